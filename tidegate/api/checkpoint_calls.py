@@ -277,7 +277,10 @@ class CheckpointCalls(DriverService):
                     return False
                 if calls > self._function.retries or not isinstance(error, Exception):
                     times = "once" if calls == 1 else f"{calls} times"
-                    raise JobFailedError(f"{what}: fn was called {times}, and failed: {error_text(error)}") from error
+                    raise JobFailedError(
+                        f"{what}: fn was called {times}, and failed: {error_text(error)}"
+                        '. Correct fn, and execute the job again with restore="latest"'
+                    ) from error
                 log_failure(log, f"{what}: fn failed, and is called again in {pause_s:g} s", error)
             else:
                 return True

@@ -60,7 +60,9 @@ def check_name(setting: str, what: str, name: object, characters_max: int | None
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{setting}: {what} must be a string that is not empty, not {name!r}")
     if not name.isprintable():
-        raise ConfigurationError(f"{setting}: {what} cannot have control characters or halves of surrogate pairs")
+        raise ConfigurationError(
+            f"{setting}: {what} cannot have control characters or halves of surrogate pairs; choose another name"
+        )
     if characters_max is not None and len(name) > characters_max:
         raise ConfigurationError(f"{setting}: {what} has {len(name)} characters; use at most {characters_max}")
 

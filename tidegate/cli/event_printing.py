@@ -61,6 +61,7 @@ def moment_ms(text: str, option: str = "--since") -> int:
         except ValueError:
             raise ConfigurationError(
                 f"{option} {text!r} is neither a duration, such as 10min, nor a date and time, such as 2026-11-23T16:27"
+                "; write one of these"
             ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
 

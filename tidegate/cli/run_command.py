@@ -202,7 +202,7 @@ def _runtime_env(given: str) -> Given:
         ) from error
     if not isinstance(found, dict):
         raise ConfigurationError(
-            f"--runtime-env {given}: is not a mapping such as {{working_dir: ., env_vars: {{A: b}}}}"
+            f"--runtime-env {given}: is not a mapping such as {{working_dir: ., env_vars: {{A: b}}}}; write one"
         )
     return Given("ray.options", {"runtime_env": found}, "--runtime-env")
 

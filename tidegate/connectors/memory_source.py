@@ -123,6 +123,7 @@ def _joined(given: object) -> pa.Table:
             hint = "; for rows use from_rows" if isinstance(part, dict | tuple | str) else ""
             raise ConfigurationError(
                 f"from_batches: item {number} is {type(part).__name__}, not an Arrow record batch{hint}"
+                "; convert it to one"
             )
         tables.append(table)
     if not tables:
@@ -135,6 +136,7 @@ def _joined(given: object) -> pa.Table:
             raise ConfigurationError(
                 f"from_batches: batch {number} has other columns than the first one: it lacks "
                 f"{sorted(ours - theirs) or 'none'} and has {sorted(theirs - ours) or 'none'} instead, or another order"
+                "; give all batches the same columns"
             )
     return pa.concat_tables(tables)
 

@@ -205,6 +205,7 @@ def _row_keys(
             raise ConfigurationError(
                 f"keys={list(given)} are not the first columns of state {info.state!r} of operator {info.uid!r}, "
                 f"which has {names}"
+                "; give them in this order"
             )
         return tuple(given)
     # A function's state has one value column: the last one, named as the state.

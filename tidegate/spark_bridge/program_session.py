@@ -111,7 +111,9 @@ def _addresses(master: str) -> list[tuple[str, int]]:
             host = None
             port = None
         if host is None or port is None:
-            raise ConfigurationError(f"spark.master={master!r}: host:port is needed for each master")
+            raise ConfigurationError(
+                f"spark.master={master!r}: host:port is needed for each master; write spark://host:port"
+            )
         found.append((host, port))
     return found
 

@@ -377,7 +377,7 @@ def parse_executor_memory_bytes(memory: str | int) -> int:
     if isinstance(memory, str):
         match = _MEMORY.fullmatch(memory.strip())
         if match is None:
-            raise ConfigurationError(f"executor_memory {memory!r} is not a size such as '512m' or '1g'")
+            raise ConfigurationError(f"executor_memory {memory!r} is not a size such as '512m' or '1g'; give one")
         size_bytes = int(match[1]) * _UNIT_BYTES[match[2].lower()]
     else:
         size_bytes = memory
@@ -385,6 +385,7 @@ def parse_executor_memory_bytes(memory: str | int) -> int:
         raise ConfigurationError(
             f"executor_memory {memory!r} is too small: Spark starts no executor with less than "
             f"{EXECUTOR_MEMORY_MIN_BYTES // 2**20}m"
+            "; give that much or more"
         )
     return size_bytes
 

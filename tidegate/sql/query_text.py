@@ -82,7 +82,9 @@ def parse(text: str) -> exp.Expr:
         where = f", line {first['line']}, column {_column(first['col'], first)}" if "line" in first else ""
         raise ConfigurationError(f"SQL{where}: {reason}, near {_near(first, text)!r}") from error
     except TokenError as error:
-        raise ConfigurationError(f"SQL: the text cannot be split into words: {error}") from error
+        raise ConfigurationError(
+            f"SQL: the text cannot be split into words: {error}; check its quotes and comments"
+        ) from error
     if len(statements) != 1:
         raise ConfigurationError(f"sql takes one statement, not {len(statements)}; call it for each")
     return statements[0]

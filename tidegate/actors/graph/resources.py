@@ -60,7 +60,9 @@ class Resources:
         cpus = SLOT_CPUS if num_cpus is None else _amount(step, f"num_cpus={num_cpus!r}", num_cpus)
         gpus = 0.0 if num_gpus is None else _amount(step, f"num_gpus={num_gpus!r}", num_gpus)
         if gpus > 1 and not gpus.is_integer():
-            raise ConfigurationError(f"{step}: num_gpus={num_gpus!r}: more than one GPU can only be had whole")
+            raise ConfigurationError(
+                f"{step}: num_gpus={num_gpus!r}: more than one GPU can only be had whole; give a whole number"
+            )
         custom = tuple(sorted((_name(step, name), _custom(step, name, n)) for name, n in (resources or {}).items()))
         found = cls(cpus, gpus, custom)
         if not found.bundle:
@@ -101,5 +103,5 @@ def _amount(step: str, what: str, amount: object) -> float:
         raise ConfigurationError(f"{step}: {what} is no amount: a number from 0 on is needed")
     found = float(amount)  # type: ignore[arg-type]
     if found and round(found * STEPS_OF_ONE) < 1:
-        raise ConfigurationError(f"{step}: {what} is too little: Ray counts to four decimals")
+        raise ConfigurationError(f"{step}: {what} is too little: Ray counts to four decimals; give 0.0001 or more")
     return round(found, 4)

@@ -152,6 +152,7 @@ def prepare_connection(address: str) -> None:
         raise ConfigurationError(
             f"cannot connect to Ray at {address}: it asks for {which} ({TOKEN_VARIABLE}, {PATH_VARIABLE} or "
             f"{default_token_path()})"
+            "; set one of them"
         )
 
 

@@ -326,7 +326,9 @@ def _spark_configs(value: object, title: str) -> dict[str, str]:
     found = {key if key.startswith("spark.") else f"spark.{key}": of for key, of in _mapping(value, title).items()}
     wrong = [key for key, of in found.items() if not isinstance(of, str | int | float)]
     if wrong:
-        raise ConfigurationError(f"{title}: {wrong[0]} is {found[wrong[0]]!r}, and neither a text nor a number")
+        raise ConfigurationError(
+            f"{title}: {wrong[0]} is {found[wrong[0]]!r}, and neither a text nor a number; give one of them"
+        )
     return {key: str(of).lower() if isinstance(of, bool) else str(of) for key, of in found.items()}
 
 

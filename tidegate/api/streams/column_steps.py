@@ -185,7 +185,7 @@ def cast(stream: Stream, types: Mapping[str, Any], name: str, uid: str | None) -
 def _check_columns(names: Iterable[object], schema: pa.Schema, method: str) -> None:
     for column in names:
         if column not in schema.names:
-            raise ConfigurationError(f"{method}: there is no column {column!r}; there are {columns_text(schema)}")
+            raise ConfigurationError(f"{method}: there is no column {column!r}; name one of {columns_text(schema)}")
 
 
 def union(streams: Sequence[Stream], by_name: bool, allow_missing: bool) -> Stream:
@@ -205,7 +205,10 @@ def union(streams: Sequence[Stream], by_name: bool, allow_missing: bool) -> Stre
     for other in others:
         if first.schema is not None and other.schema is not None and not first.schema.equals(other.schema):
             columns = f"{columns_text(first.schema)} and {columns_text(other.schema)}"
-            raise ConfigurationError(f"union: the streams have different columns: {columns}")
+            raise ConfigurationError(
+                f"union: the streams have different columns: {columns}"
+                "; select the same columns in both, or use by_name=True with allow_missing=True"
+            )
     return first._derived(
         inputs=tuple(each for stream in streams for each in stream._inputs),
         timestamp=first.timestamp if all(same_time(each.timestamp, first.timestamp) for each in others) else None,

@@ -179,6 +179,7 @@ class ConnectedStreams:
             raise ConfigurationError(
                 f"connect: the first stream is keyed by {list(keys1)}, the second by {list(keys2)}; both need the same "
                 "number of key columns, or neither any"
+                "; call key_by on both"
             )
         if self._first.schema is None or self._second.schema is None:
             return

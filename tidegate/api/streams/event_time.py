@@ -56,7 +56,10 @@ def assigned_timestamps(
 ) -> Stream:
     """Builds `Stream.assign_timestamps`. Raises ConfigurationError."""
     if alignment is not None and not isinstance(alignment, WatermarkAlignment):
-        raise ConfigurationError(f"assign_timestamps: alignment= is a tg.WatermarkAlignment, not {alignment!r}")
+        raise ConfigurationError(
+            f"assign_timestamps: alignment= is a tg.WatermarkAlignment, not {alignment!r}"
+            '; give tg.WatermarkAlignment("group")'
+        )
     changelog = stream._changelog
     delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
     # As parallel as the stream before it, so chained to it: there the rows still have the source's order.

@@ -82,7 +82,7 @@ def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
     check_not_reserved(names, "key_by")
     for key in names:
         if schema is not None and key not in schema.names:
-            raise ConfigurationError(f"key_by: there is no column {key!r}; there are {columns_text(schema)}")
+            raise ConfigurationError(f"key_by: there is no column {key!r}; name one of {columns_text(schema)}")
 
 
 def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:

@@ -1038,17 +1038,22 @@ def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
                 f"from_rows: row {number} is a {type(row).__name__}; name its values with columns=['k', 'n'] or schema="
             )
         if len(row) != len(names):
-            raise ConfigurationError(f"from_rows: row {number} has {len(row)} values, but the columns are {names}")
+            raise ConfigurationError(
+                f"from_rows: row {number} has {len(row)} values, but the columns are {names}"
+                "; give as many values as columns"
+            )
         return dict(zip(names, row, strict=True))
     if isinstance(row, _SINGLE):
         if names is not None and len(names) != 1:
             raise ConfigurationError(
                 f"from_rows: row {number} is a single {type(row).__name__}, but the columns are {names}"
+                "; give one value for each column, as a tuple"
             )
         return {VALUE if names is None else names[0]: row}
     raise ConfigurationError(
         f"from_rows: row {number} is a {type(row).__name__}; a row is a dict, a dataclass object, a tuple, a string or "
         "a number"
+        "; convert it to one of these"
     )
 
 

@@ -101,7 +101,7 @@ def slot_of(step: str, slot: SlotOptions | None) -> tuple[Resources | None, str 
     if slot is None:
         return None, None
     if unknown := sorted(set(slot) - SlotOptions.__optional_keys__):
-        raise TypeError(f"{step}: unexpected keyword argument {unknown[0]!r}")
+        raise TypeError(f"{step}: unexpected keyword argument {unknown[0]!r}; remove it, or correct its name")
     resources = Resources.of(step, slot.get("num_cpus"), slot.get("num_gpus"), slot.get("resources"))
     group = checked_group(step, slot.get("slot_sharing_group"))
     if resources is not None and group is not None:

@@ -417,7 +417,9 @@ def source_of_files(
         )
     text = None if kind == "parquet" else TextFormat(kind, TextOptions.of(kind, options, "from_files"), (), size_max)
     if text is None and options:
-        raise ConfigurationError(f"{named}: options= is for csv, json and text, and these files are {kind}")
+        raise ConfigurationError(
+            f"{named}: options= is for csv, json and text, and these files are {kind}; remove options="
+        )
     if schema is None:
         schema = plain_schema(_schema_of(pattern, files[0], text))
     if text is not None:

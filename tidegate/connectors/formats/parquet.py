@@ -76,7 +76,9 @@ class TooLargeError(ConfigurationError):
 
 
 class ParquetRows:
-    """The rows of an open file with the columns of `schema`, of which only `rows` count."""
+    """Reads the rows of an open file with the columns of `schema`. `rows` describes which rows the program needs; row
+    groups without such rows are skipped.
+    """
 
     def __init__(
         self,
@@ -140,7 +142,9 @@ class ParquetRows:
         return self._piece.slice(at, rows_max) if at or rows_max < self._piece.num_rows else self._piece
 
     def next_row(self, row: int) -> int:
-        """Returns the first row from `row` on that may count. Row groups without such rows are skipped."""
+        """Returns the number of the first row, from `row` on, that may pass the filter of the program. Row groups whose
+        rows cannot pass it are skipped.
+        """
         return self._groups.next_row(row)
 
     def _pieces_of(self, group: int) -> Iterator[pa.RecordBatch]:
@@ -369,7 +373,9 @@ def _does_not_fit(name: str, row: int, value: str, kind: pa.DataType) -> Configu
 
 
 class RowGroups:
-    """The row groups of an open file, of which only those in `rows` count. It is read with the columns of `schema`."""
+    """The row groups of an open file, read with the columns of `schema`. Row groups without rows that `rows` accepts
+    are skipped.
+    """
 
     def __init__(self, parquet: pq.ParquetFile, schema: pa.Schema, rows: Rows = None) -> None:
         metadata = parquet.metadata
@@ -399,7 +405,9 @@ class RowGroups:
         return bisect.bisect_right(self.starts, row) - 1
 
     def next_row(self, row: int) -> int:
-        """Returns the first row from `row` on that may count, or the number of rows if none does."""
+        """Returns the number of the first row, from `row` on, that may pass the filter of the program; the number of
+        rows if there is none.
+        """
         while row < self.rows:
             group = self.group_of(row)
             if self._counts[group]:

@@ -86,7 +86,10 @@ class TablePlace:
         except TableAlreadyExistsError:
             return  # another program was faster
         except (ValueError, TypeError) as error:
-            raise TableError(f"{where}: {self.named} cannot be created: {error}") from error
+            raise TableError(
+                f"{where}: {self.named} cannot be created: {error}"
+                "; create it yourself, or correct what the catalog refuses"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

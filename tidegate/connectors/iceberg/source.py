@@ -259,7 +259,9 @@ def _check_snapshot(table: Table, place: TablePlace, snapshot_id: int | None) ->
     if snapshot_id is None or table.metadata.snapshot_by_id(snapshot_id) is not None:
         return
     known = ", ".join(str(snapshot.snapshot_id) for snapshot in table.metadata.snapshots[-5:]) or "none"
-    raise ConfigurationError(f"{place.named} has no snapshot {snapshot_id}; its newest ones are {known}")
+    raise ConfigurationError(
+        f"{place.named} has no snapshot {snapshot_id}; its newest ones are {known}; give one of these"
+    )
 
 
 @wire

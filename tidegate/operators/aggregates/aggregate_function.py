@@ -99,7 +99,9 @@ def check_function(function: object) -> None:
         raise ConfigurationError(f"{where}: output must be the type of the results: output = pa.float64()")
     strange = sorted({*function.initial} - {*state.names})
     if strange:
-        raise ConfigurationError(f"{where}: initial names {strange}, and state has {state.names}")
+        raise ConfigurationError(
+            f"{where}: initial names {strange}, and state has {state.names}; name only columns of state"
+        )
     if SEEN in state.names or len(set(state.names)) < len(state):
         raise ConfigurationError(f"{where}: state columns {state.names} must differ, and none may be called {SEEN!r}")
     for name, value in function.initial.items():

@@ -328,7 +328,9 @@ def _column_type(aggregate: Described, column: object, input_schema: pa.Schema) 
     if not isinstance(column, str):
         raise ConfigurationError(f"{aggregate}: an operator takes names of columns, and {column} is an expression")
     if input_schema.get_field_index(column) < 0:
-        raise ConfigurationError(f"{aggregate}: there is no column {column!r} (or two of them) in {input_schema.names}")
+        raise ConfigurationError(
+            f"{aggregate}: there is no column {column!r} (or two of them) in {input_schema.names}; name one of these"
+        )
     return _type_of(column, input_schema)
 
 

@@ -127,7 +127,7 @@ def comparable_type(label: str, aggregate: Aggregate, schema: pa.Schema | None) 
         )
     column = str(aggregate.column)
     if column not in schema.names:
-        raise ConfigurationError(f"{what}: there is no column {column!r} in {schema.names}")
+        raise ConfigurationError(f"{what}: there is no column {column!r} in {schema.names}; name one of these")
     if aggregate.kind is not AggregateKind.COUNT_DISTINCT:
         aggregate.validate(schema)
     data_type = kept_type(schema.field(column).type)

@@ -164,6 +164,7 @@ def united(schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.Schema:
             raise ConfigurationError(
                 f"union: stream {number} has no column {missing[0]!r}, only {columns_text(schema)}; with "
                 "allow_missing=True it is null in its rows"
+                "; or add the column with with_columns"
             )
     return pa.schema([_field(name, schemas, allow_missing) for name in names])
 

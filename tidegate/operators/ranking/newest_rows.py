@@ -53,7 +53,9 @@ class NewestRows(RowsOperator):
         self._names = [name for name in schema.names if name not in (CHANGE, UNCHANGED)]
         missing = [name for name in (*keys, CHANGE) if name not in schema.names]
         if missing or not keys:
-            raise ConfigurationError(f"keys={list(keys)}: the stream has no column {missing[:1] or 'for a key'}")
+            raise ConfigurationError(
+                f"keys={list(keys)}: the stream has no column {missing[:1] or 'for a key'}; name columns of the stream"
+            )
         keyed = key_schema(schema, tuple(keys))
         fields = [
             keyed.field(name) if name in keyed.names else pa.field(name, decoded_type(schema.field(name).type))

@@ -120,6 +120,7 @@ def check_order_column(schema: pa.Schema, column: str, operator: str) -> None:
     if position < 0:
         raise ConfigurationError(
             f"{operator}(by={column!r}): there is no column {column!r} (or two of them) in {schema.names}"
+            "; name one of these"
         )
     data_type = decoded_type(schema.field(position).type)
     if storage_dtype(data_type) is None and not pa.types.is_boolean(data_type):

@@ -75,7 +75,9 @@ class TableSink(StagingSink):
         order_by: str | None = None,
     ) -> None:
         if mode not in ("append", "upsert"):
-            raise ConfigurationError(f'a table is written in mode "append" or "upsert", not {mode!r}')
+            raise ConfigurationError(
+                f'a table is written in mode "append" or "upsert", not {mode!r}; give one of these'
+            )
         if (mode == "upsert") != bool(keys):
             raise ConfigurationError(
                 f"mode {mode!r} with keys {list(keys)}: upsert needs the columns that identify a row, append none"

@@ -257,7 +257,10 @@ class KeyScope:
         if not len(places):
             return np.zeros(0, dtype=np.int64)
         if places.dtype.kind not in "iu" or places.ndim != 1:
-            raise TypeError(f"{what}: rows are chosen by their numbers or a mask, not by {places.dtype}")
+            raise TypeError(
+                f"{what}: rows are chosen by their numbers or a mask, not by {places.dtype}"
+                "; convert it to whole numbers or booleans"
+            )
         if places.min() < 0 or places.max() >= count:
             raise IndexError(f"{what}: row {places.max() if places.min() >= 0 else places.min()} of {count}")
         return places.astype(np.int64)

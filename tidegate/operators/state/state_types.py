@@ -101,6 +101,7 @@ class StateType:
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"state {self._name!r} keeps {form.described}, and was given {shown(value)}: {error}"
+                "; put a value of the declared type, or declare another type"
             ) from error
 
     def check_columns(self) -> None:
@@ -117,7 +118,10 @@ class StateType:
         try:
             self._form.check_column(column := column_of(values, self.dtype))
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise TypeError(f"state {self._name!r} keeps {self._form.described}: {error}") from error
+            raise TypeError(
+                f"state {self._name!r} keeps {self._form.described}: {error}"
+                "; put values of the declared type, or declare another type"
+            ) from error
         return column
 
     def handed_out(self, stored: Any) -> Any:
@@ -365,7 +369,7 @@ class _PickledForm(_Form):
         try:
             return cloudpickle.dumps(value)
         except Exception as error:  # whatever the object's own code raises
-            raise TypeError(f"it cannot be pickled: {error}") from error
+            raise TypeError(f"it cannot be pickled: {error}; store its parts as plain values") from error
 
     def get(self, stored: Any) -> Any:
         return pickle.loads(stored)
@@ -403,7 +407,10 @@ def _record_form(record: type, around: tuple[type, ...]) -> _RecordForm:
     try:
         hints = typing.get_type_hints(record)
     except (NameError, TypeError) as error:
-        raise ConfigurationError(f"the types of the fields of {record.__name__} cannot be found: {error}") from error
+        raise ConfigurationError(
+            f"the types of the fields of {record.__name__} cannot be found: {error}"
+            "; import these types where the class is defined"
+        ) from error
     fields = dataclasses.fields(record)
     made_from = {name for name, one in inspect.signature(record).parameters.items() if one.default is one.empty}
     if not all(field.init for field in fields) or not made_from <= {field.name for field in fields} or not fields:

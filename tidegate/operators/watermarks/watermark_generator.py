@@ -76,7 +76,7 @@ _SECONDS_MAX = ((1 << 63) - 1) // 1000
 def check_timestamp_column(schema: pa.Schema, column: str) -> None:
     """Raises ConfigurationError unless a schema has this column, once, of a type that can be event time."""
     if schema.get_field_index(column) < 0:
-        raise ConfigurationError(f"timestamp={column!r}: there is no such column; there are {schema.names}")
+        raise ConfigurationError(f"timestamp={column!r}: there is no such column; name one of {schema.names}")
     data_type = schema.field(column).type
     if not (pa.types.is_timestamp(data_type) or pa.types.is_date(data_type) or pa.types.is_int64(data_type)):
         raise ConfigurationError(
@@ -135,7 +135,7 @@ def check_event_time(schema: pa.Schema, column: str, punctuated_by: str | None) 
 def check_punctuations(schema: pa.Schema, column: str) -> None:
     """Raises ConfigurationError unless a schema has this column exactly once, and it is boolean."""
     if schema.get_field_index(column) < 0:
-        raise ConfigurationError(f"punctuated_by={column!r}: there is no such column; there are {schema.names}")
+        raise ConfigurationError(f"punctuated_by={column!r}: there is no such column; name one of {schema.names}")
     if not pa.types.is_boolean(schema.field(column).type):
         raise ConfigurationError(
             f"punctuated_by={column!r}: the column is {schema.field(column).type}; it must be bool, and true for the "

@@ -105,6 +105,7 @@ class ProcessWindowContext(FunctionContext):
         if self.window is None:
             raise ConfigurationError(
                 "state and timers of a window can be used in process and on_timer, where there is one"
+                "; move this call there"
             )
         return self.window.end_ms
 

@@ -248,6 +248,7 @@ def check_gap_column(schema: pa.Schema, column: str) -> None:
         raise ConfigurationError(
             f'tg.Session(gap={column!r}): this is neither a duration, such as "30min", nor one of the columns '
             f"{schema.names}"
+            "; give one of them"
         )
     data_type = schema.field(column).type
     if pa.types.is_dictionary(data_type):

@@ -375,7 +375,9 @@ def _set(spec: object, **fields: int) -> None:
 def _positive_ms(duration: Duration, setting: str) -> int:
     parsed = parse_duration_ms(duration, setting=setting)
     if not 0 < parsed <= SIZE_MS_MAX:
-        raise ConfigurationError(f"{setting}: {duration!r} is not between 1 ms and 35,000 years")
+        raise ConfigurationError(
+            f"{setting}: {duration!r} is not between 1 ms and 35,000 years; give a duration in this range"
+        )
     return parsed
 
 

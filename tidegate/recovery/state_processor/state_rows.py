@@ -208,6 +208,7 @@ def as_table(rows: Any, where: str) -> pa.Table:
         return pa.Table.from_batches(batches, schema)
     raise ConfigurationError(
         f"{where}: rows are an Arrow table, batch or reader, a polars or a Spark DataFrame, not a {type(rows).__name__}"
+        "; convert it to one of these"
     )
 
 
@@ -296,6 +297,7 @@ def _cast(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise ConfigurationError(
             f"{where}: its columns {columns_text(table.schema)} cannot become {columns_text(schema)}: {error}"
+            "; cast them to these types"
         ) from error
 
 
@@ -313,6 +315,7 @@ def check_unique(keys: pa.Table, where: str) -> None:
         raise ConfigurationError(
             f"{where}: {keys.num_rows - len(first)} rows have a key that came before, such as "
             f"{again.to_pylist()[0]}: each key has one row"
+            "; remove the later rows"
         )
 
 

@@ -242,7 +242,9 @@ class StreamFeed(DriverService):
             looks = 0
             while not self._stopping.is_set():
                 if query.ended(LOOK_S):
-                    raise SparkBridgeError("it was stopped from outside of tidegate")
+                    raise SparkBridgeError(
+                        "it was stopped from outside of tidegate; execute the job again with restore='latest'"
+                    )
                 looks += 1
                 if looks % ROUND_LOOKS == 0:
                     free_batches(log, header, ledger, claim, positions)

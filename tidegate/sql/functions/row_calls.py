@@ -56,7 +56,9 @@ class RowCalls:
         try:
             made = column_of(self._function(*given), self._returns)
             if len(made) != rows:
-                raise ValueError(f"{self._name} returned {len(made)} values for {rows} rows")
+                raise ValueError(
+                    f"{self._name} returned {len(made)} values for {rows} rows; return one value for each row"
+                )
         except BaseException as error:
             if not is_failure(error):
                 raise

@@ -38,7 +38,10 @@ class _Permit:
             raise InvariantError(f"a {type(self).__name__} may only be made by the decision about it")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot be pickled: it is valid only in the process that made it")
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: it is valid only in the process that made it"
+            "; use it in that process"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,10 @@ class _Piece:
 def _joined(pieces: Sequence[_Piece]) -> StateChunk:
     groups = np.concatenate([piece.groups for piece in pieces])
     if np.any(groups[1:] < groups[:-1]):
-        raise CorruptionError("rows of a canonical snapshot do not come in the order of their key groups")
+        raise CorruptionError(
+            "rows of a canonical snapshot do not come in the order of their key groups"
+            "; the file is damaged: choose another checkpoint"
+        )
     rows = _canonical(pa.concat_batches([piece.rows for piece in pieces]))
     first, last = int(groups[0]), int(groups[-1])
     starts = np.searchsorted(groups, np.arange(first, last + 2))

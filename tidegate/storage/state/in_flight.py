@@ -71,7 +71,9 @@ def parse_in_flight_section(section: SectionRef) -> ChannelEnd:
     """Returns the end that held the rows or watermarks of a section. Raises CorruptionError for other sections."""
     match = _SECTION.fullmatch(section.state)
     if match is None or section.kind is not StateKind.LIST:
-        raise CorruptionError(f"{section.state!r} of {section.uid!r} holds no in-flight elements of a channel")
+        raise CorruptionError(
+            f"{section.state!r} of {section.uid!r} holds no in-flight elements of a channel; choose another checkpoint"
+        )
     direction: Literal["input", "output"] = "input" if match[1] == "input" else "output"
     return ChannelEnd(section.uid, direction, SubtaskIndex(int(match[2])), SubtaskIndex(int(match[3])))
 

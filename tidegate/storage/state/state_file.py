@@ -43,6 +43,7 @@ from tidegate.storage.files.store import Buffer, Store, ViewedStore
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 
+_ADVICE = "; restore the file from a copy, or choose another checkpoint"
 INLINE_BYTES_MAX = 20 * 1024
 READ_BYTES_MAX = 16 * 1024 * 1024
 """Limit in bytes of neighbouring chunks that are fetched with one read. A larger chunk is read alone."""
@@ -297,7 +298,7 @@ def _tables_of(store: Store, handle: StateHandle, run: Sequence[_Part], layer: i
 def _decoded(store: Store, handle: StateHandle, section: SectionRef, chunk: ChunkRef, data: Buffer) -> pa.RecordBatch:
     where = f"state {section.state!r} of {section.uid!r} in {where_of(store, handle)}"
     if len(data) != chunk.length_bytes or checksum_of(data) != chunk.checksum:
-        raise CorruptionError(f"{where} is damaged: its checksum does not match")
+        raise CorruptionError(f"{where} is damaged: its checksum does not match{_ADVICE}")
     rows = decode_chunk(data, where)
     if rows.num_rows != chunk.rows:
         raise CorruptionError(f"{where} has {rows.num_rows} rows in a chunk of {chunk.rows}")
@@ -345,7 +346,7 @@ def verified_state(store: Store, handle: StateHandle, part_bytes: int = _PART_BY
         yield data
     _check_digest(digest.intdigest(), handle.checksum, where)
     if tail != encode_digest(digest.intdigest()):
-        raise CorruptionError(f"{where} is damaged: its last bytes are not its checksum")
+        raise CorruptionError(f"{where} is damaged: its last bytes are not its checksum{_ADVICE}")
 
 
 def verified_native(store: Store, file: NativeFile, part_bytes: int = _PART_BYTES) -> Iterator[Buffer]:
@@ -371,13 +372,13 @@ def _read_parts(store: Store, handle: StateHandle, where: str, part_bytes: int) 
         if len(data) < wanted:
             break
     if position != handle.size_bytes:
-        raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes")
+        raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes{_ADVICE}")
 
 
 def _check_digest(digest: int, expected: str, where: str) -> None:
     found = format_checksum(digest)
     if found != expected:
-        raise CorruptionError(f"{where} is damaged: its checksum is {found}, not {expected}")
+        raise CorruptionError(f"{where} is damaged: its checksum is {found}, not {expected}{_ADVICE}")
 
 
 STATE_VERSION = 2
@@ -429,7 +430,7 @@ def check_groups(kind: StateKind, first_group: int, group_rows: tuple[int, ...],
         fits = ends and first_group >= 0 and all(a <= b for a, b in pairwise(group_rows))
     if not fits:
         raise CorruptionError(
-            f"{where} is damaged: its rows per key group do not add up to {rows} rows of {kind.value} state"
+            f"{where} is damaged: its rows per key group do not add up to {rows} rows of {kind.value} state{_ADVICE}"
         )
 
 
@@ -473,7 +474,7 @@ def read_directory(store: Store, handle: StateHandle) -> tuple[StoredSection, ..
     start = handle.size_bytes - handle.directory_bytes
     end = read_range(store, handle, start, handle.directory_bytes) if start >= _HEADER.size else b""
     if len(end) != handle.directory_bytes or len(end) < _TRAILER_BYTES:
-        raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes")
+        raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes{_ADVICE}")
     found = _decode_directory(end[:-_TRAILER_BYTES], end[-_TRAILER_BYTES:], where)
     if tuple(stored.section for stored in found) != handle.sections:
         raise CorruptionError(f"{where} does not have the states that the checkpoint's metadata lists")
@@ -491,11 +492,11 @@ def read_footer(store: Store, path: str, size_bytes: int | None = None) -> tuple
         return check_whole(data, where)
     trailer = store.read(path, max(0, size_bytes - _TRAILER_BYTES), _TRAILER_BYTES)
     if len(trailer) != _TRAILER_BYTES:
-        raise CorruptionError(f"{where} is damaged: it should have {size_bytes} bytes")
+        raise CorruptionError(f"{where} is damaged: it should have {size_bytes} bytes{_ADVICE}")
     length, _ = _FOOTER_SEAL.unpack_from(trailer)
     start = size_bytes - _TRAILER_BYTES - length
     if start < _HEADER.size:
-        raise CorruptionError(f"{where} is damaged: its directory would be longer than the file")
+        raise CorruptionError(f"{where} is damaged: its directory would be longer than the file{_ADVICE}")
     _check_header(store.read(path, 0, _HEADER.size), where)
     return _sections(_decode_directory(store.read(path, start, length), trailer, where))
 
@@ -503,10 +504,10 @@ def read_footer(store: Store, path: str, size_bytes: int | None = None) -> tuple
 def check_whole(data: memoryview, where: str) -> tuple[SectionRef, ...]:
     """Returns the states in the bytes of a whole file, after verifying all bytes. Raises as `read_footer` does."""
     if len(data) < _HEADER.size + _TRAILER_BYTES:
-        raise CorruptionError(f"{where} is damaged: it is too short")
+        raise CorruptionError(f"{where} is damaged: it is too short{_ADVICE}")
     (digest,) = _DIGEST.unpack(data[-_DIGEST.size :])
     if xxhash.xxh3_64_intdigest(data[: -_DIGEST.size]) != digest:
-        raise CorruptionError(f"{where} is damaged: its checksum does not match")
+        raise CorruptionError(f"{where} is damaged: its checksum does not match{_ADVICE}")
     _check_header(data[: _HEADER.size], where)
     trailer = data[-_TRAILER_BYTES:]
     length, _ = _FOOTER_SEAL.unpack_from(trailer)
@@ -520,25 +521,26 @@ def _sections(stored: tuple[StoredSection, ...]) -> tuple[SectionRef, ...]:
 
 def _check_header(header: Buffer, where: str) -> None:
     if len(header) < _HEADER.size:
-        raise CorruptionError(f"{where} is damaged: it has no complete header")
+        raise CorruptionError(f"{where} is damaged: it has no complete header{_ADVICE}")
     magic, version = _HEADER.unpack_from(header)
     if magic != _MAGIC:
-        raise CorruptionError(f"{where} is damaged or not a state file: it starts with {magic!r}")
+        raise CorruptionError(f"{where} is damaged or not a state file: it starts with {magic!r}{_ADVICE}")
     if version > STATE_VERSION:
         raise CodecError(f"{where} has format version {version}; this tidegate reads {STATE_VERSION}")
     if version < STATE_VERSION:
         raise CodecError(
             f"{where} was written by an older tidegate (format version {version}; this one reads {STATE_VERSION})"
+            ": restore with the tidegate that wrote it"
         )
 
 
 def _decode_directory(footer: Buffer, trailer: Buffer, where: str) -> tuple[StoredSection, ...]:
     length, digest = _FOOTER_SEAL.unpack_from(trailer)
     if len(footer) != length or xxhash.xxh3_64_intdigest(footer) != digest:
-        raise CorruptionError(f"{where} is damaged: the checksum of its directory does not match")
+        raise CorruptionError(f"{where} is damaged: the checksum of its directory does not match{_ADVICE}")
     found = decode(bytes(footer))
     if not (isinstance(found, tuple) and all(isinstance(each, StoredSection) for each in found)):
-        raise CorruptionError(f"{where} is damaged: its directory has another type")
+        raise CorruptionError(f"{where} is damaged: its directory has another type{_ADVICE}")
     return found
 
 
@@ -608,7 +610,9 @@ def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
     name = metadata.pop(_SERIALIZER_KEY, b"")
     version = name.removeprefix(_SERIALIZER)
     if version == name or not version.isdigit():
-        raise CorruptionError(f"{where} is damaged, or was not written by tidegate: its serializer is {name!r}")
+        raise CorruptionError(
+            f"{where} is damaged, or was not written by tidegate: its serializer is {name!r}{_ADVICE}"
+        )
     if int(version) > SERIALIZER_VERSION:
         raise CodecError(
             f"{where} was written with version {int(version)} of the serializer; this tidegate reads up to "

@@ -113,7 +113,9 @@ def mark_path(number: int) -> str:
 def _decoded(data: bytes, where: str) -> HandedMark:
     mark = decode(unseal(_MAGIC, _VERSION, data, where))
     if not isinstance(mark, HandedMark):
-        raise CorruptionError(f"{where} does not contain a mark of rows that were handed on")
+        raise CorruptionError(
+            f"{where} does not contain a mark of rows that were handed on; restore the file from a copy of the table"
+        )
     return mark
 
 

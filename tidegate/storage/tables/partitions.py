@@ -245,7 +245,10 @@ def _checked(given: PartitionFilter, data_type: pa.DataType, value: object) -> o
 def _parsed_values(folder: str, data_types: Sequence[pa.DataType]) -> list[object]:
     names = folder.split("/")
     if len(names) != len(data_types):
-        raise CorruptionError(f"{folder!r} is not the folder of a partition by {len(data_types)} columns")
+        raise CorruptionError(
+            f"{folder!r} is not the folder of a partition by {len(data_types)} columns"
+            "; restore the log from a copy of the table"
+        )
     return [_parsed_value(name.partition("=")[2], data_type) for name, data_type in zip(names, data_types, strict=True)]
 
 

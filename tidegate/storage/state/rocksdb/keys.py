@@ -146,7 +146,10 @@ def _strings(
         # A null has no bytes in the row, but its width in the column.
         width = data_type.byte_width
         if np.any(lengths[valid] != width):
-            raise CorruptionError(f"a stored key of type {data_type} has a value of another width")
+            raise CorruptionError(
+                f"a stored key of type {data_type} has a value of another width"
+                "; the file is damaged: choose another checkpoint"
+            )
         values = np.zeros((rows, width), dtype=np.uint8)
         values[valid] = content.reshape(-1, width)
         return pa.Array.from_buffers(data_type, rows, [_bitmap(valid), pa.py_buffer(values)])
@@ -235,7 +238,10 @@ class TimerKeys:
             except (IndexError, ValueError, struct.error):
                 at = -1
             if at != len(row):
-                raise CorruptionError(f"stored timers do not have the key columns {self.schema.names}")
+                raise CorruptionError(
+                    f"stored timers do not have the key columns {self.schema.names}"
+                    "; the file is damaged: choose another checkpoint"
+                )
         arrays = [
             pa.array(column, plain) if plain == field.type else pa.array(column, plain).view(field.type)
             for column, plain, field in zip(values, self._plain, self.schema, strict=True)
@@ -248,7 +254,10 @@ def timer_rows(rows: Sequence[bytes], keys: pa.Schema) -> pa.RecordBatch:
     columns = TimerKeys(keys).decode(rows, MOMENT.size)
     moments = [moment_of(row, 0) for row in rows]
     if any(domain >= len(DOMAINS) for domain, _ in moments):
-        raise CorruptionError(f"stored timers have an unknown clock; the clocks are {list(DOMAINS)}")
+        raise CorruptionError(
+            f"stored timers have an unknown clock; the clocks are {list(DOMAINS)}"
+            "; the file is damaged: choose another checkpoint"
+        )
     domains = pa.array([DOMAINS[domain] for domain, _ in moments], pa.string())
     times = pa.array([moment for _, moment in moments], pa.int64())
     return pa.RecordBatch.from_arrays([*columns.columns, domains, times], schema=timers_schema(keys))

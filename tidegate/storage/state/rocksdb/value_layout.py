@@ -147,7 +147,9 @@ def describe(native: NativeState) -> RocksDescription:
         )
     description = decode(native.description)
     if not isinstance(description, RocksDescription):
-        raise CorruptionError(f"state of operator {native.uid!r} has no description of its RocksDB files")
+        raise CorruptionError(
+            f"state of operator {native.uid!r} has no description of its RocksDB files; choose another checkpoint"
+        )
     if description.version > FORMAT_VERSION:
         raise CodecError(
             f"RocksDB state of operator {native.uid!r} has format version {description.version}; "
@@ -168,7 +170,10 @@ class TableLayout:
         """Returns the columns of some rows. Raises CorruptionError for rows of another size."""
         data = b"".join(packed)
         if len(data) != len(packed) * self.dtype.itemsize:
-            raise CorruptionError(f"stored rows of the columns {self.schema.names} have another size than they should")
+            raise CorruptionError(
+                f"stored rows of the columns {self.schema.names} have another size than they should"
+                "; the file is damaged: choose another checkpoint"
+            )
         rows = np.frombuffer(data, dtype=self.dtype)
         bits = np.unpackbits(rows["valid"], axis=1, count=len(self.schema), bitorder="little")
         return [self._column(rows, bits[:, position], position) for position in range(len(self.schema))]
@@ -289,7 +294,10 @@ def _from_physical(column: pa.Array, data_type: pa.DataType) -> pa.Array:
         try:
             return _cast(pa.array(values, integers), data_type)
         except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
-            raise CorruptionError(f"values in RocksDB are not of the type {data_type}: {error}") from error
+            raise CorruptionError(
+                f"values in RocksDB are not of the type {data_type}: {error}"
+                "; the file is damaged: choose another checkpoint"
+            ) from error
     return column.view(data_type)
 
 
@@ -372,7 +380,10 @@ def _checked(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return decode(data)
         except _MALFORMED as error:
-            raise CorruptionError(f"a value of {len(data)} bytes in RocksDB cannot be decoded: {error}") from error
+            raise CorruptionError(
+                f"a value of {len(data)} bytes in RocksDB cannot be decoded: {error}"
+                "; the file is damaged: choose another checkpoint"
+            ) from error
 
     return checked
 

@@ -375,7 +375,10 @@ class TableFold:
 
     def _committed(self, entry: TableEntry) -> TableFold:
         if self.claim is None or entry.job_id != self.owner:
-            raise CorruptionError(f"entry {entry.seq} of a table's log is by {entry.job_id!r}, not by {self.owner!r}")
+            raise CorruptionError(
+                f"entry {entry.seq} of a table's log is by {entry.job_id!r}, not by {self.owner!r}"
+                "; restore the log from a copy of the table"
+            )
         shown, rows = self.shown_next, self.claim.shows_rows if self.pending else self.rows
         return replace(
             self,
@@ -397,7 +400,10 @@ class TableFold:
     def _compacted(self, entry: TableEntry) -> TableFold:
         rewrite = entry.rewrite
         if rewrite is None or self.pending or entry.job_id != self.owner:
-            raise CorruptionError(f"entry {entry.seq} of a table's log is a compaction that is not allowed there")
+            raise CorruptionError(
+                f"entry {entry.seq} of a table's log is a compaction that is not allowed there"
+                "; restore the log from a copy of the table"
+            )
         shown = without(self.shown, rewrite.replaces)
         return replace(
             self,

@@ -187,7 +187,9 @@ class TableVersions:
                 f"as_of={as_of.isoformat()} has no time zone, so it is ambiguous; give tzinfo=datetime.UTC"
             )
         if not self._commits:
-            raise TableError(f"nothing was committed to the table at {self._url} yet, so there is no as_of={as_of}")
+            raise TableError(
+                f"nothing was committed to the table at {self._url} yet, so there is no as_of={as_of}; remove as_of="
+            )
         return self._by_number(as_of) if isinstance(as_of, int) else self._by_time(as_of)
 
     def _by_number(self, number: int) -> TableEntry:
@@ -226,6 +228,7 @@ class TableVersions:
         raise TableError(
             f"nothing had been committed to the table at {self._url} by {time.isoformat()}: its first commit, "
             f"{oldest.seq}, was made at {_time(oldest.at_ms).isoformat()}"
+            "; give a later time"
         )
 
     def _too_old(self, what: str) -> TableError:
