@@ -21,7 +21,7 @@ Build = Callable[[tg.StreamEnvironment, Path], object]
     ("build", "message"),
     [
         pytest.param(
-            lambda env, _: env.from_batches(DATA).key_by("x"), r"no column 'x'; there are .k: int64", id="key"
+            lambda env, _: env.from_batches(DATA).key_by("x"), r"no column 'x'; name one of .k: int64", id="key"
         ),
         pytest.param(lambda env, _: env.from_batches(DATA).key_by(), "at least one column", id="no key"),
         pytest.param(lambda env, _: env.from_batches(DATA).key_by("k", "k"), "named twice", id="key twice"),

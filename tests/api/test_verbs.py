@@ -80,7 +80,7 @@ def test_distinct_rows() -> None:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (lambda s: s.drop("x"), r"drop: there is no column 'x'; there are .*k"),
+        (lambda s: s.drop("x"), r"drop: there is no column 'x'; name one of .*k"),
         (lambda s: s.drop("k", "n", "tags"), "no column would remain"),
         (lambda s: s.drop(), "drop needs at least one column"),
         (lambda s: s.rename({"x": "y"}), "rename: there is no column 'x'"),

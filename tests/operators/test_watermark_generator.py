@@ -101,11 +101,11 @@ def test_the_last_watermark_stays() -> None:
 
 def test_what_is_no_event_time_is_refused() -> None:
     """When the columns are known, at planning; else with the batch."""
-    with pytest.raises(ConfigurationError, match=r"no such column; there are \['a'\]"):
+    with pytest.raises(ConfigurationError, match=r"no such column; name one of \['a'\]"):
         check_timestamp_column(pa.schema({"a": pa.int64()}), "t")
     with pytest.raises(ConfigurationError, match="type string cannot be event time"):
         check_timestamp_column(pa.schema({"t": pa.string()}), "t")
-    with pytest.raises(ConfigurationError, match=r"punctuated_by='p': there is no such column; there are \['t'\]"):
+    with pytest.raises(ConfigurationError, match=r"punctuated_by='p': there is no such column; name one of \['t'\]"):
         check_event_time(pa.schema({"t": pa.int64()}), "t", "p")
     with pytest.raises(ConfigurationError, match="the column is int64; it must be bool"):
         check_event_time(pa.schema({"t": pa.int64(), "p": pa.int64()}), "t", "p")

@@ -142,7 +142,6 @@ def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
         more = f"\nand {left_out} more" if left_out > 0 else ""
         raise IncompatibleStateError(
             f"{len(problems)} things in the program do not fit {_where(metadata)}:{listed}{more}"
-            "\nCorrect these steps, or give new uids to those whose state is not needed"
         )
 
 
