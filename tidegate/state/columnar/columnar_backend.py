@@ -286,7 +286,7 @@ class ColumnarBackend:
 
     @property
     def _apart(self) -> list[ColumnarTimers | ColumnarRows]:
-        """Returns the states with separate key spaces."""
+        """The states whose keys have slots of their own, in a separate key space."""
         return [self.timers, *self._rows.values()]
 
     def _names(self) -> set[str]:

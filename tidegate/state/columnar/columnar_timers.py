@@ -42,9 +42,9 @@ from tidegate.storage.state.stored_rows import (
 )
 
 _QUEUED_SLOTS = 1 << 20
-"""After a restore, timers are sorted this many slots at a time."""
+"""Number of slots whose timers are sorted at once after a restore."""
 FRONT_TIMERS = 4096
-"""About this many timers move to the front at once."""
+"""Approximate number of timers that move to the front at once."""
 _LOOK_MIN, _LOOK_MAX = 16, 65_536
 Moments = NDArray[np.int64]
 Slots = NDArray[np.int32]
@@ -64,7 +64,7 @@ class ColumnarTimers:
         """True if there has ever been a timer."""
 
     def count(self, limit: int) -> int:
-        """Returns the number of timers, but at most `limit`."""
+        """Returns the number of timers; `limit` if there are more."""
         return min(self._table.rows, limit)
 
     def fix_keys(self, schema: pa.Schema) -> None:
@@ -88,18 +88,18 @@ class ColumnarTimers:
         self._space.settle()
 
     def first_ms(self, domain: int) -> int | None:
-        """Returns the moment of a clock's first timer, or None if it has no timers."""
+        """Returns the time, in ms, of a clock's first timer, or None if it has no timers."""
         return self._table.queues[domain].first_ms()
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """Returns a clock's first timers up to a moment."""
+        """Returns the first timers of a clock up to a time, in order."""
         assert self._keys is not None, "timers before their key columns are known"
         moments, slots, more = self._table.queues[domain].due(time_ms, timers_max)
         keys = self._space.keys_of(slots).select(self._keys.names)
         return DueTimers(moments.tolist(), keys, more)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Timers that are marked as changed since the base, and all timers."""
+        """Returns two numbers of timers: all timers that have changed since the base, and all timers."""
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
@@ -127,21 +127,25 @@ class ColumnarTimers:
             self._table.load(rows, table.layer)
 
     def loaded(self) -> None:
-        """Called when all stored tables are loaded. Raises CorruptionError if a timer came twice in layer 0."""
+        """Finishes a restore, after all stored tables are loaded. Raises CorruptionError if a timer came twice in layer
+        0.
+        """
         self._space.build_index()
         self._table.loaded()
 
     def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
-        """Called when the current timers equal this checkpoint: begin to note changes."""
+        """Makes the current timers the state of this checkpoint, and starts to note changes for the undo log."""
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
     def settle(self) -> None:
-        """Trims the undo log to its limit."""
+        """Shrinks the undo log to its memory limit."""
         self._space.undo.settle()
 
     def kept(self) -> list[StateTable]:
-        """Returns a table without rows that stands for the timers; empty if there was never a timer."""
+        """Returns a table without rows that stands for the timers. Returns an empty tuple if there was never a
+        timer.
+        """
         if not self.used or self._keys is None:
             return []
         rows = pa.RecordBatch.from_pylist([], timers_schema(self._keys))
@@ -219,7 +223,7 @@ class _TimerTable(ColumnarTable):
                 queue.push(moments[domains == domain], some[domains == domain])
 
     def _order(self, moments: NDArray[np.int64], slots: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Positions, sorted by moment and then by key."""
+        """Returns the order of these timers by time and then by key, as positions."""
         keys = self._space.keys_of(slots).columns[: self._keys]
         order: NDArray[np.int64] = _sorted([pa.array(moments), *keys]).to_numpy().view(np.int64)
         return order
@@ -264,7 +268,7 @@ class _Run:
         return len(self.slots) - self.at
 
     def until(self, moment: int) -> int:
-        """Returns the position after the last timer up to a moment."""
+        """Returns the position after the last timer up to a time."""
         return self.at + int(np.searchsorted(self.moments[self.at :], moment, side="right"))
 
 
@@ -300,7 +304,7 @@ class TimerRuns:
         self.registered(int(moments[order[0]]))
 
     def registered(self, first_ms: int) -> None:
-        """Called when timers were registered, the earliest at this moment.
+        """Notes that timers were registered, of which the earliest has this time.
 
         Timers whose slots are in a run already need nothing else.
         """
@@ -308,7 +312,7 @@ class TimerRuns:
             self._first = first_ms
 
     def deleted(self, first_ms: int) -> None:
-        """Called when timers were deleted, the earliest at this moment."""
+        """Notes that timers were deleted, of which the earliest had this time."""
         if self._first_known and self._first is not None and first_ms <= self._first:
             self._first_known = False
 
@@ -347,7 +351,7 @@ class TimerRuns:
         return np.concatenate([np.zeros(0, np.int32), *(run.slots[run.at :] for run in (*self._runs, *self._fronts))])
 
     def _head(self, run: _Run) -> int | None:
-        """Returns the moment of a run's first timer, or None if the run is empty. Removes deleted timers before it."""
+        """Returns the time of a run's first timer, or None if the run is empty. Removes deleted timers before it."""
         width = _LOOK_MIN
         while run.left:
             block = run.slots[run.at : run.at + width]

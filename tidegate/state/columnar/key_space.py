@@ -54,7 +54,7 @@ from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT, key_groups_
 COMPACTED_SLOTS_MIN = 4096
 
 _THREADED_KEYS_MIN = 1 << 17
-"""Fewer keys than this are loaded before threads have even started."""
+"""Number of keys below which a restore uses no threads, because it would be over before they have started."""
 _GROUP = ValueSpec("group", pa.uint16(), 0)
 LiveSlots = Callable[[NDArray[np.int32]], NDArray[np.bool_]]
 CHUNKS_MERGED = 8
@@ -67,7 +67,7 @@ ROWS_AT_FIRST = 512
 PIECE_BYTES = 1 << 23
 """Keys are indexed in pieces of about this size. Indexing a piece takes several times its memory."""
 _PIECES_AHEAD_MAX = 4
-"""How many pieces may wait to be indexed before the caller waits for the oldest."""
+"""Number of pieces that may wait to be indexed. With more, the caller waits for the oldest piece."""
 
 
 class SlotState(Protocol):
@@ -80,7 +80,7 @@ class SlotState(Protocol):
 
     @property
     def rows(self) -> int:
-        """Returns how many slots have the state."""
+        """The number of slots that have the state."""
         ...
 
     def grow(self, slots: int) -> None:
@@ -119,12 +119,12 @@ class KeySpace:
         self._identity = key_names if identity is None else identity
         self._index = KeyIndex(self._identity)
         self._keys: KeyColumns | None = None
-        """None until the key columns are known."""
+        """The keys of all slots; None until the key columns are known."""
         self._groups = PagedColumn(_GROUP)
         self.undo = UndoLog(0) if undo is None else undo
         self._states: list[SlotState] = [self.undo]
         self._appended_by: SlotState | None = None
-        """The state that has appended all keys so far: during a restore, or after `drop_index`."""
+        """The state that has appended all keys so far, without a lookup: during a restore, or after `drop_index`."""
         self._dropped = False
         """True after `drop_index`."""
         self._restore_threads = restore_threads
@@ -136,7 +136,7 @@ class KeySpace:
 
     @property
     def slots(self) -> int:
-        """Returns how many slots are in use. Also the number of the next free slot."""
+        """Returns the number of slots in use, which is also the number of the next free slot."""
         return 0 if self._keys is None else self._keys.rows
 
     @property
@@ -213,7 +213,7 @@ class KeySpace:
             self._threads.end()
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
-        """Returns the slots of a batch of keys (the key columns alone). New keys get new slots."""
+        """Returns the slots of a batch of keys. `keys` has only the key columns. New keys get new slots."""
         assert self._keys is not None, "keys before their columns are known"
         assert not self._dropped, "a key space without an index"
         self.build_index()
@@ -225,7 +225,7 @@ class KeySpace:
         return upserted
 
     def keys_of(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the keys of these slots, in the given order: all columns, or the named ones."""
+        """Returns the keys of these slots, in the given order: all key columns, or the named ones."""
         assert self._keys is not None, "slots before their columns are known"
         return self._keys.freeze().take(slots, names)
 
@@ -235,7 +235,7 @@ class KeySpace:
         return groups
 
     def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
-        """Returns the keys and key groups of all slots. Takes one reference per page."""
+        """Returns the keys and key groups of all slots, as they are now. Takes one reference per page."""
         assert self._keys is not None, "a state without keys"
         return self._keys.freeze(), self._groups.freeze()
 
@@ -249,7 +249,8 @@ class KeySpace:
             self._readers -= 1
 
     def settle(self) -> None:
-        """Between batches: trim the undo log, and drop dead slots if more than half of at least 4,096 are dead.
+        """Shrinks the undo log, and drops dead slots if more than half of at least 4,096 slots are dead. Called between
+        batches.
 
         Counts dead slots only when enough rows have come or gone since the last count.
         """
@@ -270,7 +271,7 @@ class KeySpace:
         self._looked_at = (slots, rows)
 
     def keep(self, kept: NDArray[np.int32]) -> None:
-        """Between batches: keep only the keys of these slots, and renumber the slots.
+        """Keeps only the keys of these slots, and renumbers the slots. Called between batches.
 
         `kept` must ascend. It may have another order only after a restore, while nothing is noted or marked as changed.
         """
@@ -285,7 +286,9 @@ class KeySpace:
         return keys_bytes + self._index.size_bytes + 2 * self.slots
 
     def look_again(self) -> None:
-        """Called after a snapshot: slots that were needed to record a removal may be dead now."""
+        """Makes the next `settle` count dead slots again. Called after a snapshot, because slots that were needed to
+        record a removal may be dead now.
+        """
         self._looked_at = (0, 0)
 
     def _fill_index(self) -> bool:
@@ -428,7 +431,7 @@ class FrozenKeys:
         return grouped.take(pa.array(back))
 
     def row_bytes(self) -> NDArray[np.int64]:
-        """For each chunk, the estimated bytes of a slot's columns."""
+        """Returns, for each chunk, the estimated bytes of a slot's columns."""
         return np.array([chunk.nbytes // max(1, chunk.num_rows) for chunk in self.chunks], dtype=np.int64)
 
     def chunks_of(self, slots: NDArray[np.int32]) -> NDArray[np.intp]:
@@ -493,7 +496,9 @@ class BlockSize:
         self._rows_max = ROWS_AT_FIRST if value_bytes is None else BLOCK_ROWS
 
     def rows(self, slots: NDArray[np.int32]) -> int:
-        """Returns how many of these slots form the next block: at least one, and perhaps more than there are."""
+        """Returns how many of these slots form the next block: at least one. The number may be greater than the number
+        of slots that are left.
+        """
         if self._rows_max * (int(self._key_bytes.max(initial=0)) + self._value_bytes) <= BLOCK_BYTES:
             return self._rows_max
         ends = np.cumsum(self.bytes_of(slots[: self._rows_max]))

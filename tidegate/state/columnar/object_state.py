@@ -82,14 +82,14 @@ class ObjectState(PagedState[ObjectNotes]):
 
     @abstractmethod
     def _loaded(self, stored: Any) -> Any:
-        """Returns the object in memory for a stored value, or None for an empty list or map."""
+        """Returns the Python object for a stored value, or None for an empty list or map."""
 
     @abstractmethod
     def stored(self, held: Any) -> Any:
-        """Returns the stored value for an object in memory."""
+        """Returns the stored value of a Python object."""
 
     def stored_in_order(self, held: Any) -> Any:
-        """Returns the stored value, with map entries in the order that all backends share."""
+        """Returns the stored value of a Python object. Map entries are in the order that all backends share."""
         return self.stored(held)
 
     def flush(self) -> None:
@@ -100,7 +100,7 @@ class ObjectState(PagedState[ObjectNotes]):
             self._changed = []
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these slots have the state."""
+        """Returns for each of these slots whether it has the state."""
         return _live(self._pages, slots)
 
     def grow(self, slots: int) -> None:
@@ -184,7 +184,7 @@ class ObjectState(PagedState[ObjectNotes]):
         self._changed.append(ref)
 
     def _own_page(self, ref: int) -> list[Any]:
-        """Returns the page of a slot, to write to. A copy if a snapshot still reads it."""
+        """Returns the page of a slot, for writing. The page is a copy if a snapshot still reads the former one."""
         number = ref >> PAGE_BITS
         if self._pins.shared[number]:
             self._pages[number] = list(self._pages[number])
@@ -330,7 +330,7 @@ class ColumnarMaps(ObjectState):
                 self.discard(ref, map_key)
 
     def _own(self, ref: int) -> dict[Any, Any]:
-        """Returns the map of a key, to change in place. It is copied or created if necessary."""
+        """Returns the map of a key, which may be changed in place. The map is copied or created if necessary."""
         held = self._held(ref)
         if held is not None and held.epoch == self._epoch:
             self._changed.append(ref)
@@ -500,7 +500,7 @@ class ValueColumns(ColumnarTable):
         self.remove_many(slots[updated_ms <= self.spec.expired_ms()])
 
     def flush(self) -> None:
-        """Nothing to do: changes are marked at once."""
+        """Does nothing, because changes are marked at once."""
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
         """Puts stored rows. In layer 0 raises CorruptionError for a key that has a value already."""

@@ -66,7 +66,7 @@ class PagedState(ABC, Generic[N]):
 
     @property
     def rows(self) -> int:
-        """Returns the keys that have the state."""
+        """Returns the number of keys that have the state."""
         return self._rows
 
     @abstractmethod
@@ -104,7 +104,7 @@ class PagedState(ABC, Generic[N]):
         return self._frozen(dirty, False), self._frozen(dirty, True)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns the rows that are marked as changed since the base, and all rows."""
+        """Returns two numbers of rows: the rows that have changed since the base, and all rows."""
         return 0 if self.dirty is None else self.dirty.changed_since(base, self._space.slots), self.rows
 
     @abstractmethod
@@ -128,7 +128,9 @@ class PagedState(ABC, Generic[N]):
         return self._frozen_values(removed=False)
 
     def _went_back(self, rows: int) -> None:
-        """Called after an undo: the state has `rows` rows again, and nothing has changed since that freeze."""
+        """Resets the counts after an undo: the state has `rows` rows again, and no row has changed since that
+        freeze.
+        """
         self._rows = rows
         if self.dirty is not None:
             self.dirty = DirtySlots.none_of(self._space.slots)

@@ -155,7 +155,7 @@ class ColumnarRows:
         self._space.settle()
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns the rows that are marked as changed since the base, and all rows."""
+        """Returns two numbers of rows: the rows that have changed since the base, and all rows."""
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
@@ -176,7 +176,7 @@ class ColumnarRows:
             self._table.load(rows, table.layer)
 
     def loaded(self) -> None:
-        """Called when all stored tables are loaded. Orders the rows.
+        """Finishes a restore, after all stored tables are loaded: orders the rows of each key.
 
         Raises CorruptionError if a row came twice in layer 0.
         """
@@ -188,7 +188,7 @@ class ColumnarRows:
                 self._space.keep(np.argsort(numbers, kind="stable").astype(np.int32))
 
     def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
-        """Called when the current rows equal this checkpoint: begin to note changes."""
+        """Makes the current rows the state of this checkpoint, and starts to note changes for the undo log."""
         if self._space.schema is not None:
             self.undo.begin(checkpoint_id, (self._table,), after_freeze)
 

@@ -77,11 +77,11 @@ class Notes(Protocol):
         ...
 
     def slots(self) -> NDArray[np.int32]:
-        """The slots that are noted."""
+        """Returns the slots that are noted."""
         ...
 
     def shared_bytes(self) -> int:
-        """Returns how many of these bytes a snapshot holds in any case at the moment."""
+        """Returns how many bytes of the notes a snapshot holds at the moment in any case."""
         ...
 
     def shrink(self, shared_too: bool) -> bool:
@@ -101,7 +101,7 @@ class UndoableState(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the state."""
+        """Returns the name of the state."""
         ...
 
     def begin_notes(self) -> Notes:
@@ -141,7 +141,7 @@ class UndoLog:
         self._states: list[UndoableState] = []
         self._parts: list[_Part] = []
         self._outgrown = 0
-        """How many consecutive parts have exceeded the limit on their own."""
+        """Number of consecutive parts that have exceeded the limit on their own."""
         self._to_skip = 0
 
     @property
@@ -187,7 +187,7 @@ class UndoLog:
         return any(part.checkpoint_id == checkpoint_id for part in self._parts)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Called when a checkpoint has completed: drop the parts before it."""
+        """Drops the parts before a checkpoint, because it has completed."""
         self._parts = [part for part in self._parts if part.checkpoint_id >= checkpoint_id]
         if not self._parts:
             self.clear()
@@ -239,7 +239,7 @@ class UndoLog:
         return (notes[state] for part in self._parts for notes in part.notes if state in notes)
 
     def grow(self, slots: int) -> None:
-        """Nothing to do: new slots are not noted."""
+        """Does nothing, because new slots are not noted."""
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
         """Returns the slots that are noted. They may be empty now, but not after going back."""
@@ -372,7 +372,7 @@ class TableNotes:
 
     def __init__(self, slots_below: int, rows: int, still_read: StillRead) -> None:
         self.slots_below = slots_below
-        """Slots from this one on were empty."""
+        """The number of slots at the freeze. Slots from this number on were empty."""
         self.rows = rows
         self._still_read = still_read
         self._packed: list[NotedRows] = []
@@ -394,7 +394,7 @@ class TableNotes:
         self._all_changed = False
         """True once all slots count as changed."""
         self._uncounted = 0
-        """How many slots were marked since the set bits were last counted."""
+        """Number of slots that were marked since the set bits were last counted."""
         self.size_bytes = self._bits.nbytes
 
     def first(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -511,7 +511,8 @@ class TableNotes:
         self.first(np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)]))
 
     def _count(self, slots: int) -> None:
-        """Called when `slots` slots were marked and all pages are kept.
+        """Counts the unmarked slots from time to time, and marks all slots if few are left. Called after `slots` slots
+        were marked, while all pages are kept.
 
         Counts the unmarked slots from time to time, and marks all if few are left.
         """

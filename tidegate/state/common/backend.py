@@ -42,11 +42,11 @@ from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
 KeyRef: TypeAlias = Any
-"""How a backend refers to a key within a batch: a slot, or encoded bytes. Valid until `leave`."""
+"""The identifier of a key within one batch: a slot, or encoded bytes. Valid until `leave`."""
 KeyRefs: TypeAlias = NDArray[Any]
 """The refs of many keys, in an array."""
 Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Turns stored rows of one schema into rows of another."""
+"""A function that converts stored rows of one schema into rows of another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +131,7 @@ class VectorTable(Protocol):
 
     @property
     def rows(self) -> int:
-        """Returns the keys that have a row. An estimate if the backend does not count."""
+        """Returns the number of keys that have a row. It is an estimate if the backend does not count."""
         ...
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
@@ -271,17 +271,17 @@ class KeyedBackend(Protocol):
         ...
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Returns the keys that have this state, in batches, for functions that visit all keys."""
+        """Yields the keys that have this state, in batches, for functions that visit all keys."""
         ...
 
     @property
     def size(self) -> StateSize:
-        """Returns the estimated size, read once a second for metrics. Zero after `close`."""
+        """Returns the estimated size, which metrics read once a second. Zero after `close`."""
         ...
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns the estimated rows of a snapshot with that base, and of a full snapshot. Zeros if files are
-        shared.
+        """Returns two estimated numbers of rows: in a snapshot on that base, and in a full snapshot. Zeros if files are
+        shared between checkpoints.
         """
         ...
 
@@ -298,11 +298,11 @@ class KeyedBackend(Protocol):
         ...
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """Called after a restore: the current state equals this checkpoint of this job."""
+        """Makes the current state the state of this checkpoint of this job. Called after a restore."""
         ...
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Called when a checkpoint has completed: no attempt goes back to an older one."""
+        """Drops what is kept for older checkpoints, because this one has completed."""
         ...
 
     @property
@@ -349,7 +349,7 @@ class KeyedBackend(Protocol):
         ...
 
     def loaded(self) -> None:
-        """Called when all stored tables are loaded, before the first batch.
+        """Finishes a restore, after all stored tables are loaded and before the first batch.
 
         Raises CorruptionError for a key that came twice in layer 0.
         """
@@ -477,7 +477,7 @@ class RowTable(Protocol):
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows. An estimate if the backend does not count."""
+        """Returns the number of rows. It is an estimate if the backend does not count."""
         ...
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
@@ -523,7 +523,7 @@ class KeyedTimers(Protocol):
     """The timers of one operator in one subtask."""
 
     def count(self, limit: int) -> int:
-        """Returns the number of timers, but at most `limit`: a backend on disk must look at each."""
+        """Returns the number of timers; `limit` if there are more, because a backend on disk must read each timer."""
         ...
 
     def change(
@@ -536,11 +536,13 @@ class KeyedTimers(Protocol):
         ...
 
     def first_ms(self, domain: int) -> int | None:
-        """Returns the moment of a clock's first timer, or None if it has no timers."""
+        """Returns the time, in ms, of a clock's first timer, or None if it has no timers."""
         ...
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """Returns a clock's first timers up to a moment, at least one if any is due. They stay registered."""
+        """Returns the first timers of a clock up to a time. If timers are due, at least one is returned. They stay
+        registered.
+        """
         ...
 
 

@@ -17,7 +17,9 @@ CACHE_BYTES = 128 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024
 UNDO_BYTES = 256 * 1024 * 1024
 COLLECTIONS_MAX = 16
-"""How many collections of changes a backend keeps for one state. Each covers one snapshot to the next."""
+"""Number of collections of changes that a backend keeps for one state. Each collection covers the time between two
+snapshots.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,19 @@ class StateBackendOptions:
     segment_bytes: int = SEGMENT_BYTES
     """With a changelog, a segment is written after about this many bytes of changes."""
     compression: Compression | None = None
-    """How the chunks of state files are compressed."""
+    """The compression of the chunks of state files."""
     directory: str | None = None
     """Local folder for a backend's files. Nothing in it outlives the task."""
     memory_bytes: int = MEMORY_BYTES
-    """How much memory a backend on disk may use for each operator of a task."""
+    """Bytes of memory that a backend on disk may use for each operator of a task."""
     cache_bytes: int = CACHE_BYTES
     """Memory for the cached rows of each vectorised state or row table, in front of a backend on disk. 0 disables it"""
     database: DatabaseTuning = field(default_factory=DatabaseTuning)
     """Settings of RocksDB itself."""
     undo_bytes: int = UNDO_BYTES
-    """How much memory a backend in memory may use, for each operator of a task, to go back to a checkpoint"""
+    """Bytes of memory that a backend in memory may use, for each operator of a task, in order to go back to a
+    checkpoint.
+    """
     restore_threads: int = 1
     """Threads that load a large state, in addition to one for the key index. With 1, the task's own thread does both"""
 

@@ -33,7 +33,7 @@ SINGLE_PAGES_MAX = 64
 SINGLE_BYTES_MAX = 1 << 21
 """Up to this many pages of a size, and this many bytes, are allocated one by one before the first slab."""
 BUFFER_BYTES_MIN = 1 << 18
-"""Smaller buffers come from the allocator."""
+"""Size in bytes below which buffers come from the allocator."""
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -84,7 +84,7 @@ class _Pages:
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._singles = singles_max(page_bytes)
-        """How many further pages are allocated one by one."""
+        """Number of further pages that are allocated one by one."""
         self._open: list[_Slab] = []
         """Slabs with free pages. The last one is used first."""
         self._returned: deque[_Page] = deque()
@@ -93,10 +93,10 @@ class _Pages:
         self._slabs: set[_Slab] = set()
         """The set of all slabs. A slab and its pages are a reference cycle, which this set protects from collection."""
         self._in_use = 0
-        """How many slabs have used pages."""
+        """Number of slabs that have used pages."""
 
     def take(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
-        """Several pages as arrays, and their addresses."""
+        """Returns several pages as arrays, and their addresses."""
         self.take_back()
         pages, addresses = [], np.empty(count, dtype=np.uintp)
         for number in range(count):
@@ -164,7 +164,7 @@ class PageMemory:
         return page
 
     def pages(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
-        """Several uninitialised arrays, and their addresses.
+        """Returns several uninitialised arrays, and their addresses.
 
         Reading the address of an array takes as long as making the array, so they are returned together.
         """

@@ -141,7 +141,9 @@ class PagedColumn:
         scatter(self._addresses, slots, self._raw_of(values))
 
     def raw_valid(self, slots: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """1 or 0 for each of these slots: whether it has a value. None if nothing has ever been null."""
+        """Returns 1 for each of these slots with a value and 0 for each without. Returns None if no slot has ever been
+        null.
+        """
         return None if self._valid is None else gathered(self._valid_addresses, slots, _VALID)
 
     def put_raw(self, slots: NDArray[np.int32], values: NDArray[Any], valid: NDArray[np.uint8] | None) -> None:
@@ -187,7 +189,7 @@ class PagedColumn:
         return plain
 
     def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
-        """A new column whose slot i has the value of slot `kept[i]`."""
+        """Returns a new column whose slot i has the value of slot `kept[i]`."""
         column = self._another()
         column.grow(pages_for(len(kept)))
         if self._valid is not None:
@@ -205,7 +207,7 @@ class PagedColumn:
         return PagedColumn(self.spec)
 
     def begin_batch(self) -> None:
-        """Drops values of the previous batch: the caller is about to set all slots. Nothing to do for fixed widths."""
+        """Does nothing, because values of a fixed width need no preparation before all slots are set."""
 
     @property
     def value_bytes(self) -> int:
@@ -213,7 +215,7 @@ class PagedColumn:
         return self.dtype.itemsize
 
     def freeze(self) -> FrozenColumn:
-        """Returns the references to the current pages. The caller pins them."""
+        """Returns references to the current pages. The caller pins the pages."""
         addresses = self._addresses.copy(), self._valid_addresses.copy()
         return FrozenColumn(self.spec, self.dtype, [*self._arrays], [*(self._valid or ())], *addresses)
 
@@ -349,7 +351,7 @@ class Pins:
         self._last_version = 0
         self._versions = np.zeros(_PAGES_MIN, dtype=np.int64)
         self.counts: NDArray[np.int32] = np.zeros(_PAGES_MIN, dtype=np.int32)
-        """For each page, how many snapshots read it. For kernels."""
+        """Returns, for each page, how many snapshots read it. Kernels use it."""
         self.shared = self.counts.data
         """`counts` as a memoryview, which is faster to index for single pages."""
 
@@ -378,7 +380,7 @@ class Pins:
             return pinned
 
     def replaced(self, pages: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Called when the owner has replaced pages by copies, which are not pinned.
+        """Notes that the owner has replaced pages by copies, which are not pinned.
 
         Returns the versions of the former pages.
         """
@@ -398,7 +400,7 @@ class Pins:
         return read
 
     def put_back(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> None:
-        """Called when the owner has put former pages back. Pins them for the snapshots that still read them."""
+        """Notes that the owner has put former pages back, and pins them for the snapshots that still read them."""
         with self._lock:
             self._versions[pages] = versions
             self.counts[pages] = 0
@@ -407,7 +409,7 @@ class Pins:
                 self.counts[pages] += pinned.reads(pages, versions)
 
     def release(self, pinned: Pinned, stop: int) -> None:
-        """Called when a snapshot does not read its pages below `stop` any more."""
+        """Notes that a snapshot no longer reads its pages below `stop`."""
         with self._lock:
             start, versions = pinned.next, pinned.versions[pinned.next : stop]
             self.counts[start : start + len(versions)] -= self._versions[start : start + len(versions)] == versions

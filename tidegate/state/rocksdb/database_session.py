@@ -78,11 +78,11 @@ _TUNING = DatabaseTuning()
 _POLL_S = 0.0005
 _QUICK_POLLS = 2_000
 _SLOW_POLL_S = 0.05
-"""The interval after `_QUICK_POLLS` polls: the disk is slow."""
+"""Seconds between two polls after the first `_QUICK_POLLS`, when the disk is slow."""
 _POLLS_MAX = 20_000
-"""A quarter of an hour. A shorter limit would fail every snapshot on a slow disk."""
+"""The most polls, which take a quarter of an hour. A lower limit would fail every snapshot on a slow disk."""
 _LINK_ATTEMPTS = 20
-"""How often linking is tried while compactions replace files."""
+"""The number of attempts to link files while compactions replace them."""
 Step = Callable[[], None]
 _ACTIVE_BYTES = "rocksdb.cur-size-active-mem-table"
 _ACTIVE_ENTRIES = "rocksdb.num-entries-active-mem-table"
@@ -127,21 +127,21 @@ class RocksSession:
         self._frozen = 0
         self._ingested = 0
         self._faults = 0
-        """How many background writes had failed at the last snapshot."""
+        """Number of background writes that had failed at the last snapshot."""
         self.unwritten: PendingWrites | None = None
         """The pending writes of the last snapshot. They must be done before any other write."""
         self.is_empty = self.stored is None
         """True if nothing was ever written."""
         self.owned_folder: OwnedFolder | None = OwnedFolder(folder)
-        """None after `close`."""
+        """The folder of the database; None after `close`."""
         self.database: rocksdict.Rdict = open_database(folder, memory_bytes, tuning)
         self.owned_folder.has(self.database)
         self.write_buffer_bytes = write_buffer_bytes(memory_bytes, tuning)
-        """RocksDB writes its memory to a file at this size."""
+        """Bytes of memory after which RocksDB writes its memory to a file."""
         self.file_rows_min = _FILE_ROWS_MIN
-        """With fewer rows, a separate file costs more than it saves."""
+        """Number of rows below which a separate file costs more than it saves."""
         self.block_bytes = tuning.block_bytes
-        """The unit of a file that is read at once."""
+        """Bytes of a block, the unit in which a file is read."""
         self._limiter = WriteLimiter(self.database, unflushed_bytes_max(memory_bytes, tuning))
 
     @property
@@ -305,7 +305,7 @@ class RocksSession:
 
     @property
     def size(self) -> StateSize:
-        """RocksDB's estimates. Zero after `close`."""
+        """Returns RocksDB's estimates of keys and bytes. Zero after `close`."""
         if self.owned_folder is None:
             return StateSize(0, None, 0)
         size_bytes = sum(self.database.property_int_value(name) or 0 for name in _BYTES)

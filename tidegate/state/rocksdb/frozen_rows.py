@@ -28,9 +28,9 @@ from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksDescription, 
 from tidegate.storage.state.snapshot import StateChunk
 
 KEYS_MAX = 65_536
-"""How many keys of one state stay in memory, in all its collections together."""
+"""Number of keys of one state that stay in memory, in all its collections together."""
 _NO_GROUP = 0xFFFF
-"""Stands where a key has its key group. No key group has this number: there are 32,768 at most."""
+"""The number that stands in place of a key group. No key group has this number, because there are 32,768 at most."""
 _MARK = struct.Struct(">QB")
 """Follows the head of a mark: the number of the collection, and whether something was removed. Then the key."""
 _Marks = list[tuple[rocksdict.RdictIter, bytes]]

@@ -76,7 +76,7 @@ class RocksObjectState:
         return key_of_state(ref, self._number)
 
     def _entries(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Entries with this prefix, in order: the rest of the key, and the value."""
+        """Yields the entries with this prefix, in order: the rest of the key, and the value."""
         found = []
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()

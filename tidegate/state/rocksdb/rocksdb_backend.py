@@ -60,7 +60,7 @@ C = TypeVar("C", bound=RocksObjectState)
 _TUNING = DatabaseTuning()
 _MOVED_ROWS = 16_384
 _PUT_ROWS = 8_192
-"""How many rows at a time become Python values on their way into the database."""
+"""Number of rows that are converted to Python values at a time, on their way into the database."""
 
 
 class RocksBackend:
@@ -207,7 +207,7 @@ class RocksBackend:
         )
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Zeros: files are shared, and RocksDB compacts them itself."""
+        """Returns zeros, because files are shared between checkpoints and RocksDB compacts them itself."""
         return 0, 0
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
@@ -247,14 +247,14 @@ class RocksBackend:
         return session.freeze(cut.checkpoint_id, self._changed() if self._cached else None)
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing to do: a task goes back by opening the files of the checkpoint, linked or downloaded."""
+        """Does nothing: a task goes back by opening the files of the checkpoint, linked or downloaded."""
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         """Nothing to do."""
 
     @property
     def goes_back(self) -> bool:
-        """False: this backend opens files again instead of going back."""
+        """Returns False: this backend opens files again instead of going back."""
         return False
 
     def kept(self, checkpoint_id: CheckpointId) -> None:
@@ -278,7 +278,7 @@ class RocksBackend:
         return pa.schema([*self.stored.stored_keys(found[0]), *found[0].values]) if found else None
 
     def expect(self, keys: int) -> None:
-        """Nothing to do: keys are written to disk, so no memory is reserved."""
+        """Does nothing: keys are written to disk, so no memory is reserved."""
 
     def load(self, table: StateTable) -> None:
         """Loads a stored table.
@@ -296,7 +296,7 @@ class RocksBackend:
         self._loader.load(target, table)
 
     def loaded(self) -> None:
-        """Nothing to do: `load` has checked every key."""
+        """Does nothing: `load` has checked every key."""
 
     def close(self) -> None:
         """Closes the database and deletes its folder."""
@@ -382,9 +382,9 @@ class RocksLoader:
     def __init__(self, session: RocksSession) -> None:
         self._session = session
         self._groups: dict[str, set[int]] = {}
-        """By state, the key groups with rows loaded in layer 0. A key can only come twice in these."""
+        """For each state, the key groups with rows loaded in layer 0. Only in these a key can come twice."""
         self._last: dict[str, bytes] = {}
-        """By state, the last key of layer 0, while all keys have ascended."""
+        """For each state, the last key of layer 0, as long as all keys have ascended."""
 
     def load(self, target: RocksTable | RocksObjectState | RocksTimers | RocksRows, table: StateTable) -> None:
         """Puts the rows of a table, or removes its keys. Raises what `RocksBackend.load` raises."""

@@ -42,12 +42,12 @@ from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD, row
 _FILTER_SHARE = 16
 """The filter of evicted keys gets 1/16 of the cache. With rows of 100 bytes, it covers ten times the cached keys."""
 _READ_KEYS = 4_096
-"""How many stored keys are read into the filter after each batch, during a scan of the keys."""
+"""Number of stored keys that are read into the filter after each batch, during a scan of the keys."""
 _ESTIMATE = "rocksdb.estimate-num-keys"
 _PIECE_ROWS = 8_192
 """Rows whose values are read at a time."""
 _HELD_BYTES = 16 << 20
-"""How many bytes of values a batch keeps at most."""
+"""The most bytes of values that a batch keeps."""
 
 
 class RocksRows:
@@ -66,7 +66,7 @@ class RocksRows:
 
     @property
     def rows(self) -> int:
-        """Returns an estimate of how many keys the whole database has, all states together."""
+        """Returns an estimate of the number of keys of the whole database, over all states."""
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
@@ -162,7 +162,7 @@ class RocksRows:
         return database_keys(identity, session.max_parallelism, self.state.number, len(session.key_schema))
 
     def number_seen(self, identity: pa.RecordBatch) -> None:
-        """Called for loaded rows: later rows get greater numbers."""
+        """Makes later rows get greater sequence numbers than this one. Called for loaded rows."""
         if identity.num_rows:
             last = int(identity.column(ROW_SEQUENCE).to_numpy().max())
             self._session.position = max(self._session.position, last + 1)
@@ -198,7 +198,7 @@ class RocksRows:
     def _group(
         self, pieces: Iterable[list[tuple[bytes, bytes]]], columns: Sequence[str]
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Some columns of rows with their refs. Several pieces belong to one key group, and are sorted together.
+        """Some columns of rows with their refs. Several pieces that belong to one key group are sorted together.
 
         Rows of a piece may have been removed since it was read, by the consumer of the rows before it.
         """
@@ -277,7 +277,7 @@ class CachedRows(RocksRows, WriteBack):
 
     @property
     def rows(self) -> int:
-        """Returns an estimate: the rows of the database, or of the cache if these are more."""
+        """Returns an estimated number of rows: of the database, or of the cache if the cache has more."""
         return max(super().rows, self._hot.rows)
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:

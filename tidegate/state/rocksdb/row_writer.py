@@ -79,11 +79,11 @@ SLACK_BYTES = 8
 TRAILER_BYTES = 5
 """Bytes of a trailer: the compression, and a checksum of 4 bytes."""
 SUFFIX_BYTES = 8
-"""Bytes of a key's suffix: put or removed, and the sequence number, which is 0 here."""
+"""Number of bytes of a key's suffix: put or removed, and the sequence number, which is 0 here."""
 ENTRY_BYTES_MAX = SUFFIX_BYTES + 15 + 4
 """The largest overhead of an entry over its key and value: suffix, three varints, and its position in the block."""
 LINE_BYTES = 64
-"""A key has all its bits in one line of the filter."""
+"""Size of a line of the filter, in bytes. All bits of a key are in one line."""
 PROBES = 6
 _RESTART = 16
 """One key in this many is stored whole. The keys between are stored as differences from the previous key."""

@@ -44,12 +44,14 @@ Fetch: TypeAlias = Callable[[pa.RecordBatch], tuple[NDArray[np.int64], Sequence[
 """Reads rows from the database: returns the positions of the keys that have a row, and their value columns."""
 
 _LIVE_BYTES = 1
-"""Bytes of a slot's flag for having a row."""
+"""Number of bytes of the flag of a slot that it has a row."""
 _ROOM = 8
-"""An eviction frees an eighth of the rows."""
+"""The part of the rows that one eviction frees."""
 _WRITTEN_ROWS = 65_536
 _RANGE_ROWS = 4
-"""With fewer rows per key group, rows are removed one by one: a range costs the database more than a row."""
+"""Number of rows per key group below which rows are removed one by one, because a range costs the database more than a
+row.
+"""
 GroupFlags = dict[int, NDArray[np.bool_]]
 """One flag per key group, by namespace. A namespace without set flags has no entry."""
 
@@ -76,7 +78,7 @@ class TableCache(ColumnarTable):
 
     @property
     def unwritten(self) -> bool:
-        """Returns True if anything has changed since the last snapshot."""
+        """Returns True if rows have changed since the last snapshot."""
         assert self.dirty is not None
         return self.dirty.changed_since(CheckpointId(self._snapshots), self._space.slots) > 0
 
@@ -112,12 +114,14 @@ class TableCache(ColumnarTable):
         return [state.now() if isinstance(state, FrozenSlots) else state for state in frozen]
 
     def written(self) -> None:
-        """Called when the result of `changed` is in the database."""
+        """Notes that the result of `changed` is in the database."""
         assert self.dirty is not None
         self.dirty.drop(CheckpointId(self._snapshots))
 
     def make_room(self, size_bytes_max: int, write: Write) -> None:
-        """Between batches, with no snapshot being written: evict rows if they exceed the limit, and write them."""
+        """Evicts rows if they exceed the limit, and writes them. Called between batches, while no snapshot is being
+        written.
+        """
         self._drop_unused_values()
         slots, size_bytes = self._space.slots, self.size_bytes
         if size_bytes <= (size_bytes_max - size_bytes_max // _ROOM if self._varying else size_bytes_max):
@@ -167,7 +171,7 @@ class TableCache(ColumnarTable):
         return upserted.new_rows[:0] if self.is_whole else upserted.new_rows
 
     def _evicted(self, gone: NDArray[np.int32]) -> None:
-        """Called with slots whose rows are now only in the database."""
+        """Handles an eviction: the rows of these slots are now only in the database."""
         self.is_whole = self.is_whole and not len(gone)
 
     def _insert_stored(self, slots: NDArray[np.int32], columns: Sequence[pa.Array]) -> None:
@@ -218,11 +222,11 @@ class NamespacedTableCache(TableCache, ColumnarNamespaces):
 
     @property
     def unwritten(self) -> bool:
-        """Returns True if anything has changed since the last snapshot."""
+        """Returns True if rows have changed since the last snapshot."""
         return bool(self._gone) or super().unwritten
 
     def stored(self, found: Mapping[int, Sequence[int]]) -> None:
-        """Called when the database was read: it has rows in these key groups of each namespace, not in the cache."""
+        """Notes that the database has rows in these key groups of each namespace that are not in the cache."""
         for namespace, groups in found.items():
             for marked in (self._cold, self._written):
                 self._set(marked, namespace, groups)
@@ -262,11 +266,11 @@ class NamespacedTableCache(TableCache, ColumnarNamespaces):
         return found
 
     def warm(self, namespace: int, group: int) -> None:
-        """Called when all rows of a namespace in a key group are in the cache."""
+        """Notes that all rows of a namespace in a key group are in the cache."""
         self._clear_flags(self._cold, namespace, range(group, group + 1))
 
     def drained(self, namespace: int, groups: range, slots: NDArray[np.int32]) -> None:
-        """Called when all rows of a namespace in some key groups were removed from the cache.
+        """Notes that all rows of a namespace in some key groups were removed from the cache.
 
         `slots`: the slots in which the rows were. If there are enough of them, the database removes them as a range.
         """

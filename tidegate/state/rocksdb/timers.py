@@ -34,9 +34,9 @@ from tidegate.storage.state.stored_rows import (
 )
 
 HEAD_TIMERS = 8192
-"""About this many timers of one clock are in memory, and at most twice as many."""
+"""Approximate number of timers of one clock in memory; there are never more than twice as many."""
 READ_MIN = 16
-"""At least this many timers of one key group are read at a time."""
+"""The least number of timers of one key group that are read at a time."""
 
 
 class RocksTimers:
@@ -164,7 +164,7 @@ class _Head:
         self._there: dict[bytes, int] = {}
         """The timers that are in memory, with their key groups."""
         self._end: bytes | None = None
-        """No timer in memory comes after this one; None if all timers are in memory."""
+        """An upper bound: no timer in memory comes after it. None if all timers are in memory."""
         begin = bytes((domain,))
         self._bounds: dict[int, bytes] = dict.fromkeys(session.key_groups, begin) if of_files else {}
         """By key group, a lower bound of its timers in the database. A group without one has no timers."""

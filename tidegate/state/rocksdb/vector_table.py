@@ -42,15 +42,15 @@ from tidegate.storage.state.rocksdb.scan import CHUNK_BYTES, CHUNK_ROWS
 from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksState, TableLayout, table_layout
 
 _BROUGHT_ROWS = 16_384
-"""How many rows at a time become Python bytes on their way into the cache."""
+"""Number of rows that are converted to Python bytes at a time, on their way into the cache."""
 _RUN_ROWS = 65_536
-"""A read of a namespace evicts rows after it has added this many."""
+"""Number of added rows after which a read of a namespace evicts rows."""
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 _ESTIMATE = "rocksdb.estimate-num-keys"
 _NAMESPACE = struct.Struct("<Bq")
 """The encoding of an int64 column that is not null, as in `row_encoding.py`."""
 _BEHIND = b"\xff"
-"""Sorts after all keys of a namespace, whose next column begins with 0 or 1."""
+"""A key that is sorted after all keys of a namespace, whose next column begins with 0 or 1."""
 
 
 class RocksTable:
@@ -74,7 +74,7 @@ class RocksTable:
 
     @property
     def rows(self) -> int:
-        """Returns an estimate of how many keys the whole database has, all states together."""
+        """Returns an estimate of the number of keys of the whole database, over all states."""
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
@@ -316,7 +316,7 @@ class CachedTable(RocksTable, WriteBack):
 
     @property
     def rows(self) -> int:
-        """Returns an estimate: the rows of the database, or of the cache if these are more."""
+        """Returns an estimated number of rows: of the database, or of the cache if the cache has more."""
         return max(super().rows, self.hot.rows)
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
