@@ -67,7 +67,7 @@ def how_of(node: exp.Join) -> How:
 
 
 class StreamJoin:
-    """One join of two streams."""
+    """Builds one join of two streams, from the conditions of ON."""
 
     def __init__(self, node: exp.Join, left: Relation, right: Relation, steps: Steps, ttl: str | int | None) -> None:
         self._node, self._sides, self._steps, self._ttl = node, [left, right], steps, ttl

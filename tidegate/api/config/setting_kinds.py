@@ -92,7 +92,9 @@ def number(what: str = "number", at_least: int = 1, at_most: int | None = None) 
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
             raise ConfigurationError(f"{title}: {value!r} is not a {what}; give a whole number from {at_least} up")
         if at_most is not None and value > at_most:
-            raise ConfigurationError(f"{title}: {value!r} is too large; the largest {what} is {at_most:,}")
+            raise ConfigurationError(
+                f"{title}: {value!r} is too large; the largest {what} is {at_most:,}; give a smaller number"
+            )
         return value
 
     return Kind("number", read)

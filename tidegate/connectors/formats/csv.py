@@ -97,7 +97,10 @@ class CsvDecoder:
             )
         twice = [name for name in self._schema.names if list(names).count(name) > 1]
         if twice:
-            raise ConfigurationError(f"{self._path} has two columns {twice[0]!r}; its columns are {list(names)}")
+            raise ConfigurationError(
+                f"{self._path} has two columns {twice[0]!r}; its columns are {list(names)}"
+                "; rename one of them in the file"
+            )
         self._positions = [list(names).index(name) for name in self._schema.names]
         self._width = len(names)
 

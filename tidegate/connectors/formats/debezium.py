@@ -174,12 +174,12 @@ class DebeziumRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of newest versions of rows."""
+        """Returns the columns of newest versions of rows."""
         return version_schema(pa.schema([*self.columns, *self.form.metadata_fields()]))
 
     @property
     def needs_one_partition(self) -> bool:
-        """True if truncates are applied: a truncate has no place among the events of other partitions."""
+        """Returns True if truncates are applied: a truncate has no place among the events of other partitions."""
         return self.form.truncates == "apply"
 
     def decoder(self) -> PayloadDecoder:

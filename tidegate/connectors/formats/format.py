@@ -170,13 +170,13 @@ class ReadFormat(ABC):
 
     @property
     def needs_one_partition(self) -> bool:
-        """True if the rows of a topic have an order over all of its records."""
+        """Returns True if the rows of a topic have an order over all of its records."""
         return False
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """Returns the columns of every batch."""
 
     @abstractmethod
     def decoder(self) -> PayloadDecoder:

@@ -69,7 +69,7 @@ class JsonRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """Returns the columns of every batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:

@@ -393,7 +393,7 @@ class RowGroups:
 
     @property
     def rows(self) -> int:
-        """Rows of the file."""
+        """Returns the rows of the file."""
         return self.starts[-1]
 
     def rows_of(self, group: int) -> int:

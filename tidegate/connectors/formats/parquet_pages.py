@@ -71,7 +71,7 @@ class _Page:
 
     @property
     def data(self) -> _Fields | None:
-        """The header of values; None for a dictionary or an index."""
+        """Returns the header of values; None for a dictionary or an index."""
         found: _Fields | None = self.header.get(5) if self.header[1] == _DATA_PAGE else None
         return self.header.get(8) if self.header[1] == _DATA_PAGE_V2 else found
 
@@ -151,7 +151,9 @@ def _page_at(ranges: _Ranges, at: int) -> _Page:
             header, end = _Compact(data).struct(0)
         except IndexError as error:
             if len(data) < size or at < 0:
-                raise ConfigurationError(f"a page header at byte {at:,} is cut") from error
+                raise ConfigurationError(
+                    f"a page header at byte {at:,} is cut; the file is damaged: write it again"
+                ) from error
             size *= 8
             continue
         numbers = [header.get(field) for field in (1, 2, 3)]
@@ -159,7 +161,7 @@ def _page_at(ranges: _Ranges, at: int) -> _Page:
         if of_values is not None:
             numbers += [of_values.get(1), of_values.get(4 if numbers[0] == _DATA_PAGE_V2 else 2)]
         if not all(isinstance(number, int) and number >= 0 for number in numbers):
-            raise ConfigurationError(f"a page header at byte {at:,} is damaged")
+            raise ConfigurationError(f"a page header at byte {at:,} is damaged; write the file again")
         return _Page(header, at + end)
 
 

@@ -77,7 +77,7 @@ class _Statistics:
 
     @property
     def groups(self) -> int:
-        """The number of row groups."""
+        """Returns the number of row groups."""
         groups: int = self._parquet.metadata.num_row_groups
         return groups
 

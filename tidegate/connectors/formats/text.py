@@ -72,7 +72,7 @@ class TextOptions:
 
     @property
     def dialect(self) -> CsvDialect:
-        """The characters of CSV."""
+        """Returns the characters of CSV."""
         return CsvDialect(
             separator=ord(self.sep),
             quote=_code(self.quote),
@@ -186,7 +186,7 @@ class Decoded:
 
     @property
     def records(self) -> int:
-        """The number of records, including bad ones."""
+        """Returns the number of records, including bad ones."""
         return len(self.starts)
 
 

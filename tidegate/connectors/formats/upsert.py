@@ -72,7 +72,7 @@ class UpsertRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of newest versions of rows."""
+        """Returns the columns of newest versions of rows."""
         return version_schema(self.values.schema)
 
     def decoder(self) -> PayloadDecoder:

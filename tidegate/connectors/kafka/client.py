@@ -39,7 +39,9 @@ def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consume
     try:
         opened = library.Consumer(dict(settings), logger=BrokerContact(str(settings["bootstrap.servers"])))
     except library.KafkaException as error:
-        raise ConfigurationError(f"from_kafka: the client refuses its settings: {error}") from error
+        raise ConfigurationError(
+            f"from_kafka: the client refuses its settings: {error}; correct properties="
+        ) from error
     try:
         yield opened
     finally:

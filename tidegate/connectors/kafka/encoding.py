@@ -66,7 +66,7 @@ class RecordLayout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a batch of records."""
+        """Returns the columns of a batch of records."""
         parts = [pa.field("topic", pa.string())] if self.topic is not None else []
         parts += [pa.field("partition", pa.int32())] if self.partition is not None else []
         parts += [pa.field("key", pa.binary())] if self.key else []

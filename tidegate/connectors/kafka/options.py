@@ -162,9 +162,14 @@ def check_place(given: object, words: Sequence[str], setting: str) -> None:
         for partition, place in of_topic.items():
             where = f" for partition {partition!r} of {topic!r}"
             if isinstance(partition, bool) or not isinstance(partition, int) or partition < 0:
-                raise ConfigurationError(f"from_kafka({setting}=): {partition!r} is not a partition of {topic!r}")
+                raise ConfigurationError(
+                    f"from_kafka({setting}=): {partition!r} is not a partition of {topic!r}"
+                    "; give the number of one, from 0"
+                )
             if isinstance(place, int) and place < 0:
-                raise ConfigurationError(f"from_kafka({setting}=): {place!r}{where} is not an offset")
+                raise ConfigurationError(
+                    f"from_kafka({setting}=): {place!r}{where} is not an offset; give a whole number from 0"
+                )
             _check_one(place, words, setting, "an offset, a datetime", where)
 
 

@@ -303,7 +303,9 @@ def make_producer(settings: Mapping[str, object], deliveries: Deliveries, *, nat
         ours = {"on_delivery": reports.delivered, "error_cb": client_error}
         return _ClientProducer(kafka.Producer({**settings, **ours}, logger=contact))
     except kafka.KafkaException as error:
-        raise ConfigurationError(f"to_kafka: the client refuses its settings: {error_of(error)}") from error
+        raise ConfigurationError(
+            f"to_kafka: the client refuses its settings: {error_of(error)}; correct properties="
+        ) from error
 
 
 def send(producer: RecordProducer, records: pa.RecordBatch, topic: str | None, doing: str) -> None:
@@ -315,7 +317,9 @@ def send(producer: RecordProducer, records: pa.RecordBatch, topic: str | None, d
         try:
             producer.send(records, topic)
         except BufferError as error:
-            raise KafkaWriteError(f"{doing}: the queue of the client is full") from error
+            raise KafkaWriteError(
+                f"{doing}: the queue of the client is full; give a larger delivery_timeout=, or send fewer rows at once"
+            ) from error
 
 
 class _ClientProducer:
@@ -374,4 +378,7 @@ def wait_for_room(producer: RecordProducer, count: int, deliveries: Deliveries, 
             producer.poll(0.01)
         deliveries.check(doing)
         if monotonic_ms() > deadline_ms:
-            raise KafkaWriteError(f"{doing}: the brokers took no records for {limit_ms} ms")
+            raise KafkaWriteError(
+                f"{doing}: the brokers took no records for {limit_ms} ms"
+                "; check that they run, and give a larger delivery_timeout= if they are slow"
+            )

@@ -184,12 +184,12 @@ class Records:
 
     @property
     def values(self) -> list[bytes | None]:
-        """The values; None for a tombstone."""
+        """Returns the values; None for a tombstone."""
         return self.columns["value"]
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all values, keys and headers that are held."""
+        """Returns the bytes of all values, keys and headers that are held."""
         return sum(_bytes_of(name, column) for name, column in self.columns.items())
 
 

@@ -109,7 +109,7 @@ class KafkaTarget:
 
     @property
     def record_limit(self) -> int:
-        """The largest record in bytes: key, value and headers."""
+        """Returns the largest record in bytes: key, value and headers."""
         given = self.properties.get("message.max.bytes")
         limits = [int(str(given))] if given is not None else []
         if self.record_bytes_max is not None:
@@ -403,7 +403,10 @@ class KafkaSender:
             left = self._producer.flush(2 * self._target.delivery_timeout_ms / 1000)
         self._deliveries.check(self._doing)
         if left:
-            raise KafkaWriteError(f"{self._doing}: {left} records were not delivered in time")
+            raise KafkaWriteError(
+                f"{self._doing}: {left} records were not delivered in time"
+                "; check that the brokers run, and give a larger delivery_timeout= if they are slow"
+            )
 
     def close(self) -> None:
         """Drops records that were not delivered. They come again after a restore."""

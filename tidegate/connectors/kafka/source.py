@@ -80,27 +80,27 @@ class KafkaSource:
 
     @property
     def ends(self) -> bool:
-        """True if it ends by itself."""
+        """Returns True if it ends by itself."""
         return self.end is not None
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the records."""
+        """Returns the columns of the records."""
         return self.form.schema
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The columns of dead letters, if they are a stream."""
+        """Returns the columns of dead letters, if they are a stream."""
         return LETTERS if self.bad_rows == "side" else None
 
     @property
     def notified(self) -> bool:
-        """True if readers are notified of completed checkpoints."""
+        """Returns True if readers are notified of completed checkpoints."""
         return self.commit_offsets
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The settings of a consumer."""
+        """Returns the settings of a consumer."""
         return client_settings(self.servers, dict(self.properties))
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -127,7 +127,10 @@ class KafkaSource:
                     for number in range(info.partitions)
                 ]
             except library.KafkaException as error:
-                raise ConfigurationError(f"from_kafka: the brokers at {self.servers} do not answer: {error}") from error
+                raise ConfigurationError(
+                    f"from_kafka: the brokers at {self.servers} do not answer: {error}"
+                    "; check that they run, and that the address is right"
+                ) from error
         self.form.check_partitions(counts)
         return (*self._finders(counts), *map(split_of, found))
 

@@ -77,7 +77,9 @@ def admin(settings: Mapping[str, Any]) -> AdminClient:
     try:
         return AdminClient(dict(settings), logger=BrokerContact(str(settings["bootstrap.servers"])))
     except library().KafkaException as error:
-        raise ConfigurationError(f"to_kafka: the client refuses its settings: {error_of(error)}") from error
+        raise ConfigurationError(
+            f"to_kafka: the client refuses its settings: {error_of(error)}; correct properties="
+        ) from error
 
 
 def describe(client: AdminClient, topic: str, *, with_config: bool = True) -> TopicDescription | None:

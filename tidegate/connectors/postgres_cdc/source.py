@@ -89,7 +89,7 @@ class PostgresCdcSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns: see `source_schema`."""
+        """Returns the columns: see `source_schema`."""
         return source_schema([row_schema(table) for table in self.tables])
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -290,7 +290,7 @@ class PostgresCdcReader:
         return ReadResult(None, offset, at_end=False, payload=encode(position))
 
     def _give_up_snapshot(self, at: CdcPosition, offset: int) -> ReadResult:
-        """A snapshot cannot be continued after a failure: its rows are deleted, and another one follows."""
+        """Returns a snapshot cannot be continued after a failure: its rows are deleted, and another one follows."""
         log.warning("the snapshot of %s was not complete, so it begins anew", ", ".join(at.tables))
         self._disconnect()
         return ReadResult(None, offset, at_end=False, payload=encode(replace(at, phase="clear", skip=0)))

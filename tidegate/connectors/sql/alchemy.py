@@ -127,7 +127,7 @@ class AlchemyClient(TableClient):
 
     @property
     def engine(self) -> sa.Engine:
-        """The engine of this process."""
+        """Returns the engine of this process."""
         if "engine" not in self._engines:
             self._engines["engine"] = engine_of(self.url, self.where, writes=True)
         found: sa.Engine = self._engines["engine"]

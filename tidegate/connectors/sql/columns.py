@@ -118,9 +118,11 @@ def check_keys(where: str, place: str, shape: TableShape, columns: Sequence[Tabl
     """Raises ConfigurationError unless the keys are exactly the columns of a unique index, and can be keys."""
     by_name = {column.name: column for column in columns}
     if unknown := [name for name in keys if name not in by_name]:
-        raise ConfigurationError(f"{where}: there is no column {unknown[0]!r} for keys; the stream has {list(by_name)}")
+        raise ConfigurationError(
+            f"{where}: there is no column {unknown[0]!r} for keys; the stream has {list(by_name)}; name one of these"
+        )
     if len(set(keys)) != len(keys):
-        raise ConfigurationError(f"{where}: keys={list(keys)} has a column twice")
+        raise ConfigurationError(f"{where}: keys={list(keys)} has a column twice; name it once")
     for name in keys:
         if (reason := by_name[name].why_no_key) is not None:
             raise ConfigurationError(f"{where}: column {name!r} of table {place} cannot be a key: {reason}")

@@ -146,7 +146,7 @@ class KeyedTable(ABC):
 
     @property
     def where(self) -> str:
-        """The step and the table, for errors."""
+        """Returns the step and the table, for errors."""
         return f"{WHERE}: table {_shown(self.place)}"
 
     def check_keys(self, keys: Sequence[str]) -> None:

@@ -35,12 +35,12 @@ class TableWrite:
 
     @property
     def place(self) -> str:
-        """The table as users write it, for errors."""
+        """Returns the table as users write it, for errors."""
         return self.table if self.schema is None else f"{self.schema}.{self.table}"
 
     @property
     def token_place(self) -> str:
-        """The table of tokens as users write it."""
+        """Returns the table of tokens as users write it."""
         return self.token_table if self.token_schema is None else f"{self.token_schema}.{self.token_table}"
 
 

@@ -160,7 +160,10 @@ class PostgresClient(TableClient):
         try:
             connection = PostgresConnection(self.dsn)
         except driver().Error as error:
-            raise ConfigurationError(f"{self.where}: PostgreSQL does not answer: {first_line(error)}") from error
+            raise ConfigurationError(
+                f"{self.where}: PostgreSQL does not answer: {first_line(error)}"
+                "; check that it runs, and that the address is right"
+            ) from error
         try:
             if connection.rows("SELECT pg_is_in_recovery()") == [(True,)]:
                 raise ConfigurationError(f"{self.where}: this server is a read-only standby; give the primary server")

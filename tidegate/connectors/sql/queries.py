@@ -256,6 +256,7 @@ class AlchemyQueries(QueryClient):
         if names != self.given.names:
             raise ConfigurationError(
                 f"{self.where}: the query has the columns {names}, and schema= has {self.given.names}"
+                "; give the same columns in schema="
             )
         return self.given
 

@@ -67,12 +67,12 @@ class DatabaseSink(CommittingSink):
 
     @property
     def accepts_changes(self) -> bool:  # type: ignore[override]
-        """True if rows have the kind of a change."""
+        """Returns True if rows have the kind of a change."""
         return self.kind_column is not None
 
     @property
     def sent(self) -> pa.Schema:
-        """The columns of rows in files, as the database gets them."""
+        """Returns the columns of rows in files, as the database gets them."""
         sent = sent_schema(self.schema, self.columns)
         return sent if self.kind_column is None else sent.append(pa.field(DELETED, pa.bool_()))
 

@@ -193,7 +193,7 @@ def check_partition_column(client: QueryClient, schema: pa.Schema, partition_by:
     """Raises ConfigurationError unless the column exists, and has a type that can be cut into ranges."""
     if partition_by not in schema.names:
         raise ConfigurationError(
-            f"from_sql: there is no column {partition_by!r} for partition_by; it has {schema.names}"
+            f"from_sql: there is no column {partition_by!r} for partition_by; it has {schema.names}; name one of these"
         )
     data_type = schema.field(partition_by).type
     _literals(data_type)
@@ -262,4 +262,5 @@ def _as_number(value: object) -> int:
         return int(value)
     raise ConfigurationError(
         f"from_sql: partition_by has the value {value!r}, which is not an integer, date or timestamp"
+        "; partition by another column"
     )

@@ -430,7 +430,7 @@ class SideRows:
             )
         if self._context is None:
             raise ConfigurationError(
-                f"emit({name!r}): rows can be emitted for a row, a timer or in finish, not in open"
+                f"emit({name!r}): rows can be emitted for a row, a timer or in finish, not in open; move this call"
             )
         try:
             owned = self._schemas[name].own_row(row)

@@ -64,7 +64,7 @@ class KeyedRows:
 
     @property
     def size(self) -> int:
-        """The number of rows, and of keys without rows."""
+        """Returns the number of rows, and of keys without rows."""
         return self._rows + self._lonely
 
     def slots(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

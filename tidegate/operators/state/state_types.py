@@ -215,7 +215,10 @@ class _ArrowForm(_Form):
         if stored is not NO_FAST_PATH:
             return stored
         if value is None:
-            raise TypeError("None can be kept only within something else, and there only as Optional[...]")
+            raise TypeError(
+                "None can be kept only within something else, and there only as Optional[...]"
+                "; declare Optional[...] of a type inside a list, a dict or a dataclass"
+            )
         try:
             if pa.types.is_integer(self.dtype):
                 operator.index(value)  # refuses a float, whatever its value

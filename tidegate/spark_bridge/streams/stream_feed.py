@@ -487,7 +487,9 @@ class LogLedger:
             self._batches.popleft()
 
     def await_room(self) -> None:
-        """Waits until at most the limit is uncovered. Raises WriterStopped once `stop` was called."""
+        """Waits while more rows than the limit are in the log and in no completed checkpoint. Raises WriterStopped once
+        `stop` was called.
+        """
         with self._changed:
             while not self._stopped and self.uncovered_bytes > self._limit_bytes:
                 self._changed.wait(WAIT_STEP_S)

@@ -169,7 +169,7 @@ class FrozenValues(Protocol):
         ...
 
     def drop_pages(self, start: int, stop: int) -> None:
-        """Drops the pages from `start` to `stop`."""
+        """Releases the pages from `start` to `stop`, whose rows are written."""
         ...
 
 

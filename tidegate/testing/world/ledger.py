@@ -54,7 +54,7 @@ class Ledger:
 
     @property
     def rows(self) -> Counter[str]:
-        """The rows at the end of a run. Open transactions become visible first."""
+        """Returns the rows at the end of a run. Open transactions become visible first."""
         for lane in tuple(self._open):
             self._end_open(lane)
         return self._visible
