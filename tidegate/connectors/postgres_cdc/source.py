@@ -290,7 +290,7 @@ class PostgresCdcReader:
         return ReadResult(None, offset, at_end=False, payload=encode(position))
 
     def _give_up_snapshot(self, at: CdcPosition, offset: int) -> ReadResult:
-        """Returns a snapshot cannot be continued after a failure: its rows are deleted, and another one follows."""
+        """Deletes the rows of a snapshot, which cannot be continued after a failure. Another snapshot follows."""
         log.warning("the snapshot of %s was not complete, so it begins anew", ", ".join(at.tables))
         self._disconnect()
         return ReadResult(None, offset, at_end=False, payload=encode(replace(at, phase="clear", skip=0)))
