@@ -213,12 +213,12 @@ class AvroRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """Returns the columns of every batch."""
         return self.columns
 
     @property
     def single(self) -> bool:
-        """True if the schema is not a record."""
+        """Returns True if the schema is not a record."""
         schema = parsed(self.text, self.references)
         return kind_of(schema.of(schema.root)) != "record"
 

@@ -137,7 +137,7 @@ class AvroProgram:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that records become."""
+        """Returns the columns that records become."""
         return pa.schema([pa.field(name, node.type) for name, node in zip(self.names, self.nodes, strict=True)])
 
     def array(self) -> NDArray[np.int64]:

@@ -110,7 +110,7 @@ class CsvRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """Returns the columns of every batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:

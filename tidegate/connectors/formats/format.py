@@ -165,7 +165,9 @@ class ReadFormat(ABC):
 
     @property
     def single(self) -> bool:
-        """True if a payload is the value of the only column, and not an object with a column for each member."""
+        """Returns True if a payload is the value of the only column, and not an object with a column for each
+        member.
+        """
         return False
 
     @property

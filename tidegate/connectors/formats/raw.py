@@ -32,7 +32,7 @@ class RawFormat(Format):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """The name that users give."""
+        """Returns the name that users give."""
         return "text" if self.text else "raw"
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
@@ -77,7 +77,7 @@ class RawRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """Returns the columns of every batch."""
         return pa.schema([pa.field(self.name, pa.string() if self.text else pa.binary(), self.nullable)])
 
     @property

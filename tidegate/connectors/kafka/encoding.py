@@ -54,7 +54,7 @@ class RecordLayout:
 
     @property
     def writes_changes(self) -> bool:
-        """True if a value is a change, with the row before it and the row after it."""
+        """Returns True if a value is a change, with the row before it and the row after it."""
         return self.value_format.writes_changes
 
     @property

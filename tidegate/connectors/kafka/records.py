@@ -101,7 +101,7 @@ class RecordFormat:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns."""
+        """Returns the columns."""
         if self.plain:
             assert self.key is not None
             columns = [pa.field("key", self._key_type), pa.field("value", self.value.schema[0].type)]
@@ -112,7 +112,7 @@ class RecordFormat:
 
     @property
     def _key_type(self) -> pa.DataType:
-        """The type of the column of keys."""
+        """Returns the type of the column of keys."""
         assert self.key is not None
         return self.key.schema[0].type if self.key.single else pa.struct(list(self.key.schema))
 
