@@ -26,7 +26,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "json-schema": ("jsonschema_rs",),
     "kafka": ("confluent_kafka",),
     "postgres": ("psycopg",),
-    "protobuf": ("google.protobuf", "ptars"),
+    "protobuf": ("ptars",),
     "ray": ("ray",),
     "raydp": ("ray", "pyspark", "raydp"),
     "rocksdb": ("rocksdict",),
