@@ -323,15 +323,15 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over Parquet, CSV, JSON or text files.
+        """Begins a stream over Parquet, Avro, CSV, JSON or text files.
 
         Without `discover` it is bounded: the files that exist when the job is submitted. With it the stream continues,
         and reads each new file once, whatever is restarted (`docs/sources.md`).
 
         - `files`: a path, a folder, a pattern such as "s3://bucket/in/**/*.csv.gz", or a list of these.
-        - `format`: "parquet", "csv", "json" or "text". By default it is taken from the names.
+        - `format`: "parquet", "avro", "csv", "json" or "text". By default it is taken from the names.
         - `schema`: columns and types. By default they are taken from the first file.
-        - `columns`: for Parquet and CSV, the columns to read.
+        - `columns`: for Parquet, Avro and CSV, the columns to read.
         - `options`: options of Spark for CSV, JSON and text, by their names: `{"sep": ";"}`.
         - `max_row_size`: the most bytes of a row of text. In Parquet, a page may have 256 MB, or `max_row_size` if that
           is more, and so may a row whose values are repeated or compressed in the file.

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Literal, Protocol, get_args
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from tidegate.connectors.bad_rows import RowsRead
 from tidegate.connectors.files.lanes import FileAt
 from tidegate.connectors.files.store_file import StoreFile, without_compression
 from tidegate.connectors.files.text_rows import TextFormat, TextRows
+from tidegate.connectors.formats.avro_file import AvroRows, avro_file_schema
 from tidegate.connectors.formats.parquet import LIMIT_BYTES, ParquetRows, TooLargeError, parquet_schema
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
@@ -103,7 +105,7 @@ class TakenFile:
 
 
 class OpenFile:
-    """The rows of one Parquet file, in file order."""
+    """The rows of one file of Parquet or Avro, in file order."""
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class OpenFile:
         *,
         may_lack: bool = False,
         limit_bytes: int = LIMIT_BYTES,
+        is_avro: bool = False,
     ) -> None:
         """Opens the file. Only the rows `rows` are needed. The other arguments are as for `open_rows`. Raises
         UnreadableFileError, StorageError.
@@ -124,9 +127,12 @@ class OpenFile:
         self._taken = TakenFile(store, file, advice)
         self._bytes = self._taken.open()
         with reading(self._bytes, advice):
-            self._rows = open_rows(
-                self._bytes, file.path, schema, rows, constants, may_lack=may_lack, limit_bytes=limit_bytes
-            )
+            if is_avro:
+                self._rows: FileRows = open_avro(self._bytes, schema, constants, limit_bytes)
+            else:
+                self._rows = open_rows(
+                    self._bytes, file.path, schema, rows, constants, may_lack=may_lack, limit_bytes=limit_bytes
+                )
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """Returns rows from `row` on, or None after the last one. Raises UnreadableFileError, StorageError."""
@@ -171,14 +177,7 @@ class OpenText:
         self._taken = TakenFile(store, file, advice)
         self._bytes = self._taken.open()
         wanted = without_constants(schema, constants)
-
-        def complete(batch: pa.RecordBatch) -> pa.RecordBatch:
-            if constants is None:
-                return batch
-            table = completed(pa.Table.from_batches([batch]), batch.num_rows, schema, constants)
-            return table.combine_chunks().to_batches()[0]
-
-        self._rows = TextRows(self._bytes, file.path, form, wanted, complete, fails)
+        self._rows = TextRows(self._bytes, file.path, form, wanted, partial(_with_constants, schema, constants), fails)
 
     def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
         """Returns rows from `row` on, or None after the last one. Raises UnreadableFileError, StorageError."""
@@ -227,10 +226,11 @@ def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
         raise UnreadableFileError(f"{file.url} cannot be read: {error}. {what_to_do}") from error
 
 
-FileFormat = Literal["parquet", "csv", "json", "text"]
+FileFormat = Literal["parquet", "avro", "csv", "json", "text"]
 FORMATS: tuple[str, ...] = get_args(FileFormat)
 _SUFFIXES = {
     ".parquet": "parquet",
+    ".avro": "avro",
     ".csv": "csv",
     ".json": "json",
     ".jsonl": "json",
@@ -278,8 +278,18 @@ def open_rows(
     return ParquetRows(pa.PythonFile(file, mode="r"), path, schema, rows, constants, may_lack, limit_bytes)
 
 
-def schema_of(file: StoreFile) -> pa.Schema:
-    """Returns the columns of a Parquet file."""
+def open_avro(
+    file: StoreFile, schema: pa.Schema, constants: pa.RecordBatch | None, limit_bytes: int = LIMIT_BYTES
+) -> FileRows:
+    """Opens an Avro file to read the columns of a schema. `constants`, `limit_bytes`: as for `open_rows`."""
+    wanted = without_constants(schema, constants)
+    return AvroRows(file, file.size(), wanted, partial(_with_constants, schema, constants), limit_bytes)
+
+
+def schema_of(file: StoreFile, kind: str = "parquet") -> pa.Schema:
+    """Returns the columns of a file of Parquet or Avro."""
+    if kind == "avro":
+        return avro_file_schema(file)
     return parquet_schema(pa.PythonFile(file, mode="r")).remove_metadata()
 
 
@@ -287,6 +297,14 @@ def without_constants(schema: pa.Schema, constants: pa.RecordBatch | None) -> pa
     """Returns the columns that the file itself must have: all without the constant ones."""
     known = () if constants is None else constants.schema.names
     return pa.schema([field for field in schema if field.name not in known])
+
+
+def _with_constants(schema: pa.Schema, constants: pa.RecordBatch | None, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns rows of a file with the columns that it does not have itself."""
+    if constants is None:
+        return batch
+    table = completed(pa.Table.from_batches([batch]), batch.num_rows, schema, constants)
+    return table.combine_chunks().to_batches()[0]
 
 
 def completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Table:

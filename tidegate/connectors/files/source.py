@@ -44,6 +44,7 @@ from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceS
 from tidegate.storage.clock import now_ms
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError, NotFoundError
+from tidegate.storage.extras import need
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.schemas.arrow_types import plain_schema
@@ -57,8 +58,8 @@ _Open: TypeAlias = OpenFile | OpenText
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """The format and schema of the files of a source. `text` is the text format, or None for Parquet. `schema` has all
-    columns, including partition columns.
+    """The format and schema of the files of a source. `text` is the text format, or None for Parquet and Avro.
+    `schema` has all columns, including partition columns.
     """
 
     schema: pa.Schema
@@ -70,6 +71,8 @@ class FileForm:
     """For Parquet: the limit in bytes of a row, and of large pages in total, if they take much less space in
     the file.
     """
+    is_avro: bool = False
+    """True for files of Avro. `limit_bytes` is then the limit of a block."""
 
     @property
     def fails(self) -> bool:
@@ -85,7 +88,10 @@ class FileForm:
         """Opens a file to read these columns. Raises UnreadableFileError, StorageError."""
         if self.text is None:
             constants = self.constants(file.path, schema)
-            return OpenFile(store, file, OF_FILES, schema, rows, constants, limit_bytes=self.limit_bytes)
+            limit_bytes = self.limit_bytes
+            return OpenFile(
+                store, file, OF_FILES, schema, rows, constants, limit_bytes=limit_bytes, is_avro=self.is_avro
+            )
         # Whether a row is bad must not depend on the columns that the program uses.
         read = schema if self.fails else self.schema
         return OpenText(store, file, OF_FILES, self.text, read, self.constants(file.path, read), fails=self.fails)
@@ -415,13 +421,19 @@ def source_of_files(
         raise ConfigurationError(
             f"{named}: the format is not clear from the name; give format=, one of {', '.join(FORMATS)}"
         )
-    text = None if kind == "parquet" else TextFormat(kind, TextOptions.of(kind, options, "from_files"), (), size_max)
+    if kind == "avro":
+        need(f"{named} of Avro", "avro")
+    text = (
+        None
+        if kind in ("parquet", "avro")
+        else TextFormat(kind, TextOptions.of(kind, options, "from_files"), (), size_max)
+    )
     if text is None and options:
         raise ConfigurationError(
             f"{named}: options= is for csv, json and text, and these files are {kind}; remove options="
         )
     if schema is None:
-        schema = plain_schema(_schema_of(pattern, files[0], text))
+        schema = plain_schema(_schema_of(pattern, files[0], text, kind))
     if text is not None:
         text = replace(text, columns=tuple(schema.names))
     if partitions is not None:
@@ -430,7 +442,7 @@ def source_of_files(
         own = [field for field in schema if partitions is None or field.name not in partitions.names]
         with named_error(named):
             text.decoder(pa.schema(own), "")
-    form = FileForm(schema, text, bad_rows, partitions, max(LIMIT_BYTES, size_max))
+    form = FileForm(schema, text, bad_rows, partitions, max(LIMIT_BYTES, size_max), kind == "avro")
     if columns is not None:
         missing = [name for name in columns if name not in schema.names]
         if missing or not columns:
@@ -451,10 +463,10 @@ def named_error(named: str) -> Iterator[None]:
         raise ConfigurationError(f"{named}: {error}") from error
 
 
-def _schema_of(pattern: FilePattern, file: FileInfo, text: TextFormat | None) -> pa.Schema:
+def _schema_of(pattern: FilePattern, file: FileInfo, text: TextFormat | None, kind: str) -> pa.Schema:
     opened = StoreFile.of(pattern.store(), file.path, file.size_bytes)
     with reading(opened, OF_FILES):
-        found = schema_of(opened) if text is None else text.schema_of(opened, file.path)
+        found = schema_of(opened, kind) if text is None else text.schema_of(opened, file.path)
         if not len(found):
             raise ConfigurationError("it has no columns; give schema=")
         return found

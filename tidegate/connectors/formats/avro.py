@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.connectors.formats.avro_schema import (
     AvroProgram,
@@ -59,7 +60,7 @@ from tidegate.connectors.formats.registry import (
     newest_schemas,
     schema_of_topics,
 )
-from tidegate.connectors.formats.wire_format import Block, BlockReader, WireDecoder, header_of
+from tidegate.connectors.formats.wire_format import Block, BlockReader, WireDecoder, empty_rows, header_of
 from tidegate.state.kernels import avro as kernels
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
@@ -257,11 +258,37 @@ class AvroRecords:
         self._columns = columns
         self._found = program.schema
 
+    def decode_sequence(self, data: NDArray[np.uint8], count: int) -> DecodedRecords:
+        """Returns the rows of records that follow each other and take all of `data`.
+
+        A record that cannot be read is bad, and the records after it are missing.
+        """
+        if count > len(data):
+            return DecodedRecords(
+                empty_rows(self._columns), {0: f"the block has {count} records and {len(data)} bytes"}
+            )
+        block = Block(data, np.zeros(count, dtype=np.int64), np.full(count, len(data), dtype=np.int64))
+        scan = kernels.scan_avro(
+            *(data, block.starts, block.ends, self._instructions, len(self._program.widths), self._program.depth),
+            in_sequence=True,
+        )
+        if scan.status.any():
+            number = int(np.flatnonzero(scan.status)[0])
+            return DecodedRecords(empty_rows(self._columns), {number: self._reason(scan, number)})
+        end = int(block.ends[-1]) if count else 0
+        if end != len(data):
+            reason = f"{len(data) - end} bytes follow the last record of its block"
+            return DecodedRecords(empty_rows(self._columns), {max(0, count - 1): reason})
+        return self._decoded(block, scan)
+
     def decode(self, block: Block) -> DecodedRecords:
         """Returns the rows of bare records."""
         scan = kernels.scan_avro(
             block.data, block.starts, block.ends, self._instructions, len(self._program.widths), self._program.depth
         )
+        return self._decoded(block, scan)
+
+    def _decoded(self, block: Block, scan: kernels.AvroScan) -> DecodedRecords:
         bad = {number: self._reason(scan, number) for number in np.flatnonzero(scan.status).tolist()}
         good = np.flatnonzero(scan.status == 0)
         block = Block(block.data, block.starts[good], block.ends[good]) if bad else block

@@ -66,8 +66,14 @@ def scan_avro(
     program: NDArray[np.int64],
     columns: int,
     depth: int,
+    *,
+    in_sequence: bool = False,
 ) -> AvroScan:
-    """Checks records of `data` and counts what they have. `depth`: how deep lists are nested in each other."""
+    """Checks records of `data` and counts what they have. `depth`: how deep lists are nested in each other.
+
+    `in_sequence`: each record begins where the one before it ends. Then `starts` and `ends`, which limit the records
+    before, become their begins and ends. Records after a bad one are not checked.
+    """
     status = np.zeros(len(starts), dtype=np.int64)
     faults = np.zeros(len(starts), dtype=np.int64)
     counts = np.zeros(columns, dtype=np.int64)
@@ -91,6 +97,7 @@ def scan_avro(
         status,
         faults,
         False,
+        in_sequence,
     )
     return AvroScan(status, faults, counts, sizes)
 
@@ -130,6 +137,7 @@ def take_avro(
         nothing,
         nothing,
         True,
+        False,
     )
 
 
@@ -332,6 +340,7 @@ def _run(
     status: NDArray[np.int64],
     faults: NDArray[np.int64],
     write: bool,
+    in_sequence: bool,
 ) -> None:
     """Runs a program for each record. Either counts what it has, or writes its values."""
     columns = len(counts)
@@ -551,12 +560,18 @@ def _run(
                     failed = BRANCH_RANGE
                     break
                 pc = pc + value
-        if failed == 0 and at != end:
+        if failed == 0 and at != end and not in_sequence:
             failed = TRAILING
             here = np.int64(length)
+        if in_sequence:
+            ends[record] = at
+            if record + 1 < len(starts):
+                starts[record + 1] = at
         if failed != 0:
             status[record] = failed
             faults[record] = here
             for each in range(columns):
                 counts[each] = saved[each]
                 sizes[each] = saved[columns + each]
+            if in_sequence:
+                break

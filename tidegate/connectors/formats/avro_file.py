@@ -1,0 +1,149 @@
+"""`AvroRows`: the rows of one Avro object file (`.avro`), in file order, from any row on.
+
+Rules:
+
+- A file has its schema in its head. Its records are read with that schema, and then cast to the columns of the source
+  without loss (`fitting.py`). A missing column is an error.
+- `fastavro` reads the head and the blocks (codecs, markers), and kernels take the records of a block.
+- From another row than the next one on, the file is read again from its begin. Blocks before the row are not decoded.
+- A block that cannot be read, or a value that does not fit its column, is an error with the number of the record.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.connectors.formats.avro import AvroRecords
+from tidegate.connectors.formats.avro_schema import AvroSchema, compiled, kind_of, parsed
+from tidegate.connectors.formats.fitting import check_read
+from tidegate.connectors.formats.format import PayloadUse
+from tidegate.connectors.formats.parquet import TooLargeError
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import load
+
+_BUFFER_BYTES = 4 * 2**20
+_USE = PayloadUse("from_files")
+
+
+def avro_file_schema(file: Any) -> pa.Schema:
+    """Returns the columns of an Avro file, a Python file object. Raises ConfigurationError, ValueError."""
+    written = _written(_blocks(io.BufferedReader(file, _BUFFER_BYTES)))
+    return compiled(written, written).schema
+
+
+class AvroRows:
+    """The rows of one Avro file."""
+
+    def __init__(
+        self,
+        file: Any,
+        size_bytes: int,
+        schema: pa.Schema,
+        complete: Callable[[pa.RecordBatch], pa.RecordBatch],
+        limit_bytes: int,
+    ) -> None:
+        """`schema`: the columns that the file must have. `complete`: adds columns that it does not have.
+
+        `limit_bytes`: limit of the decompressed bytes of a block. Raises ConfigurationError, ValueError.
+        """
+        self._file = file
+        self._size_bytes = size_bytes
+        self._schema = schema
+        self._complete = complete
+        self._limit_bytes = limit_bytes
+        self._buffered: Any = None
+        self._block: Any = None
+        self._batch: pa.RecordBatch | None = None
+        self._first = 0
+        """The number of the first row of the current block, which has `_rows` rows."""
+        self._rows = 0
+        self._open()
+        written = _written(self._reader)
+        check_read(compiled(written, written, schema).schema, schema, "avro", _USE)
+        self._records = AvroRecords(compiled(written, written, schema), schema)
+
+    def next_row(self, row: int) -> int:
+        """Returns `row`: rows cannot be skipped before they are read."""
+        return row
+
+    def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
+        """Returns up to `rows_max` rows from `row` on, or None after the last row. Raises ValueError."""
+        if row < self._first:
+            self._open()
+        while row >= self._first + self._rows:
+            self._first += self._rows
+            self._block = next(self._iterator, None)
+            self._batch = None
+            if self._block is None:
+                self._rows = 0
+                if self._buffered.tell() != self._size_bytes:
+                    raise ValueError(f"the file ends within a block, after {self._first} records")
+                return None
+            self._rows = int(self._block.num_records)
+            if self._rows < 0:
+                raise ValueError(f"the block behind record {self._first} has a negative number of records")
+        if self._batch is None:
+            self._batch = self._decoded()
+        return self._complete(self._batch.slice(row - self._first, rows_max))
+
+    def _open(self) -> None:
+        if self._buffered is not None:
+            # A buffer closes its file when it goes.
+            self._buffered.detach()
+        self._file.seek(0)
+        self._buffered = io.BufferedReader(self._file, _BUFFER_BYTES)
+        self._reader = _blocks(self._buffered)
+        self._iterator = _iterated(self._reader)
+        self._first = 0
+        self._rows = 0
+        self._block = None
+        self._batch = None
+
+    def _decoded(self) -> pa.RecordBatch:
+        data = self._block.bytes_.getvalue()
+        if len(data) > self._limit_bytes:
+            raise TooLargeError(
+                f"a block has {len(data):,} bytes, more than {self._limit_bytes:,}; give a greater max_row_size"
+            )
+        found = self._records.decode_sequence(np.frombuffer(data, dtype=np.uint8), self._rows)
+        if found.bad:
+            number = min(found.bad)
+            raise ValueError(f"record {self._first + number}: {found.bad[number]}")
+        return found.batch
+
+
+def _blocks(file: Any) -> Any:
+    library = load("from_files(format='avro')", "avro", "fastavro")
+    try:
+        return library.block_reader(file)
+    except (EOFError, KeyError) as error:
+        raise ValueError(f"the file has no head of Avro: {error}") from error
+
+
+def _iterated(reader: Any) -> Iterator[Any]:
+    """Yields the blocks of a file. Raises ValueError for a broken block."""
+    while True:
+        try:
+            block = next(reader, None)
+        except (EOFError, MemoryError) as error:
+            raise ValueError(f"the file ends within a block: {error}") from error
+        except OSError:
+            raise
+        except Exception as error:  # each codec has errors of its own
+            raise ValueError(f"a block cannot be read: {type(error).__name__}: {error}") from error
+        if block is None:
+            return
+        yield block
+
+
+def _written(reader: Any) -> AvroSchema:
+    schema = parsed(json.loads(reader.metadata["avro.schema"]))
+    if kind_of(schema.of(schema.root)) != "record":
+        raise ConfigurationError("its schema is not a record, so it has no columns")
+    return schema
