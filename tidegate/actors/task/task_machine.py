@@ -224,6 +224,9 @@ class TaskMachine:
     def _on_started(self, event: ev.TasksStarted) -> None:
         if self.status is TaskStatus.READY:
             self.status = TaskStatus.RUNNING
+            if self._chain.splits.all_idle:
+                # All its splits only find others. Without rows no turn would report that the task is idle.
+                self._chain.splits_moved()
 
     @_on.register
     def _on_took_over(self, event: ev.CoordinatorTookOver) -> None:
