@@ -277,6 +277,96 @@ def test_questions_of_tasks_that_were_stopped_count_for_nothing() -> None:
     assert not source.machine.ignores(ev.SplitsRequested(0, AttemptNumber(0), B, 0))
 
 
+def two_parts(first: int, second: int, unread: tuple[int, ...] | None = None) -> JobSpec:
+    """A source with two parts: the splits of the first one are "0", "1" and so on, then come those of the second."""
+    spec = job(first + second, unread)
+    return replace(spec, assigned_sources=(replace(spec.assigned_sources[0], second=first),))
+
+
+def waits(source: Source, task: TaskId) -> bool:
+    """Whether a request gets no answer."""
+    return not source.tell(ev.SplitsRequested(source.at_ms, source.state.attempt_of(task), task, source.first[task]))
+
+
+def test_the_second_part_begins_when_all_subtasks_have_read_the_first() -> None:
+    """Each then gets its share at once, and after that nothing."""
+    source = Source(two_parts(3, 4))
+    assert [source.asks(task) for task in (A, B, A)] == [("0",), ("1",), ("2",)]
+    assert waits(source, B)
+    assert waits(source, B)
+    assert source.asks(A) == ("3", "5")
+    assert source.asks(B) == ("4", "6")
+    assert [source.asks(task) for task in (A, B)] == [(), ()]
+
+
+def test_a_request_that_still_waits_is_not_logged() -> None:
+    """The first one is, and the one that comes when the others have read the first part."""
+    source = Source(two_parts(1, 2))
+    request = ev.SplitsRequested(source.at_ms, source.state.attempt, B, 0)
+    assert source.asks(A) == ("0",)
+    assert not source.machine.ignores(request)
+    assert waits(source, B)
+    assert source.machine.ignores(request)
+    assert source.asks(A) == ("1",)
+    assert not source.machine.ignores(request)
+
+
+def test_the_last_subtask_gets_what_is_left_of_the_second_part() -> None:
+    """A subtask without a share ends; the one that comes last has no others to leave splits to."""
+    source = Source(two_parts(0, 1))
+    assert waits(source, A)
+    assert source.asks(B) == ("0",)
+    assert source.asks(A) == ()
+
+
+def test_a_checkpoint_at_the_switch_has_each_split_once() -> None:
+    """The share that no snapshot has is in the pool, and the switch happens again after a restore."""
+    source = Source(two_parts(2, 4))
+    assert [source.asks(task) for task in (A, B)] == [("0",), ("1",)]
+    assert waits(source, A)
+    assert source.question(B) == ("2", "4")
+    assert source.pool(source.ask()) == ("2", "3", "4", "5")
+    assert source.asks(B) == ("2", "4")
+    assert source.pool(source.ask()) == ("3", "5")
+    again = Source(two_parts(2, 4, unread=(3, 5)), a="0", b="124")
+    assert waits(again, B)
+    assert again.asks(A) == ("3",)
+    assert again.asks(B) == ("5",)
+
+
+def test_subtasks_that_have_all_of_the_second_part_wait_for_the_first() -> None:
+    """They had it in the checkpoint, and another subtask has still to read rows of the first part."""
+    source = Source(two_parts(2, 2, unread=()), a="023", b="1")
+    assert waits(source, A)
+    assert source.asks(B) == ()
+    assert source.asks(A) == ()
+
+
+def test_splits_that_were_found_count_for_no_share() -> None:
+    """A snapshot has more splits than the coordinator gave."""
+    source = Source(two_parts(1, 2))
+    assert source.asks(A) == ("0",)
+    assert waits(source, B)
+    assert source.asks(A) == ("1",)
+    source.held[A] += ["found", "found too"]
+    assert source.pool(source.ask()) == ("2",)
+    assert source.asks(B) == ("2",)
+    source.held[B] += ["found by b"]
+    assert source.pool(source.ask()) == ()
+
+
+def test_what_returns_to_the_first_part_is_read_by_a_subtask_that_waits() -> None:
+    """It has not read beyond that split, and the subtask that failed has."""
+    source = Source(two_parts(3, 2))
+    assert [source.asks(task) for task in (A, B, B)] == [("0",), ("1",), ("2",)]
+    assert waits(source, A)
+    source.loses(B, "2")
+    assert waits(source, B)
+    assert source.asks(A) == ("1",)
+    assert source.asks(A) == ("3",)
+    assert source.asks(B) == ("4",)
+
+
 @pytest.mark.parametrize(("splits", "taken", "holds"), [((1, 2), (3,), True), ((1, 2), (2,), False), ((), (1,), True)])
 def test_is_untaken(splits: tuple[int, ...], taken: tuple[int, ...], holds: bool) -> None:
     """At the boundary: a single split that somebody has."""

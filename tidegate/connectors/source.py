@@ -237,8 +237,23 @@ class StaticSource(Protocol):
     static_splits: Literal[True]
 
 
+@runtime_checkable
+class TwoPartSource(Protocol):
+    """An unbounded source with a bounded first part: the second part begins when all of the first was read.
+
+    The coordinator assigns the splits of the first part on request, as for a bounded source. It assigns the splits of
+    the second part once every subtask has processed all of its first part. These are then read in turn.
+    """
+
+    def is_second(self, split: SourceSplit) -> bool:
+        """Returns whether a split belongs to the second part. Splits that are found belong to it as well."""
+        ...
+
+
 def is_assignable(source: Source) -> bool:
     """Returns whether the coordinator may assign the splits of this source while the job runs."""
+    if isinstance(source, TwoPartSource):
+        return True
     if is_unbounded(source) or isinstance(source, ExternallyInducedSource):
         return False
     return not (isinstance(source, StaticSource) and source.static_splits)

@@ -9,6 +9,9 @@ watermarks of each split):
 - A split that only discovers other splits and never has rows never holds event time back. A discovered split does from
   then on.
 - If splits are read one after the other, only the order of the rows is known, and `current` is None.
+- A source with two parts (`TwoPartSource`) reads its first part one split after the other, and then its second part in
+  turn. A subtask that waits for the second part keeps its event time, because the rows that follow may be as old. It is
+  idle after the time of `idleness=`.
 - The event time of a split belongs to the position in the split. After a restore a row is therefore judged by the same
   earlier rows as without one.
 """
@@ -32,6 +35,10 @@ Due: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int
 Takes the times of rows and the watermark at each row. Returns for each row the last watermark up to this one that makes
 a difference to the row, for example the end of its window, or a later watermark if there is none. Accepts every time.
 """
+
+
+WAITING = -1
+"""Stands in `idle` for the second part of a source that a task waits for."""
 
 
 def as_they_are(times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -58,6 +65,10 @@ class SourceSplits:
 
     in_turn: bool = False
     """True if the task has a source that alternates between its splits."""
+    in_first_part: bool = False
+    """True while the first part of a source with two parts is read, one split after the other."""
+    waits: bool = False
+    """True while the task waits for the second part of its source, or for more splits of the first."""
     current: int | None = None
     """Number of the split, within the task, to which the rows being processed belong. None if unknown."""
     active: set[int] = field(default_factory=set)
@@ -77,6 +88,30 @@ class SourceSplits:
         rows.
         """
         self.in_turn, self.active, self.idle = True, set(splits), set(without_rows)
+
+    def begin_first(self) -> None:
+        """Called when the source begins with the first part of two."""
+        self.in_turn = True
+        self.in_first_part = True
+
+    def begin_second(self, splits: Iterable[int], without_rows: Iterable[int]) -> None:
+        """Called when all rows of the first part were processed, and the source begins with its second part."""
+        self.in_first_part = False
+        self.waits = False
+        self.begin(splits, without_rows)
+
+    def begins_waiting(self) -> None:
+        """Called when the source has processed all of its first part."""
+        self.waits = True
+
+    def waits_too_long(self) -> None:
+        """Called when the source has waited for the time of `idleness=`."""
+        self.idle.add(WAITING)
+
+    def stops_waiting(self) -> None:
+        """Called when the source gets more splits of the first part."""
+        self.waits = False
+        self.idle.discard(WAITING)
 
     def restore(self, split: int | None, event_times: EventTimes) -> None:
         """Restores the event time of a split from a checkpoint."""

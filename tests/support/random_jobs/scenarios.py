@@ -15,7 +15,7 @@ from functools import partial
 
 from random_jobs.draw import FAULT_MIXES, Scenario, draw
 from random_jobs.pieces import Data, Topology
-from random_jobs.sources import CutSource, FindingSource, TricklingSource
+from random_jobs.sources import CutSource, FindingSource, TricklingSource, two_halves
 from random_jobs.topologies import TOPOLOGIES, draw_inputs
 from tidegate.actors.coordinator.checkpoint_requests import REQUESTS_MAX
 from tidegate.actors.drivers.job_context import DataPlaneOptions
@@ -198,6 +198,8 @@ def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
         return FindingSource
     if topology == "induced":
         return None
+    if kind in ("hybrid", "hybrid, finding") and topology not in (*_IN_ORDER, "timers"):
+        return lambda source: source if is_unbounded(source) else two_halves(source, finding=kind != "hybrid")
     # Rows are in order within the splits that the pipeline sees.
     parts = PARTS if scenario.values.get("splits") == "many" and topology not in _IN_ORDER else 1
     cut = partial(CutSource, parts=parts, static_splits=scenario.values.get("splits") == "dealt out")

@@ -3,6 +3,7 @@
 - `TricklingSource` has nothing to read now and then, and its splits are read in turn.
 - `FindingSource` finds its splits while the job runs and keeps positions in their payload.
 - `CutSource` cuts splits into parts, and can assign them before the job starts.
+- `two_halves` reads the first part of each split in a bounded source, and the rest in an unbounded one after it.
 
 A job over any of them writes the same rows as over the wrapped source. A row that is missing or repeated is therefore
 an error of the protocol.
@@ -17,6 +18,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidegate.connectors.hybrid_source import hybrid_source
 from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError
@@ -185,6 +187,34 @@ class CutSource:
     def reader(self) -> SourceReader:
         """Returns a reader of parts."""
         return _PartReader(self.source.reader())
+
+
+@dataclass(frozen=True, slots=True)
+class _EverySecondSource:
+    """Delivers every second split of another source."""
+
+    source: Source
+    first: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the wrapped source."""
+        return self.source.schema
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """Returns every second split."""
+        return self.source.splits()[self.first :: 2]
+
+    def reader(self) -> SourceReader:
+        """Returns a reader of the wrapped source."""
+        return self.source.reader()
+
+
+def two_halves(source: Source, *, finding: bool) -> Source:
+    """Returns a hybrid source: the first half of each split, and then the second halves, found or with pauses."""
+    cut = CutSource(source, 2, static_splits=False)
+    rest = _EverySecondSource(cut, 1)
+    return hybrid_source(_EverySecondSource(cut, 0), FindingSource(rest) if finding else TricklingSource(rest))
 
 
 class _PartReader:

@@ -39,7 +39,7 @@ from tidegate.actors.coordinator.job_spec import (
     pause_ms,
 )
 from tidegate.actors.coordinator.phases import OVER_BY, JobInput, JobStatus, PendingPhase
-from tidegate.actors.coordinator.source_coordinator import assign
+from tidegate.actors.coordinator.source_coordinator import assign, still_waits
 from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.errors import ProtocolError
@@ -187,7 +187,9 @@ class CoordinatorMachine:
     @_on.register
     def _on_splits_requested(self, event: ev.SplitsRequested) -> None:
         self._context.nothing_follows = True
-        self._instructions.append(assign(self.state, event, self._context.untaken))
+        answer = assign(self.state, event, self._context.untaken)
+        if answer is not None:
+            self._instructions.append(answer)
 
     @_on.register
     def _on_storage_went_away(self, event: ev.StorageWentAway) -> None:
@@ -520,12 +522,10 @@ def is_noop(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
         case ev.TaskAnswered(attempt=attempt, task=task, generation=generation):
             asked = generation == state.generation and task in state.adopting
             return not asked or not state.is_current(task, attempt)
-        case (
-            ev.TaskReachedEndOfData(attempt=attempt, task=task)
-            | ev.TaskFinished(attempt=attempt, task=task)
-            | ev.SplitsRequested(attempt=attempt, task=task)
-        ):
+        case ev.TaskReachedEndOfData(attempt=attempt, task=task) | ev.TaskFinished(attempt=attempt, task=task):
             return not state.is_current(task, attempt)
+        case ev.SplitsRequested(attempt=attempt, task=task):
+            return not state.is_current(task, attempt) or still_waits(state, event)
         case ev.WatermarkReported():
             return True  # Answered outside the machine: it changes nothing that lasts.
         case ev.StorageWentAway():

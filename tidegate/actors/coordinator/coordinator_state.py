@@ -130,6 +130,15 @@ class TakenSplits:
     given: tuple[int, ...] = ()
     told_all: bool = False
     """True if the subtask expects no more splits: it was notified, or had finished in the checkpoint."""
+    waits: bool = False
+    """True if the subtask has processed all of the first part of its source, and waits for the second part."""
+    has_second: bool = False
+    """True if the subtask was given its share of the second part, which may be empty."""
+
+    @property
+    def has_read_first(self) -> bool:
+        """Returns whether the subtask has no splits of the first part left to read."""
+        return self.waits or self.has_second or self.told_all
 
     @property
     def all(self) -> tuple[int, ...]:

@@ -138,12 +138,14 @@ class RestorePoint:
 class AssignedSource:
     """A source whose splits the coordinator assigns to its subtasks. A split is identified by its place in `splits`.
     `unread`: the splits of which no row was read where the job starts. Tasks report that they have the other splits.
+    `second`: the first split of the second part of a `TwoPartSource`; None if the source has one part.
     """
 
     uid: OperatorUid
     vertex: VertexId
     splits: tuple[StoredSplit, ...]
     unread: tuple[int, ...]
+    second: int | None = None
 
 
 @wire

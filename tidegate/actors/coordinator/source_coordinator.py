@@ -15,6 +15,11 @@ described (`tidegate/actors/drivers/job_context.py`). Rules:
   that returns is left to a subtask that has not read beyond it, such as the failed one, as long as one still requests.
 - The first requests get several splits at a time, the last ones get one. The coordinator logs each answer, and many
   small files should not wait for it one by one.
+- A source may have two parts (`TwoPartSource`): first a bounded one, then one that is read in turn. A subtask requests
+  more when it has processed all that it has. The request that comes when nothing of the first part is left is not
+  answered while another subtask still reads the first part. It is repeated, so its answer is the switch.
+- The second part is given out in equal shares, all of a share at once, because its splits never end. After a restore
+  from a checkpoint at the switch, what no subtask had is in the pool, and the switch happens again.
 """
 
 from __future__ import annotations
@@ -58,9 +63,13 @@ class UntakenSplits:
         self._seen = {task: (taken, len(taken.given)) for task, taken in subtasks.items()}
         self._last = {task: taken.last for task, taken in subtasks.items()}
         self.taken = {number for taken in subtasks.values() for number in taken.all}
-        """The splits that each subtask has."""
-        self.left = [number for number in source.unread if number not in self.taken]
-        """The unassigned splits, ascending."""
+        """The splits that a subtask has."""
+        second = len(source.splits) if source.second is None else source.second
+        untaken = [number for number in source.unread if number not in self.taken]
+        self.left = [number for number in untaken if number < second]
+        """The unassigned splits, ascending, without splits of a second part."""
+        self.later = [number for number in untaken if number >= second]
+        """The unassigned splits of the second part, ascending."""
 
     def follows_from(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> bool:
         """Returns whether these splits are still up to date: the subtasks have only taken splits through this object
@@ -82,6 +91,14 @@ class UntakenSplits:
     def give(self, task: TaskId, taken: TakenSplits, begin: int, splits: Sequence[int]) -> None:
         """Gives a subtask unassigned splits, starting with the one at index `begin`."""
         del self.left[begin : begin + len(splits)]
+        self._give(task, taken, splits)
+
+    def give_later(self, task: TaskId, taken: TakenSplits, splits: Sequence[int]) -> None:
+        """Gives a subtask unassigned splits of the second part."""
+        self.later = [number for number in self.later if number not in splits]
+        self._give(task, taken, splits)
+
+    def _give(self, task: TaskId, taken: TakenSplits, splits: Sequence[int]) -> None:
         self.taken.update(splits)
         taken.given += tuple(splits)
         self._seen[task] = taken, len(taken.given)
@@ -99,6 +116,8 @@ def took_up(state: CoordinatorState, event: TaskReady) -> None:
     source = _source_of(state, event.task)
     if source is None:
         return
+    for taken in _subtasks(state, source).values():
+        taken.waits = False  # What returns to the pool may be for them. They request it again.
     if event.splits is None:
         state.splits[event.task] = TakenSplits(tuple(range(len(source.splits))), told_all=True)
         return
@@ -110,8 +129,9 @@ def took_up(state: CoordinatorState, event: TaskReady) -> None:
     state.splits[event.task] = TakenSplits(restored, len(event.splits))
 
 
-def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> AssignSplits:
-    """Returns the answer to a subtask. A request that was answered before gets the same answer.
+def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> AssignSplits | None:
+    """Returns the answer to a subtask. A request that was answered before gets the same answer. Returns None if the
+    subtask must wait for others, which have not read the first part of the source, and request again.
 
     `pools` is kept between calls, and is built again where it is no longer up to date.
     """
@@ -119,8 +139,9 @@ def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> Ass
     assert source is not None, f"{event.task} asks for splits, and its source has dealt them out"
     taken = state.splits.setdefault(event.task, TakenSplits())
     check_question(event.first, len(taken.given))
-    if event.first == len(taken.given) and not taken.told_all:
-        _give(state, source, event.task, taken, pools)
+    unanswered = event.first == len(taken.given) and not taken.told_all
+    if unanswered and not _give(state, source, event.task, taken, pools):
+        return None
     splits = tuple(source.splits[number] for number in taken.given[event.first :])
     return AssignSplits(event.attempt, event.task, event.first, splits)
 
@@ -157,6 +178,9 @@ def _taken_in(pending: PendingCheckpoint, task: TaskId, uid: OperatorUid, taken:
         # It had finished before, so it had read all that it was given.
         return len(taken.given)
     in_snapshot = _splits_in(part, uid)
+    if taken.has_second:
+        # Splits that were found come after all that it was given.
+        in_snapshot = min(in_snapshot, taken.restored_count + len(taken.given))
     check_snapshot(in_snapshot, taken.restored_count, len(taken.given))
     return in_snapshot - taken.restored_count
 
@@ -166,20 +190,45 @@ def _splits_in(part: SubtaskState, uid: OperatorUid) -> int:
     return sum(section.rows for section in sections if section.uid == uid and section.state == SOURCE_STATE)
 
 
-def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits, pools: Pools) -> None:
-    """Gives a subtask the next unassigned splits, or notifies it that there are no more for it."""
+def still_waits(state: CoordinatorState, event: SplitsRequested) -> bool:
+    """Returns whether a request repeats one that has no answer, because other subtasks still read the first part."""
+    source = _source_of(state, event.task)
+    taken = state.splits.get(event.task)
+    if source is None or taken is None or not taken.waits or event.first != len(taken.given):
+        return False
+    return not all(each.has_read_first for each in _subtasks(state, source).values())
+
+
+def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits, pools: Pools) -> bool:
+    """Gives a subtask the next splits of the pool, or notifies it that there are no more for it. Returns False if it
+    must wait for the second part of the source.
+    """
     subtasks = _subtasks(state, source)
     pool = _untaken(state, source, pools)
     still_ask = [pool.last(other) for other, each in subtasks.items() if other != task and not each.told_all]
     share = -(-len(pool.left) // (ANSWERS_A_SUBTASK * len(subtasks)))
     begin, end = _next_for(task, pool, still_ask)
     chunk = pool.left[begin : min(end, begin + share, begin + SPLITS_AN_ANSWER_MAX)]
-    if chunk:
+    if chunk and not taken.has_second:
         check_assigned(chunk, pool.taken)
         pool.give(task, taken, begin, chunk)
-    else:
-        check_told_end(pool.left, bool(still_ask))
-        taken.told_all = True
+        return True
+    if source.second is not None and not taken.has_second:
+        others = [each for other, each in subtasks.items() if other != task]
+        taken.waits = bool(pool.left) or not all(each.has_read_first for each in others)
+        if taken.waits:
+            return False
+        # The last subtask without a share gets all that is left.
+        without = sum(not (each.has_second or each.told_all) for each in others)
+        later = pool.later[:: without + 1]
+        taken.has_second = True
+        if later:
+            check_assigned(later, pool.taken)
+            pool.give_later(task, taken, later)
+            return True
+    check_told_end([*pool.left, *pool.later], bool(still_ask))
+    taken.told_all = True
+    return True
 
 
 def _untaken(state: CoordinatorState, source: AssignedSource, pools: Pools) -> UntakenSplits:

@@ -335,14 +335,18 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
     known = {info.uid for info in metadata.operators}
     for vertex in graph.vertices:
         spec = vertex.source
-        if spec is None or spec.uid not in known or hasattr(spec.source, "reopen"):
+        if spec is None or spec.uid not in known:
+            continue
+        if hasattr(spec.source, "reopen") and not isinstance(spec.source, DynamicSource):
             continue
         subtasks = subtasks_of(metadata, spec.uid)
         before = {p.split.split_id: p.split for p in _positions(store, metadata, spec.uid)}
         before |= {split.split_id: split for split in _pooled(metadata, spec.uid)}
         if isinstance(spec.source, DynamicSource):
+            read = [split for subtask in subtasks if subtask.finished for split in subtask.read_splits]
+            ended = [SourceSplit(each.split_id, each.payload, each.rows) for each in read]
             try:
-                spec.source.check_restored(tuple(before.values()))
+                spec.source.check_restored((*before.values(), *ended))
             except ConfigurationError as error:
                 yield f"source {spec.uid!r} cannot go on from {_where(metadata)}: {error}"
             continue

@@ -7,6 +7,9 @@ gets reads from it, and hands it the answers. Rules:
 - The payload of a split, and the splits that a source has found, belong to the position: they count when the answer
   that carried them is processed, together with its rows. So they are in a checkpoint if and only if these rows are. A
   split that was found is read from then on.
+- A source with two parts (`TwoPartSource`) is read like a bounded one first. When all rows of the first part that the
+  task has were processed, it requests more: the answer has splits of the second part, or is the end. From then on its
+  splits are read in turn. Splits of the second part that a restored task has wait until then.
 - A split that is too far ahead of its group in event time is not read (`SplitAlignment`). The time for which it was
   held counts for no idleness.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,8 +31,8 @@ from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.actors.task.split_positions import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.actors.task.task_descriptor import TaskDescriptor
 from tidegate.actors.task.turn_pacer import ROWS_UNLIMITED
-from tidegate.connectors.source import NotifiedSource, SourceSplit, is_unbounded
-from tidegate.operators.source_splits import SourceSplits
+from tidegate.connectors.source import NotifiedSource, SourceSplit, TwoPartSource, is_unbounded
+from tidegate.operators.source_splits import WAITING, SourceSplits
 from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError, ProtocolError
@@ -81,6 +84,9 @@ class SourceCursor:
 
     With `notified` the reader is notified of completed checkpoints.
 
+    `is_second`: whether a split belongs to the second part of a source; None for a source with one part. The first part
+    is read one split after the other, and `in_turn` counts for the second.
+
     `awaited`: the step that makes watermarks of the splits, if anything waits for them. A split that holds them back
     for QUIET_MS is logged, unless there is an idleness.
 
@@ -103,7 +109,16 @@ class SourceCursor:
         alignment: SplitAlignment | None = None,
         awaited: WatermarkGenerator | None = None,
         notified: bool = False,
+        is_second: Callable[[SourceSplit], bool] | None = None,
     ) -> None:
+        assert is_second is None or in_turn is not None, "the second part is read in turn"
+        self._is_second = is_second
+        self._second_part = None if is_second is None else in_turn
+        """The splits of the second part, until it begins."""
+        self._waiting: list[int] = []
+        """The open splits of the second part, until it begins."""
+        self._waits_since_ms: int | None = None
+        """Since when the task has nothing of the first part to read."""
         self._requests = requests
         self._notified = notified
         self._frozen: dict[CheckpointId, FrozenPositions] = {}
@@ -115,7 +130,8 @@ class SourceCursor:
         """True if every split that could be read is held because it is too far ahead in event time."""
         self._event_times = SourceSplits() if event_times is None else event_times
         for index, position in enumerate(positions):
-            self._event_times.restore(None if in_turn is None else index, position.event_times)
+            in_sequence = in_turn is None or (is_second is not None and not is_second(position.split))
+            self._event_times.restore(None if in_sequence else index, position.event_times)
         self._taken: int | None = None
         """The split of the rows that were processed last."""
         self._positions = list(positions)
@@ -137,8 +153,12 @@ class SourceCursor:
         """The splits that the last read tries."""
         self._rows_max = rows_max
         self._read_ahead = read_ahead
-        self._splits = in_turn
-        if in_turn is not None:
+        self._splits = in_turn if is_second is None else None
+        if is_second is not None and in_turn is not None:
+            in_turn.begin_first()
+            self._waiting = [index for index in self._open if is_second(positions[index].split)]
+            self._open = [index for index in self._open if not is_second(positions[index].split)]
+        elif in_turn is not None:
             in_turn.begin(
                 (index for index in self._open if positions[index].split.rows),
                 (index for index in self._open if not positions[index].split.rows),
@@ -167,7 +187,7 @@ class SourceCursor:
     @property
     def at_end(self) -> bool:
         """Returns whether every row of every split has been processed."""
-        over = self._requests is None or self._requests.over
+        over = (self._requests is None or self._requests.over) and self._second_part is None
         return over and not self._open and not self._ready and self._outstanding is None
 
     @property
@@ -193,6 +213,8 @@ class SourceCursor:
         return steps if self.alignment is None else (*steps, *self.alignment.steps(at_ms, self._all_held, self.at_end))
 
     def _reading(self, rows_max: int, at_ms: int) -> tuple[TaskInstruction, ...]:
+        if self._second_part is not None and not self._open and self._outstanding is None:
+            return self._wait_for_second(self._second_part, at_ms)
         if self._requests is not None and not self._open and self._outstanding is None:
             return self._requests.ask(at_ms)
         read = self.next_read(rows_max)
@@ -205,8 +227,61 @@ class SourceCursor:
             self.alignment.announced(event.watermark_ms)
             return
         assert self._requests is not None, "a task that does not ask for splits gets none"
-        for split in self._requests.answered(event):
+        new = self._requests.answered(event)
+        for split in new:
             self._add(split)
+        if self._second_part is None:
+            return
+        if self._begins_second(new):
+            self._begin_second(self._second_part)
+        elif new:
+            self._waits_since_ms = None
+            self._second_part.stops_waiting()
+
+    def _begins_second(self, new: Sequence[SourceSplit]) -> bool:
+        """Returns whether an answer begins the second part: it has splits of it, or is the end."""
+        assert self._requests is not None
+        assert self._is_second is not None
+        return self._requests.over or any(map(self._is_second, new))
+
+    def _wait_for_second(self, second: SourceSplits, at_ms: int) -> tuple[TaskInstruction, ...]:
+        """Requests the second part, once all rows that were read are processed."""
+        self._all_held = False
+        if self._ready:
+            return ()
+        if self._requests is None:
+            self._begin_second(second)
+            read = self.next_read()
+            return () if read is None else (read,)
+        if self._waits_since_ms is None:
+            self._waits_since_ms = at_ms
+            second.begins_waiting()
+        waited_ms = at_ms - self._waits_since_ms
+        if self._idleness_ms is not None and waited_ms >= self._idleness_ms and not second.idle:
+            second.waits_too_long()
+            self._splits_moved()
+            return ()
+        return self._requests.ask(at_ms)
+
+    def _begin_second(self, second: SourceSplits) -> None:
+        """Begins to read the splits of the second part in turn."""
+        if self._event_times.newest_ms:
+            self._note_event_times()
+        self._second_part = None
+        self._splits = second
+        self._open = self._waiting
+        self._waiting = []
+        self._turn = 0
+        self._misses = 0
+        second.begin_second(
+            (index for index in self._open if self._read_in[index].rows),
+            (index for index in self._open if not self._read_in[index].rows),
+        )
+        self._splits_moved()
+
+    def _splits_moved(self) -> None:
+        """Lets the task take a turn without rows, in which its steps see that other splits hold event time back."""
+        self._ready.append((WAITING, SourceBatchRead(0, self._reads, None, 0, at_end=False), False))
 
     def timer_due(self, timer: TaskTimer) -> None:
         """Handles a timer: a pause is over, a request for splits may have to be repeated, or a report is due."""
@@ -325,6 +400,8 @@ class SourceCursor:
     def take(self) -> Taken:
         """Returns the next answer. Its rows count as processed from now on."""
         index, event, idle = self._ready.popleft()
+        if index == WAITING:
+            return Taken(None, None, 0, None)
         self._taken = index
         position = self._positions[index]
         assert not position.at_end and event.next_offset >= position.next_offset
@@ -372,9 +449,11 @@ class SourceCursor:
         """Stores event times in the positions. If splits are read one after the other, only the last split has all rows
         before it.
         """
-        read = (
-            range(len(self._positions)) if self._splits is not None else () if self._taken is None else (self._taken,)
-        )
+        read: Iterable[int] = range(len(self._positions))
+        if self._splits is None:
+            read = () if self._taken is None else (self._taken,)
+        elif (is_second := self._is_second) is not None:
+            read = (index for index in read if is_second(self._positions[index].split))
         for index in read:
             times = self._event_times.event_times(None if self._splits is None else index)
             self._positions[index] = replace(self._positions[index], event_times=times)
@@ -397,6 +476,9 @@ class SourceCursor:
         self._positions.append(SplitPosition(split))
         self._read_in.append(split)
         self._offsets.append(0)
+        if self._second_part is not None and self._is_second is not None and self._is_second(split):
+            self._waiting.append(index)
+            return
         self._open.append(index)
         if self._splits is not None:
             self._splits.joins(index, has_rows=split.rows != 0)
@@ -483,6 +565,7 @@ def begin_source(
         alignment=alignment,
         awaited=chain.awaited_generator(any(edge.event_time for edge in d.outputs)),
         notified=isinstance(d.source.source, NotifiedSource) and d.source.source.notified,
+        is_second=d.source.source.is_second if isinstance(d.source.source, TwoPartSource) and not finished else None,
     )
 
 
@@ -583,9 +666,11 @@ class SplitAlignment:
     @property
     def lowest_ms(self) -> int | None:
         """Returns the watermark, in ms since 1970, of the slowest split that counts: MIN_WATERMARK_MS if it has none
-        yet, None if all splits are idle.
+        yet, None if all splits are idle or the task waits for the second part of its source.
         """
-        if not self._splits.in_turn:
+        if self._splits.waits:
+            return None
+        if not self._splits.in_turn or self._splits.in_first_part:
             return self._generator.split_watermark_ms(None)
         if self._splits.active:
             return min(self._generator.split_watermark_ms(split) for split in self._splits.active)

@@ -33,6 +33,7 @@ from tidegate.connectors.formats.format import PayloadUse, ReadFormat
 from tidegate.connectors.formats.named import PayloadFormat, check_registry, format_named
 from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.formats.registry import SchemaRegistry
+from tidegate.connectors.hybrid_source import hybrid_source
 from tidegate.connectors.iceberg.client import TablePlace
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions
 from tidegate.connectors.iceberg.source import Changes, IcebergFollower, IcebergSource
@@ -793,6 +794,66 @@ class StreamSources(OtherNames):
             SocketSource(host, port, policy), name=name, uid=uid, parallelism=1, slot_sharing_group=slot_sharing_group
         )
 
+    def hybrid(
+        self,
+        first: Stream,
+        *,
+        then: Stream,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "hybrid",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begins a stream over a bounded source, and then an unbounded one: backfill, then follow (Flink's
+        `HybridSource`).
+
+        The second source is read when all rows of the first one were processed, by all subtasks. Each row counts once,
+        also if the job is killed at the switch (`docs/hybrid.md`). The position where the second source begins is
+        fixed when the job is submitted, so give `start=` of `from_kafka`.
+
+        - `first`: a stream straight from a bounded source: `from_files`, `from_delta`, `from_dataframe` and others.
+        - `then`: a stream straight from a source that continues, such as `from_kafka`, with the same columns.
+        - `timestamp`, `max_out_of_orderness`, `idleness`, `alignment`: event time of both, as in
+          `Stream.assign_timestamps`. Do not give them to the two sources.
+        - `name`, `uid`, `parallelism`, `slot_sharing_group`: see `Stream`. The uid of the two sources is not used.
+
+        Raises ConfigurationError if the first source has no end, the second one is bounded, or the columns differ.
+
+        Example:
+
+            >>> live = env.from_rate(None, rows=2)
+            >>> past = env.from_rows([{"timestamp": None, "value": 7}], schema=live.schema)
+            >>> env.hybrid(past, then=live).columns
+            ['timestamp', 'value']
+        """
+        given = (("first", first), ("then", then))
+        nodes = [source_node(self._program, stream, f"hybrid({which}=)") for which, stream in given]
+        if nodes[0] is nodes[1]:
+            raise ConfigurationError("hybrid: first= and then= are one stream; call from_... for each")
+        widths = {node.parallelism for node in nodes}
+        groups = {node.slot_group for node in nodes}
+        if parallelism is None and len(widths) > 1:
+            raise ConfigurationError(f"hybrid: the sources have parallelism {sorted(widths)}; give parallelism= here")
+        if slot_sharing_group is None and len(groups) > 1:
+            raise ConfigurationError("hybrid: the sources have two slot sharing groups; give slot_sharing_group= here")
+        first_source, second_source = (node.source for node in nodes)
+        assert first_source is not None
+        assert second_source is not None
+        source = hybrid_source(first_source, second_source)
+        self._program.nodes[:] = [node for node in self._program.nodes if node not in nodes]
+        stream = self.from_source(
+            source,
+            name=name,
+            uid=uid,
+            parallelism=widths.pop() if parallelism is None else parallelism,
+            slot_sharing_group=groups.pop() if slot_sharing_group is None else slot_sharing_group,
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
+
     def from_source(
         self,
         source: Source,
@@ -842,6 +903,25 @@ class StreamSources(OtherNames):
         )
         self._program.add_node(node, own)
         return Stream(self._program, ((node, None),))
+
+
+def source_node(program: Program, stream: object, what: str) -> StreamNode:
+    """Returns the source of a stream that no step has changed or read. Raises ConfigurationError for other streams."""
+    if not isinstance(stream, Stream):
+        raise ConfigurationError(f"{what}: give a stream, such as env.from_files(...), not {type(stream).__name__}")
+    node, partitioning = stream._inputs[0]
+    if len(stream._inputs) > 1 or partitioning is not None or node.source is None:
+        raise ConfigurationError(
+            f"{what}: give the stream that a source returns, such as env.from_files(...), before any other step. Give "
+            "timestamp= and the steps that follow to the result of hybrid"
+        )
+    if stream._changelog is not None:
+        raise stream._changelog.refuse("hybrid")
+    if node not in program.nodes:
+        raise ConfigurationError(f"{what}: the stream was used by another hybrid, or belongs to an earlier program")
+    if any(upstream.maker is node for each in program.nodes for upstream, _ in each.inputs):
+        raise ConfigurationError(f"{what}: another step reads {node.name!r} (uid {node.uid!r}); call from_... again")
+    return node
 
 
 _UNCHANGED_ADVICE = "Set REPLICA IDENTITY FULL for the table, or read the topic from its begin (start='earliest')"

@@ -49,7 +49,14 @@ from tidegate.api.submission.restoring import RestoreReport, checkpoints_up_to, 
 from tidegate.api.submission.table_claims import check_tables, claim_tables
 from tidegate.api.submission.temporary_jobs import own_folder
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable
-from tidegate.connectors.source import ExternallyInducedSource, MasterHook, Source, is_assignable
+from tidegate.connectors.source import (
+    ExternallyInducedSource,
+    MasterHook,
+    Source,
+    SourceSplit,
+    TwoPartSource,
+    is_assignable,
+)
 from tidegate.operators.sinks.table_sink import table_sink
 from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
 from tidegate.protocol.edges import PartitioningKind
@@ -597,6 +604,7 @@ def assigned_sources(
         if vertex.source is None:
             continue
         uid = vertex.source.uid
+        source = vertex.source.source
         now = [StoredSplit(p.split.split_id, p.split.payload, p.split.rows) for p in splits[uid]]
         if metadata is not None and uid in restored:
             pool = {split.split_id: split for split in metadata.pool_of(uid)}
@@ -605,11 +613,26 @@ def assigned_sources(
             now = [pool.get(split.split_id, split) for split in now] + [pool[split_id] for split_id in sorted(gone)]
             unread = tuple(number for number, split in enumerate(now) if split.split_id in pool)
         else:
-            shares = is_assignable(vertex.source.source) and len(now) > vertex.parallelism > 1
-            unread = tuple(range(len(now))) if shares else ()
-        if unread:
+            shares = is_assignable(source) and len(now) > vertex.parallelism > 1
+            unread = tuple(range(len(now))) if shares or isinstance(source, TwoPartSource) else ()
+        if isinstance(source, TwoPartSource):
+            found.append(_two_parts(AssignedSource(uid, vertex.vertex, tuple(now), unread), source))
+        elif unread:
             found.append(AssignedSource(uid, vertex.vertex, tuple(now), unread))
     return tuple(found)
+
+
+def _two_parts(assigned: AssignedSource, source: TwoPartSource) -> AssignedSource:
+    """Returns the source with the splits of its first part before the splits of its second part."""
+    is_second = [source.is_second(SourceSplit(s.split_id, s.payload, s.rows)) for s in assigned.splits]
+    order = sorted(range(len(is_second)), key=is_second.__getitem__)
+    unread = {*assigned.unread}
+    return replace(
+        assigned,
+        splits=tuple(assigned.splits[number] for number in order),
+        unread=tuple(place for place, number in enumerate(order) if number in unread),
+        second=is_second.count(False),
+    )
 
 
 def collect_url(

@@ -12,6 +12,8 @@ Rules:
   makes a difference (`pieces_of`), and the watermark advances between the pieces.
 - After a restore the watermark continues from the checkpoint, because the event time of a split is stored with the
   position in the split. In a task without a source it starts again.
+- In a source with two parts the first part is read one split after the other, and its greatest timestamp is the one of
+  split None. It stays the least watermark of the second part, also after a restore.
 - Splits that are read in turn differ in event time, most of all when a job catches up. Each split therefore has its own
   greatest timestamp, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as
   in Flink, so no task waits.
@@ -282,7 +284,10 @@ class WatermarkGenerator(Operator):
         elif (held := splits.active | current) <= newest.keys():
             newest_ms = min((newest[split] for split in held), default=None)
         else:
-            return  # A split that has had no rows so far may have any timestamp.
+            newest_ms = None  # A split that has had no rows so far may have any timestamp.
+        first_part_ms = newest.get(None)
+        if first_part_ms is not None:
+            newest_ms = first_part_ms if newest_ms is None else max(first_part_ms, newest_ms)
         if newest_ms is not None:
             own_ms = self._behind(newest_ms)
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)

@@ -157,7 +157,7 @@ class AlignmentOracle:
 
 def _watermark_ms(machine: TaskMachine, split_id: str) -> int:
     assert machine.source is not None
-    in_turn = machine.chain.splits.in_turn
+    in_turn = machine.chain.splits.in_turn and not machine.chain.splits.in_first_part
     split = machine.source.split_ids.index(split_id) if in_turn else None
     aligned = machine.chain.aligned_generator
     assert aligned is not None

@@ -1,0 +1,200 @@
+"""A bounded source and then an unbounded one as one source: what its splits, columns and errors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from kafka_broker import broker
+from kafka_reading import QUICK
+from source_contract import check_source
+from test_kafka_source import Waiting
+
+import tidegate as tg
+from tidegate.connectors.files.source import source_of_files
+from tidegate.connectors.hybrid_source import HybridSource, hybrid_source
+from tidegate.connectors.kafka.options import Topics
+from tidegate.connectors.kafka.records import RecordFormat
+from tidegate.connectors.kafka.source import KafkaSource
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.connectors.rate_source import RateSource
+from tidegate.connectors.source import ReadResult, SourceSplit
+from tidegate.storage.errors import ConfigurationError
+
+SCHEMA = pa.schema([("x", pa.int64()), ("s", pa.string())])
+TABLE = pa.table({"x": [1, 2, 3], "s": ["a", "b", "c"]})
+
+
+class Live:
+    """One row in one split, which has no end, with the columns of `schema`."""
+
+    unbounded = True
+
+    def __init__(self, schema: pa.Schema = SCHEMA, *, found: bool = False) -> None:
+        self.schema = schema
+        self.closed = 0
+        self.found = found
+
+    def splits(self) -> list[SourceSplit]:
+        """One."""
+        return [SourceSplit("live", b"")]
+
+    def reader(self) -> Live:
+        """Itself."""
+        return self
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """The row, once."""
+        if offset:
+            return ReadResult(None, offset, at_end=False)
+        values: dict[str, Any] = {"x": 9, "s": "z"}
+        batch = pa.RecordBatch.from_pylist([{name: values[name] for name in self.schema.names}], self.schema)
+        return ReadResult(batch, 1, at_end=False, found=(SourceSplit("more", b""),) if self.found else ())
+
+    def close(self) -> None:
+        """Counts."""
+        self.closed += 1
+
+
+def memory(table: pa.Table = TABLE) -> MemorySource:
+    """A bounded source of two splits."""
+    return MemorySource.of(table, 2)
+
+
+def read_all(source: HybridSource) -> list[dict[str, object]]:
+    """All rows of all splits, as they are at the moment."""
+    reader = source.reader()
+    batches = [reader.read(split, 0, 10).batch for split in source.splits()]
+    return [row for batch in batches if batch is not None for row in batch.to_pylist()]
+
+
+@pytest.mark.slow
+def test_it_keeps_the_contract(tmp_path: Path) -> None:
+    """Files and then partitions of Kafka."""
+    pq.write_table(TABLE.select(["x"]), tmp_path / "a.parquet")
+    pq.write_table(TABLE.select(["x"]).slice(1), tmp_path / "b.parquet")
+    files = source_of_files(str(tmp_path / "*.parquet"))
+    with broker() as kafka:
+        kafka.add("hybrid", 0, b'{"x": 11}', b'{"x": 12}')
+        kafka.add("hybrid", 3, b'{"x": 13}')
+        records = KafkaSource(
+            kafka.servers, Topics(("hybrid",)), RecordFormat(pa.schema([("x", pa.int64())])), end="latest",
+            properties=QUICK,
+        )  # fmt: skip
+        rows = check_source(Waiting(hybrid_source(files, records)))  # type: ignore[arg-type]
+    assert [row["x"] for row in rows] == [1, 2, 3, 2, 3, 11, 12, 13]
+
+
+def test_splits_have_names_of_their_part() -> None:
+    """So two sources may name their splits alike, and payloads stay what they are."""
+    source = hybrid_source(memory(), Live())
+    names = [split.split_id for split in source.splits()]
+    assert names == ["first: 0: rows 0 to 1", "first: 1: rows 1 to 3", "then: live"]
+    assert [source.is_second(split) for split in source.splits()] == [False, False, True]
+
+
+def test_columns_are_matched_by_name() -> None:
+    """In the order of the first source; a column may be null if it may be in one of them."""
+    other = pa.schema([pa.field("s", pa.string()), pa.field("x", pa.int64(), nullable=False)])
+    first = pa.table({"x": [1], "s": ["a"]}, schema=pa.schema([SCHEMA.field("x"), pa.field("s", pa.string(), False)]))
+    source = hybrid_source(memory(first), Live(other))
+    assert source.schema.equals(SCHEMA)
+    assert read_all(source) == [{"x": 1, "s": "a"}, {"x": 9, "s": "z"}]
+    assert read_all(source.projected(["s"])) == [{"s": "a"}, {"s": "z"}]
+
+
+def test_the_second_reader_is_opened_at_the_switch() -> None:
+    """And the first one is closed by then."""
+    first = Live()
+    source = HybridSource(first, Live(), SCHEMA)
+    reader = source.reader()
+    one, two = source.splits()
+    reader.read(one, 0, 1)
+    assert first.closed == 0
+    reader.read(two, 0, 1)
+    assert first.closed == 1
+    reader.close()
+    assert source.second.closed == 1  # type: ignore[attr-defined]
+
+
+def test_splits_that_are_found_belong_to_the_second_part() -> None:
+    """The first source is bounded, so it may find none."""
+    source = hybrid_source(memory(), Live(found=True))
+    (found,) = source.reader().read(source.splits()[-1], 0, 1).found
+    assert source.is_second(found)
+    wrong = HybridSource(Live(found=True), Live(), SCHEMA)
+    with pytest.raises(ConfigurationError, match="the first source has found splits"):
+        wrong.reader().read(wrong.splits()[0], 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (memory, lambda: Live(pa.schema([("x", pa.int32()), ("s", pa.string())])), "'x' is int64 in the first source"),
+        (memory, lambda: Live(pa.schema([("x", pa.int64())])), "only the first source has 's'"),
+        (lambda: memory(TABLE.select(["s"])), Live, "only then= has 'x'"),
+        (Live, Live, "the first source never ends"),
+        (lambda: RateSource(None, 5, 1), Live, "the first source is read in turn"),
+        (memory, memory, "then= is a bounded source"),
+        (memory, lambda: hybrid_source(memory(), Live()), "then= is a hybrid source itself"),
+    ],
+)
+def test_sources_that_do_not_fit_are_refused(
+    first: Callable[[], tg.Source], second: Callable[[], tg.Source], text: str
+) -> None:
+    """When the program is made, with the reason."""
+    with pytest.raises(ConfigurationError, match=text):
+        hybrid_source(first(), second())
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda env: (env.from_source(memory()), memory()), r"hybrid\(then=\): give a stream"),
+        (
+            lambda env: (env.from_source(memory()).select("x", "s"), live(env)),
+            r"\(first=\): give the stream that",
+        ),
+        (lambda env: (env.from_source(memory()).assign_timestamps("x"), live(env)), r"timestamp= .* to the result of"),
+        (lambda env: (env.from_source(memory(), parallelism=3), live(env)), r"parallelism \[1, 3\]; give parallelism="),
+        (lambda env: (live(env),) * 2, "are one stream"),
+    ],
+)
+def test_streams_that_do_not_fit_are_refused(given: Callable[[tg.StreamEnvironment], Any], text: str) -> None:
+    """Only streams that come straight from a source can be put together."""
+    with tg.StreamEnvironment.local(1) as env:
+        first, second = given(env)
+        with pytest.raises(ConfigurationError, match=text):
+            env.hybrid(first, then=second)
+
+
+def live(env: tg.StreamEnvironment) -> tg.Stream:
+    """The stream of an unbounded source."""
+    return env.from_source(Live())
+
+
+def test_a_stream_can_be_used_once() -> None:
+    """By one hybrid, and by no other step."""
+    with tg.StreamEnvironment.local(1) as env:
+        first, second = env.from_source(memory()), live(env)
+        first.select("x")
+        with pytest.raises(ConfigurationError, match="another step reads 'source'"):
+            env.hybrid(first, then=second)
+        past = env.from_source(memory())
+        env.hybrid(past, then=second)
+        with pytest.raises(ConfigurationError, match="was used by another hybrid"):
+            env.hybrid(env.from_source(memory()), then=second)
+
+
+def test_bad_rows_have_one_form() -> None:
+    """Files and Kafka name other places, and a stream has one schema."""
+
+    class Letters(Live):
+        bad_rows_schema = pa.schema([("raw", pa.binary())])
+
+    with pytest.raises(ConfigurationError, match="bad_rows='side' gives other columns"):
+        hybrid_source(memory(), Letters())

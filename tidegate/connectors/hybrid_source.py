@@ -1,0 +1,301 @@
+"""`HybridSource`: a bounded source, and then an unbounded one (Flink's `HybridSource`).
+
+Rules:
+
+- The splits of both sources are known when the job is submitted, so the place where the second source begins is fixed
+  before the first one is read. The prefix of a split's id is its part. Payloads belong to the sources.
+- The coordinator decides when to switch: when every subtask has processed all of its first part
+  (`tidegate/actors/coordinator/source_coordinator.py`). A split of the second part is read only after that. What a
+  checkpoint has of the switch are the splits of its subtasks, and the splits that no subtask had.
+- A reader opens a source when the first of its splits is read, and closes the first source when the second begins. So
+  the second source neither buffers rows nor holds connections while the first is read.
+- Columns are matched by name. A column may be null if it may be null in one of the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from tidegate.connectors.pushed_filters import Rows
+from tidegate.connectors.source import (
+    DeadLetterSource,
+    DynamicSource,
+    ExternallyInducedSource,
+    FilterableSource,
+    LastingInputSource,
+    NotifiedReader,
+    NotifiedSource,
+    ProjectableSource,
+    ReadResult,
+    Source,
+    SourceReader,
+    SourceSplit,
+    StaticSource,
+    TwoPartSource,
+    is_unbounded,
+    never_ends,
+)
+from tidegate.storage.errors import ConfigurationError
+
+FIRST = "first: "
+"""Begins the id of a split of the first source."""
+SECOND = "then: "
+"""Begins the id of a split of the second source."""
+
+
+def hybrid_source(first: Source, second: Source) -> HybridSource:
+    """Returns a source that reads `first` to its end, and then `second`.
+
+    Raises ConfigurationError if the first source has no end of its own, if the second one is bounded, or if their
+    columns differ.
+    """
+    _check_first(first)
+    _check_second(second)
+    schema = _common_schema(first.schema, second.schema)
+    letters = [_letters_of(source) for source in (first, second)]
+    if letters[0] != letters[1]:
+        raise ConfigurationError(
+            "hybrid: bad_rows='side' gives other columns for the first source than for then=, and one stream cannot "
+            "have both; give bad_rows='skip' or 'fail' to both"
+        )
+    kind = StagedHybridSource if hasattr(first, "stage") else HybridSource
+    return kind(first, second, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridSource:
+    """The rows of `first`, and then the rows of `second`, with the columns of `schema`."""
+
+    first: Source
+    second: Source
+    schema: pa.Schema
+    unbounded: Literal[True] = True
+
+    @property
+    def ends(self) -> bool:
+        """True if the second source ends by itself."""
+        return not never_ends(self.second)
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters, which both sources have in common."""
+        return _letters_of(self.first)
+
+    @property
+    def notified(self) -> bool:
+        """True if readers of one of the sources are notified of completed checkpoints."""
+        return any(_is_notified(source) for source in (self.first, self.second))
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """Returns the splits of the first source, and then the splits of the second one."""
+        return (
+            *(_with_prefix(FIRST, split) for split in self.first.splits()),
+            *(_with_prefix(SECOND, split) for split in self.second.splits()),
+        )
+
+    def is_second(self, split: SourceSplit) -> bool:
+        """Returns whether a split is read after the switch."""
+        return split.split_id.startswith(SECOND)
+
+    def check_restored(self, splits: Sequence[SourceSplit]) -> None:
+        """Checks that both sources can continue in the splits of a checkpoint. Raises ConfigurationError."""
+        if not splits:
+            return  # All subtasks had finished, and were restored since: nothing is read any more.
+        strange = [split.split_id for split in splits if not split.split_id.startswith((FIRST, SECOND))]
+        if strange:
+            raise ConfigurationError(
+                f"it was not a hybrid source, because it had the split {strange[0]!r}; give the source that it was, or "
+                "start without restore"
+            )
+        _check_restored(self.first, _of_part(FIRST, splits), "the first source")
+        _check_restored(self.second, _of_part(SECOND, splits), "then=")
+
+    def check_unread(self, splits: Sequence[SourceSplit]) -> None:
+        """Checks that both sources still have the rows that were not read. Raises ConfigurationError."""
+        for source, prefix, named in ((self.first, FIRST, "the first source"), (self.second, SECOND, "then=")):
+            unread = _of_part(prefix, splits)
+            if unread and isinstance(source, LastingInputSource):
+                try:
+                    source.check_unread(unread)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"{named}: {error}") from error
+
+    def projected(self, columns: Sequence[str]) -> HybridSource:
+        """Returns the source restricted to these columns. A source that cannot leave out columns reads all of them."""
+        first, second = (
+            source.projected([name for name in source.schema.names if name in columns])
+            if isinstance(source, ProjectableSource)
+            else source
+            for source in (self.first, self.second)
+        )
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return replace(self, first=first, second=second, schema=schema)
+
+    def filtered(self, rows: Rows) -> HybridSource:
+        """Returns the source, which may skip rows that are not in `rows` where its sources can do that."""
+        first, second = (
+            source.filtered(rows) if isinstance(source, FilterableSource) else source
+            for source in (self.first, self.second)
+        )
+        return replace(self, first=first, second=second)
+
+    def reader(self) -> SourceReader:
+        """Returns a reader for one subtask."""
+        return _HybridReader(self)
+
+
+class StagedHybridSource(HybridSource):
+    """A hybrid source with a first source that is written to files before it is read, such as a DataFrame."""
+
+    def stage(self, url: str) -> Source:
+        """Writes the input of the first source under `url`, once, and returns the source that reads it."""
+        first: Any = self.first
+        return hybrid_source(first.stage(url), self.second)
+
+    def reopen(self, url: str) -> Source:
+        """Returns the source of the input that an earlier job wrote under `url`. Raises NotFoundError without one."""
+        first: Any = self.first
+        return hybrid_source(first.reopen(url), self.second)
+
+
+class _HybridReader:
+    def __init__(self, source: HybridSource) -> None:
+        self._source = source
+        self._readers: dict[str, SourceReader] = {}
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Returns rows of a split, with the columns of the hybrid source."""
+        prefix = SECOND if self._source.is_second(split) else FIRST
+        source = self._source.second if prefix == SECOND else self._source.first
+        result = self._reader(prefix, source).read(_without_prefix(prefix, split), offset, rows_max)
+        if not isinstance(result, ReadResult):
+            return result  # The caller refuses it, by the name of the source.
+        if prefix == FIRST and result.found:
+            raise ConfigurationError("hybrid: the first source has found splits, which only then= may do")
+        if result.skipped and not isinstance(source, FilterableSource):
+            raise ConfigurationError("hybrid: a source has skipped rows; only a source that can be filtered may")
+        found = tuple(_with_prefix(SECOND, each) for each in result.found)
+        return replace(result, batch=self._columns(source.schema, result.batch), found=found)
+
+    def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
+        """Notifies the open readers whose sources are notified."""
+        for prefix, source in ((FIRST, self._source.first), (SECOND, self._source.second)):
+            reader = self._readers.get(prefix)
+            if reader is not None and _is_notified(source) and isinstance(reader, NotifiedReader):
+                reader.checkpoint_completed(_of_part(prefix, splits))
+
+    def close(self) -> None:
+        """Closes the open readers."""
+        while self._readers:
+            _, reader = self._readers.popitem()
+            reader.close()
+
+    def _reader(self, prefix: str, source: Source) -> SourceReader:
+        """Returns the reader of a source, opened when it is first needed."""
+        if prefix not in self._readers:
+            if prefix == SECOND and FIRST in self._readers:
+                self._readers.pop(FIRST).close()
+            self._readers[prefix] = source.reader()
+        return self._readers[prefix]
+
+    def _columns(self, schema: pa.Schema, batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
+        """Returns a batch with the columns of the hybrid source, or as it is if it does not fit its own source."""
+        if not isinstance(batch, pa.RecordBatch) or not batch.schema.equals(schema):
+            return batch
+        common = self._source.schema
+        return pa.RecordBatch.from_arrays([batch.column(name) for name in common.names], schema=common)
+
+
+def _check_first(first: Source) -> None:
+    if never_ends(first):
+        raise ConfigurationError(
+            "hybrid: the first source never ends, so then= would never begin; give a bounded source, such as "
+            "from_files or from_delta, or swap the two"
+        )
+    if is_unbounded(first) or isinstance(first, ExternallyInducedSource):
+        raise ConfigurationError(
+            "hybrid: the first source is read in turn, although it has an end (from_kafka(end=), from_rate(rows=), "
+            "from_socket); give a source of files, a table, a query, a DataFrame or a Ray dataset"
+        )
+    if isinstance(first, StaticSource) and first.static_splits:
+        raise ConfigurationError(
+            "hybrid: the first source has static_splits, and its splits are assigned while the job runs; remove "
+            "static_splits"
+        )
+
+
+def _check_second(second: Source) -> None:
+    if isinstance(second, TwoPartSource):
+        raise ConfigurationError("hybrid: then= is a hybrid source itself, which is not supported; give its parts")
+    if not is_unbounded(second):
+        raise ConfigurationError(
+            "hybrid: then= is a bounded source; give one that continues, such as from_kafka, or from_files with "
+            "discover=. To read two bounded sources use union"
+        )
+    if isinstance(second, ExternallyInducedSource) or hasattr(second, "stage"):
+        raise ConfigurationError(
+            "hybrid: then= is a streaming DataFrame or another source that is fed while the job runs, which is not "
+            "supported; let Spark write to Kafka or to files, and read these"
+        )
+
+
+def _common_schema(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+    """Returns the columns of both sources, in the order of the first. Raises ConfigurationError if they differ."""
+    problems = [f"only the first source has {name!r}" for name in first.names if name not in second.names]
+    problems += [f"only then= has {name!r}" for name in second.names if name not in first.names]
+    fields = []
+    for name in (name for name in first.names if name in second.names):
+        one, other = first.field(name), second.field(name)
+        if not one.type.equals(other.type):
+            problems.append(f"{name!r} is {one.type} in the first source and {other.type} in then=")
+        fields.append(pa.field(name, one.type, one.nullable or other.nullable))
+    if problems:
+        raise ConfigurationError(
+            f"hybrid: the columns of both sources must have the same names and types: {'; '.join(problems)}. Give the "
+            "columns by schema= of from_files or value= of from_kafka"
+        )
+    return pa.schema(fields)
+
+
+def _check_restored(source: Source, before: Sequence[SourceSplit], named: str) -> None:
+    """Checks that a source can continue in these splits, which are all that it had. Raises ConfigurationError."""
+    if hasattr(source, "reopen"):
+        return  # The rows that an earlier job staged are read again.
+    if isinstance(source, DynamicSource):
+        try:
+            source.check_restored(before)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{named}: {error}") from error
+        return
+    now = {split.split_id: split for split in source.splits()}
+    was = {split.split_id: split for split in before}
+    changed = sorted(split_id for split_id in was.keys() | now.keys() if was.get(split_id) != now.get(split_id))
+    if changed:
+        raise ConfigurationError(
+            f"{named}: split {changed[0]!r} and {len(changed) - 1} more were added, removed or changed; give it the "
+            "same input and the same number of splits, or start without restore"
+        )
+
+
+def _letters_of(source: Source) -> pa.Schema | None:
+    return source.bad_rows_schema if isinstance(source, DeadLetterSource) else None
+
+
+def _is_notified(source: Source) -> bool:
+    return isinstance(source, NotifiedSource) and source.notified
+
+
+def _of_part(prefix: str, splits: Sequence[SourceSplit]) -> list[SourceSplit]:
+    return [_without_prefix(prefix, split) for split in splits if split.split_id.startswith(prefix)]
+
+
+def _with_prefix(prefix: str, split: SourceSplit) -> SourceSplit:
+    return replace(split, split_id=prefix + split.split_id)
+
+
+def _without_prefix(prefix: str, split: SourceSplit) -> SourceSplit:
+    return replace(split, split_id=split.split_id.removeprefix(prefix))
