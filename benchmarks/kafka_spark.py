@@ -47,7 +47,7 @@ SETTLED_S = 3.0
 STUCK_S = 300.0
 VALUE = b'{"id":%d,"user":"u%d","price":%d.5,"note":"%s"}'
 SCHEMA = {"id": int, "user": str, "price": float, "note": str}
-Job = Callable[[str, str, str, Path, Event], None]
+Job = Callable[[str, str, str, str, Path, Event], None]
 
 
 def main() -> int:
@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--only", choices=["throughput", "latency"])
     parser.add_argument("--folder", type=Path, help="for the broker and for checkpoints; a temporary one by default")
     given = parser.parse_args()
     console = Console()
@@ -64,17 +65,18 @@ def main() -> int:
     rates: dict[str, list[float]] = {name: [] for name in engines}
     late: dict[str, list[float]] = {name: [] for name in engines}
     with tempfile.TemporaryDirectory(dir=given.folder) as folder, run_kafka(Path(folder)) as server:
-        for number in range(given.rounds):
+        for number in range(0 if given.only == "latency" else given.rounds):
             for name, job in engines.items():
                 took_s = throughput(server, job, f"{name}-{number}", Path(folder), given.records)
                 rates[name].append(given.records / took_s)
                 console.print(f"round {number}, {name}: {given.records / took_s:,.0f} records a second")
-        for name, job in engines.items():
+        for name, job in engines.items() if given.only != "throughput" else ():
             late[name] = latency(server, job, f"late-{name}", Path(folder), given.seconds)
     table = Table("", "records a second", "p50 ms", "p99 ms")
     for name in engines:
-        p50, p99 = np.percentile(late[name], [50, 99])
-        table.add_row(name, f"{statistics.median(rates[name]):,.0f}", f"{p50:.0f}", f"{p99:.0f}")
+        rate = f"{statistics.median(rates[name]):,.0f}" if rates[name] else "-"
+        p50, p99 = (f"{ms:.0f}" for ms in np.percentile(late[name], [50, 99])) if late[name] else ("-", "-")
+        table.add_row(name, rate, p50, p99)
     console.print(table)
     return 0
 
@@ -135,7 +137,7 @@ def tidegate_job(servers: str, source: str, target: str, kind: str, folder: Path
     properties = {"fetch.wait.max.ms": 5} if copies else {}
     with tg.StreamEnvironment.local(1) as env:
         value = "bytes" if copies else SCHEMA
-        rows = env.from_kafka(servers, topics=[source], value=value, properties=properties, uid="in")  # type: ignore[arg-type]
+        rows = env.from_kafka(servers, topics=[source], value=value, properties=properties, uid="in")
         if copies:
             rows.select("value").to_kafka(servers, topic=target, value="value", format="raw", uid="out")
         else:
