@@ -49,6 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from kafka_server import KafkaServer, run_kafka
 
 import tidegate as tg
+from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime
 
 SOURCE, TARGET, PARTITIONS = "numbers", "windows", 4
 KEYS = 20
@@ -56,6 +57,7 @@ WINDOW_MS = 1_000
 PARALLELISM = 2
 STOPPED_S = 30.0
 STUCK_S = 300.0
+SETTLED_S = 5.0
 WATCH_S = 0.05
 QUIET = {"log_level": 0}
 KILLS = ("worker", "worker", "worker", "coordinator", "coordinator", "broker", "broker")
@@ -187,7 +189,7 @@ class Run:
     """One run: the job, what was struck, and what became of it."""
 
     server: KafkaServer
-    job: Any
+    job: RayJob
     chance: random.Random
     count: Any
     tell: Callable[[str], None]
@@ -230,7 +232,7 @@ class Run:
                 pids[:] = (
                     [self.job.coordinator().pid]
                     if victim == "coordinator"
-                    else [process.pid for process in self.job.processes()]
+                    else [process.pid for process in self.job.tasks()]
                 )
             return bool(pids)
 
@@ -264,39 +266,39 @@ def play(folder: Path, given: argparse.Namespace, seed: int, tell: Callable[[str
         server.create(TARGET, PARTITIONS)
         feeder = spawn.Process(target=feed, args=(server.servers, given.rate, feeding_ends), daemon=True)
         reader = spawn.Process(target=read_all, args=(server.servers, reading_ends, count, result), daemon=True)
-        with tg.StreamEnvironment.ray(parallelism=PARALLELISM, standbys=1) as env:
-            build(env, server.servers)
-            checkpoints = tg.CheckpointConfig(
-                interval=given.interval,
-                storage=str(folder / "checkpoints"),
-                tolerable_failed_checkpoints=100_000,
-                heartbeat_interval="1s",
-                heartbeat_timeout="15s",
-            )
-            restart = tg.RestartStrategy.fixed_delay(attempts=100_000, delay="100ms")
-            job = env.execute(f"kills-{seed}", checkpoints=checkpoints, restart=restart, progress="off")
+        runtime = RayRuntime(standbys=1)
+        env = tg.StreamEnvironment(runtime, PARALLELISM)
+        build(env, server.servers)
+        checkpoints = tg.CheckpointConfig(
+            interval=given.interval,
+            storage=str(folder / "checkpoints"),
+            tolerable_failed_checkpoints=100_000,
+            heartbeat_interval="1s",
+            heartbeat_timeout="15s",
+        )
+        restart = tg.RestartStrategy.fixed_delay(attempts=100_000, delay="100ms")
+        plan = env.plan(f"kills-{seed}", checkpoints=checkpoints, restart=restart)
+        try:
+            run = Run(server, runtime.submit(plan), chance, count, tell)
             feeder.start()
             reader.start()
-            run = Run(server, job, chance, count, tell)
-            try:
-                run.until("first windows", lambda: count.value >= 2 * KEYS)
-                for kind in faults(given.kills, chance):
-                    run.strike(kind)
-                feeding_ends.set()
-                feeder.join(STUCK_S)
-                assert feeder.exitcode == 0, "the feeder has failed"
-                expected = expected_windows(read_source(server.servers))
-                run.until("rest of the windows", lambda: count.value >= expected.total())
-                job.stop(savepoint=str(folder / "savepoint"))
-                job.wait("4min")
-                # The savepoint commits as well; what it brings is read, too.
-                time.sleep(2.0)
-                reading_ends.set()
-                found: Read = _result(result, reader)
-            finally:
-                for process in (feeder, reader):
-                    if process.is_alive():
-                        process.kill()
+            run.until("first windows", lambda: count.value >= 2 * KEYS)
+            for kind in faults(given.kills, chance):
+                run.strike(kind)
+            feeding_ends.set()
+            feeder.join(STUCK_S)
+            assert feeder.exitcode == 0, "the feeder has failed"
+            expected = expected_windows(read_source(server.servers))
+            run.until("rest of the windows", lambda: count.value >= expected.total())
+            # What would be doubled comes with the commits that follow.
+            time.sleep(SETTLED_S)
+            reading_ends.set()
+            found = _result(result, reader)
+        finally:
+            runtime.stop()
+            for process in (feeder, reader):
+                if process.is_alive():
+                    process.kill()
     records = Counter(found.records)
     lost = expected - records
     doubled = records - Counter(dict.fromkeys(records, 1))

@@ -184,14 +184,14 @@ def latency(server: KafkaServer, folder: Path, delivery: str, interval: str, sec
     return found
 
 
-def send_steadily(servers: str, topic: str, seconds: float) -> None:
+def send_steadily(servers: str, topic: str, seconds: float, rate: int = RATE) -> None:
     """Send records at the rate, each with its time."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 1})
     began = time.perf_counter()
     filler = "x" * (LATENCY_BYTES - 40)
     sent = 0
     while (elapsed := time.perf_counter() - began) < seconds:
-        due = int(elapsed * RATE)
+        due = int(elapsed * rate)
         for _ in range(due - sent):
             producer.produce(topic, f"{time.perf_counter()!r} {int(elapsed > WARM_UP_S)} {filler}")
         sent = due

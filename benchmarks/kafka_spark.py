@@ -37,7 +37,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from kafka_server import KafkaServer, maven_jars, run_kafka
-from kafka_sink import PARTITIONS, WARM_UP_S, read_latencies, send_steadily
+from kafka_sink import PARTITIONS, RATE, WARM_UP_S, read_latencies, send_steadily
 
 import tidegate as tg
 
@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--rate", type=int, default=RATE, help=f"records a second for latency (default {RATE})")
     parser.add_argument("--only", choices=["throughput", "latency"])
     parser.add_argument("--folder", type=Path, help="for the broker and for checkpoints; a temporary one by default")
     given = parser.parse_args()
@@ -71,7 +72,7 @@ def main() -> int:
                 rates[name].append(given.records / took_s)
                 console.print(f"round {number}, {name}: {given.records / took_s:,.0f} records a second")
         for name, job in engines.items() if given.only != "throughput" else ():
-            late[name] = latency(server, job, f"late-{name}", Path(folder), given.seconds)
+            late[name] = latency(server, job, f"late-{name}", Path(folder), given.seconds, given.rate)
     table = Table("", "records a second", "p50 ms", "p99 ms")
     for name in engines:
         rate = f"{statistics.median(rates[name]):,.0f}" if rates[name] else "-"
@@ -96,7 +97,7 @@ def throughput(server: KafkaServer, job: Job, name: str, folder: Path, records: 
     return ended - began
 
 
-def latency(server: KafkaServer, job: Job, name: str, folder: Path, seconds: float) -> list[float]:
+def latency(server: KafkaServer, job: Job, name: str, folder: Path, seconds: float, rate: int) -> list[float]:
     """Return the milliseconds of each record."""
     source, target = f"in-{name}", f"out-{name}"
     spawn = multiprocessing.get_context("spawn")
@@ -104,7 +105,7 @@ def latency(server: KafkaServer, job: Job, name: str, folder: Path, seconds: flo
         write(server, source, 1, b"0 0 %d %d %d %s")
         until_visible(server, target, 1)
         read = pool.submit(read_latencies, server.servers, target, seconds + WARM_UP_S + 5.0)
-        pool.submit(send_steadily, server.servers, source, seconds + WARM_UP_S).result()
+        pool.submit(send_steadily, server.servers, source, seconds + WARM_UP_S, rate).result()
         return read.result()
 
 
