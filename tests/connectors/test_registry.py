@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import ipaddress
 import pickle
+import ssl
+from pathlib import Path
 
 import pytest
 from registry_server import registry_server
@@ -99,3 +103,48 @@ def test_what_is_no_registry_is_an_error() -> None:
         server.schemas[1] = {"name": "x"}
         with pytest.raises(RegistryError, match="returned no schema"):
             asked.by_id(1)
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """Paths of a certificate of this machine, which signs itself, and of its key."""
+    pytest.importorskip("cryptography", reason="needs pip install cryptography, to make a certificate")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "registry")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "registry.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "registry.key").write_bytes(private)
+    return str(folder / "registry.pem"), str(folder / "registry.key")
+
+
+def test_certificates_are_verified_and_presented(tmp_path: Path) -> None:
+    """Only a trusted certificate is accepted, and a server may require one of the client."""
+    path, key = certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(path, key)
+    tls.load_verify_locations(path)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    with registry_server("me", "secret", tls) as server:
+        number = server.add("s", "{}", "JSON")
+        known = SchemaRegistry(server.url, user="me", password="secret", ca=path, certificate=path, key=key)
+        assert client(known)[0].by_id(number).text == "{}"
+        with pytest.raises(RegistryError, match="CERTIFICATE_VERIFY_FAILED"):
+            client(SchemaRegistry(server.url, certificate=path, key=key))[0].by_id(number)
+        with pytest.raises(RegistryError, match="does not answer"):
+            client(SchemaRegistry(server.url, ca=path))[0].by_id(number)
+        with pytest.raises(ConfigurationError, match="the certificates cannot be loaded"):
+            client(SchemaRegistry(server.url, ca=str(tmp_path / "missing.pem")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,7 +64,9 @@ class RegistryServer:
 
 
 @contextmanager
-def registry_server(user: str | None = None, password: str | None = None) -> Iterator[RegistryServer]:
+def registry_server(
+    user: str | None = None, password: str | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[RegistryServer]:
     """Yields a registry that runs in this process, on a free port of loopback."""
     registry = RegistryServer(user, password)
 
@@ -96,7 +99,9 @@ def registry_server(user: str | None = None, password: str | None = None) -> Ite
             """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    registry.url = f"http://127.0.0.1:{server.server_port}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    registry.url = f"http{'s' if tls is not None else ''}://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -519,12 +519,14 @@ class StreamSources(OtherNames):
         - `value`: "bytes" or "string": the columns are Spark's, key, value, topic, partition, offset and timestamp. Or
           a schema, the columns of the values. A format with a schema of its own needs none.
         - `key`: "bytes", "string" or a schema adds the column `kafka_key`, a struct for a schema.
-        - `format`: of the values, with a schema: "json", "avro", "csv", "text", "raw", or an object such as
-          `tg.AvroFormat(...)` (`docs/formats.md`). Or a format of change data, of which the result is a stream of
-          changes of a table (`docs/change-data.md`): "debezium" (or a `tg.DebeziumFormat`) for events of Debezium, or
-          "upsert" for the newest row of each key, with tombstones for deleted rows.
+        - `format`: of the values, with a schema: "json", "csv", "text" or "raw". "avro", "json_schema" and "protobuf"
+          have a schema of their own, in a registry or in an object such as `tg.AvroFormat(...)` (`docs/formats.md`). Or
+          a format of change data, of which the result is a stream of changes of a table (`docs/change-data.md`):
+          "debezium" (or a `tg.DebeziumFormat`) for events of Debezium, or "upsert" for the newest row of each key, with
+          tombstones for deleted rows.
         - `key_format`: of the keys, as `format`.
-        - `registry`: with "avro", the schema registry: its address, or a `tg.SchemaRegistry`.
+        - `registry`: for "avro", "json_schema" and "protobuf": the address of the schema registry, or a
+          `tg.SchemaRegistry`.
         - `keys`: for change data, the columns of the table's primary key.
         - `metadata`: adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone" (whether a
           record has no value). With a schema they are called `kafka_topic` and so on.

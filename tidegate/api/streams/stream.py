@@ -1455,12 +1455,13 @@ class Stream(OtherNames):
         - `key`: the columns of the key. One column of strings or bytes is written as it is; otherwise the key is an
           object in `key_format`.
         - `value`: the columns of the value; by default all that are not the topic, the partition or the headers.
-        - `format`: the format of values: "json", "avro", "csv", "text" or "raw" (one column; null is a tombstone), or
-          an object such as `tg.AvroFormat(...)`. See `docs/formats.md`. For a stream of changes also "upsert" (JSON,
-          with the keys of the stream as the default of `key`), and "debezium" or a `tg.DebeziumFormat` (events with
-          the row before and the row after; `docs/change-data.md`).
+        - `format`: the format of values: "json", "avro", "json_schema", "protobuf", "csv", "text" or "raw" (one column;
+          null is a tombstone), or an object such as `tg.AvroFormat(...)`. See `docs/formats.md`. For a stream of
+          changes also "upsert" (JSON, with the keys of the stream as the default of `key`), and "debezium" or a
+          `tg.DebeziumFormat` (events with the row before and the row after; `docs/change-data.md`).
         - `key_format`: the format of keys, as `format`.
-        - `registry`: with "avro", the schema registry: its address, or a `tg.SchemaRegistry`.
+        - `registry`: for "avro", "json_schema" and "protobuf": the address of the schema registry, or a
+          `tg.SchemaRegistry`.
         - `headers`: a column for each header, by name, or one column with a list of structs (key, value).
         - `partition`: a column with the number of the partition. A null leaves the choice to `partitioner`.
         - `timestamp`: a column of timestamps, or of milliseconds since 1970; by default the time of sending.
