@@ -143,10 +143,10 @@ class CoordinatorPort(Protocol):
         ...
 
     def halt(self, reason: str, *, fenced: bool) -> None:
-        """Stops this coordinator, because it was fenced or its log cannot be written. For this process, the job has
+        """Stops this coordinator, because it was fenced or its log cannot be written. In this process the job counts as
         failed.
 
-        `fenced`: another one is known to be in charge, and this one touches nothing any more. Otherwise another one may
-        be: then orders of this one that end tasks are refused by the tasks that obey the other.
+        `fenced`: whether another coordinator has certainly taken over. Then this coordinator gives no more orders. If
+        that is uncertain, it orders its tasks to end; tasks that obey a newer coordinator refuse the order.
         """
         ...

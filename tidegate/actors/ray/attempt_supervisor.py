@@ -119,7 +119,7 @@ class AttemptSupervisor:
         self._broke = workers.broke = self._lost_nodes.broke
         self._drain = AttemptDrain(mailbox, self._broke, self.evict, self._deploy_if_free)
         self._room: RoomWatch | None = None
-        """Watches the wait for slots, or None if nothing is reserved."""
+        """Watches whether the cluster has room for the slots of the job. None if the job reserves no slots."""
         self._bundles: BundleNodes | None = None
         """The nodes of the bundles, or None if the job has no common slots."""
         if (placement := workers.options.placement) is not None:

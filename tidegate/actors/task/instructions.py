@@ -98,9 +98,9 @@ class RequestSplits:
 class PersistSnapshot:
     """Writes frozen state, while processing continues. Answered by `SnapshotPersisted` or `SnapshotFailed`.
 
-    Holds references into the task's memory, so it never leaves the process. The positions show where the cut goes
-    through each channel: how many rows of this attempt were taken from each input, and put on each output, before it.
-    The simulator's oracle checks with them that the cuts of all tasks fit together.
+    Holds references into the task's memory, so it never leaves the process. The positions are
+    the numbers of rows of this attempt that were taken from each input, and put on each output, before the snapshot.
+    The simulator compares the positions of all tasks, in order to check that their snapshots fit together.
     """
 
     checkpoint_id: CheckpointId

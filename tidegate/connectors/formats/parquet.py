@@ -429,7 +429,7 @@ class Leaf:
     is_text: bool
     """True if Arrow treats it as text or bytes, the only types for which it reads dictionaries."""
     is_own_dictionary: bool
-    """True if the schema of the file declares the type as a dictionary."""
+    """True if the schema that is stored in the file declares a dictionary type for this column."""
 
 
 def leaves_of(parquet: pq.ParquetFile, names: Sequence[str]) -> list[Leaf]:

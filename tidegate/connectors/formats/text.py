@@ -333,7 +333,7 @@ def converted(
 
 
 def _one_by_one(texts: pa.Array, field: pa.Field, convert: Converter, reasons: dict[int, str]) -> pa.Array:
-    """Halves the column until what remains is one value or can be converted."""
+    """Converts a column in halves, until the value that cannot be converted is alone."""
     parts: list[tuple[int, pa.Array]] = []
     waiting = [(0, texts)]
     while waiting:

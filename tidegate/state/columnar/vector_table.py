@@ -455,7 +455,7 @@ class ColumnarNamespaces(ColumnarTable):
 
 
 def note(noted: dict[int, list[NDArray[np.int32]]], namespaces: NDArray[np.int64], slots: NDArray[np.int32]) -> None:
-    """Adds distinct slots to `noted`, each under its namespace."""
+    """Adds distinct slots to the index `noted`, each under the namespace of its key."""
     first = int(namespaces[0])
     if first == int(namespaces[-1]) and bool((namespaces == first).all()):
         noted.setdefault(first, []).append(np.sort(slots))  # unordered if old slots got a row again

@@ -95,7 +95,7 @@ def open_private(path: str, flags: int) -> int:
 
 
 class PrivateStore(FileSystemStore):
-    """A store for reading in a private folder. It refuses links, and files of other users."""
+    """A read-only `Store` over a folder that belongs to one user. It refuses links, and files of other users."""
 
     @staticmethod
     def _open(url: str, options: dict[str, object]) -> tuple[str, str, LocalFiles]:

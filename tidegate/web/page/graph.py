@@ -45,13 +45,13 @@ class Measures:
 VERTICES_MAX = 40
 
 BOX = Measures(width=200, height=121, between_ranks=74, between_boxes=22)
-"""On a wide screen, where ranks go to the right."""
+"""Sizes on a wide screen, where ranks go to the right."""
 
 PHONE_BOX = Measures(width=152, height=117, between_ranks=36, between_boxes=10, margin=2)
-"""On a phone, where ranks go down: two boxes fit next to each other."""
+"""Sizes on a phone, where ranks go down: two boxes fit next to each other."""
 
 PHONE_BOX_RIGHT = replace(PHONE_BOX, between_ranks=68)
-"""On a phone, where ranks go to the right: labels of edges stand between the boxes."""
+"""Sizes on a phone, where ranks go to the right: labels of edges stand between the boxes."""
 
 FONT = 13.5
 PHONE_FONT = 12.5
