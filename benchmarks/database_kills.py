@@ -4,8 +4,9 @@
 
 The server is the one of the tests, on loopback. A process runs a job on the local runtime that writes the numbers of a
 rate source to three tables: `appended` (mode "append", without an index, so a doubled row stays visible), `latest`
-(upsert of rows) and `totals` (upsert of the changes of a running aggregate). The process gets SIGKILL and is started
-again with `restore="latest_or_fresh"`. The seed draws the moment of each kill:
+(upsert of rows) and `totals` (upsert of the changes of a running aggregate). The process gets SIGKILL, and another one
+runs the program again with `restore="latest_or_fresh"`. Processes are forked from one that has imported everything, so
+they start soon. The seed draws the moment of each kill:
 
     any       after a random time, also while the job starts
     open      while a transaction of a commit is open
@@ -23,17 +24,20 @@ Exit code 1 if a row is lost, doubled or wrong, or the job is stuck. After `--li
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import polars as pl
@@ -63,8 +67,11 @@ OPEN = f"SELECT count(*) {SESSIONS} AND xact_start IS NOT NULL"
 WAITING = f"SELECT count(*) {SESSIONS} AND wait_event_type = 'Lock'"
 
 
-def run_job(folder: Path, dsn: str, rate: int, interval: str) -> None:
-    """Run the job until a line arrives on stdin; then stop it with a savepoint."""
+def run_job(folder: Path, dsn: str, rate: int, interval: str, commands: Connection) -> None:
+    """Run the job until a command arrives; then stop it with a savepoint, and send its end."""
+    log = os.open(folder / "job.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
     with tg.StreamEnvironment.local(2) as env:
         numbers = env.from_rate(rate, splits=SPLITS, uid="numbers", parallelism=2)
         rows = numbers.select(id=pl.col("value"), k=pl.col("value") % KEYS)
@@ -80,10 +87,19 @@ def run_job(folder: Path, dsn: str, rate: int, interval: str) -> None:
             restore="latest_or_fresh",
             progress="off",
         )
-        print("running", flush=True)
-        sys.stdin.readline()
+        commands.recv()
         job.stop(savepoint=str(folder / "savepoints"))
-        print(job.wait("4min"), flush=True)
+        commands.send(job.wait("4min"))
+
+
+def preloaded() -> list[str]:
+    """Return the modules that a job on the local runtime may import."""
+    packages = ("api", "actors", "operators", "connectors.sql", "state", "storage", "protocol", "recovery")
+    found = ["pandas", "numba", "adbc_driver_postgresql.dbapi"]
+    for package in packages:
+        folder = Path(tg.__file__).parent / package.replace(".", "/")
+        found += [each.name for each in walk_packages([str(folder)], f"tidegate.{package}.")]
+    return [name for name in found if ".ray" not in name and "spark" not in name]
 
 
 class Killer:
@@ -92,21 +108,23 @@ class Killer:
     def __init__(self, database: PostgresDatabase, folder: Path, rate: int, interval: str, seed: int) -> None:
         self._database = database
         self._folder = folder
-        self._options = [str(folder), database.dsn, str(rate), interval]
+        self._options = folder, database.dsn, rate, interval
         self._rng = random.Random(seed)
         self._looker = psycopg.connect(database.dsn, autocommit=True)
-        self._process: subprocess.Popen[str] | None = None
+        self._processes = get_context("forkserver")
+        self._processes.set_forkserver_preload(["__main__", *preloaded()])
+        self._commands, _ = self._processes.Pipe()
+        self._process: ForkServerProcess | None = None
         self.kinds: Counter[str] = Counter()
         self.found: Counter[str] = Counter()
         """The state of the transactions at each kill, and what became of them."""
 
     def start(self) -> None:
-        """Start the process, which does not wait for its first rows."""
-        command = [sys.executable, __file__, "--job", *self._options]
-        with (self._folder / "job.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+        """Start the process. Does not wait for its first rows."""
+        self._commands, of_job = self._processes.Pipe()
+        self._process = self._processes.Process(target=run_job, args=(*self._options, of_job), daemon=True)
+        self._process.start()
+        of_job.close()
 
     def kill(self, kind: str) -> None:
         """Kill the process at a moment of this kind."""
@@ -131,30 +149,26 @@ class Killer:
 
     def finish(self) -> str:
         """Stop the job with a savepoint. Returns its end."""
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if process.stdout.readline().strip() != "running":
-            raise RuntimeError(self._why())
         before = self._tokens()
         self._until(lambda: self._tokens() != before, "new tokens")
-        process.stdin.write("stop\n")
-        process.stdin.flush()
-        end = process.stdout.readline().strip()
-        process.wait(STUCK_S)
+        self._commands.send("stop")
+        if not self._commands.poll(STUCK_S):
+            raise TimeoutError(f"the job does not stop: {self._why()}")
+        end = str(self._commands.recv())
+        self._running().join(STUCK_S)
         return end
 
     def close(self) -> None:
         """End the process and the connection."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.join()
         self._looker.close()
 
-    def _strike(self, process: subprocess.Popen[str], release: Callable[[], None] | None = None) -> None:
+    def _strike(self, process: ForkServerProcess, release: Callable[[], None] | None = None) -> None:
         before, in_transaction = self._tokens(), self._count(OPEN)
-        process.send_signal(signal.SIGKILL)
-        process.wait(STUCK_S)
+        process.kill()
+        process.join(STUCK_S)
         if release is not None:
             release()
         # The server ends what it does, and then finds that the client is gone.
@@ -168,7 +182,7 @@ class Killer:
             connection.execute("LOCK TABLE tidegate_commits IN EXCLUSIVE MODE")
             yield connection.rollback
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> ForkServerProcess:
         assert self._process is not None
         return self._process
 
@@ -188,7 +202,7 @@ class Killer:
     def _until(self, condition: Callable[[], bool], what: str, *, alive: bool = True) -> None:
         deadline = time.monotonic() + STUCK_S
         while not condition():
-            if alive and self._running().poll() is not None:
+            if alive and not self._running().is_alive():
                 raise RuntimeError(f"the job ended by itself while waiting for {what}: {self._why()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited in vain for {what}: {self._why()}")
@@ -235,12 +249,7 @@ def main() -> int:
     parser.add_argument("--interval", default="100ms")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=1_800.0)
-    parser.add_argument("--job", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.job is not None:
-        folder, dsn, rate, interval = given.job
-        run_job(Path(folder), dsn, int(rate), interval)
-        return 0
     from common import describe_machine  # imports Ray, without which the process of the job starts sooner
 
     console = Console()
