@@ -2,7 +2,7 @@
 
 `ProcessHarness` drives one process function with rows, watermarks and a clock. `simulate` runs a pipeline in virtual
 time while processes crash and storage fails, and compares its rows with the rows of a run without faults. `check_sink`
-and `check_committing_sink` check the contract of a sink of your own.
+and `check_committing_sink` check the contract of a sink of your own, `check_source` checks a source.
 """
 
 from tidegate.testing.process_harness import HarnessSnapshot, HarnessTimer, ProcessHarness
@@ -10,6 +10,7 @@ from tidegate.testing.report import SimulationReport
 from tidegate.testing.runtime.run import Protocol
 from tidegate.testing.simulated import SimulatedPipeline, simulate
 from tidegate.testing.sink_contract import check_committing_sink, check_sink
+from tidegate.testing.source_contract import check_source
 from tidegate.testing.world.faults import Faults
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "SimulationReport",
     "check_committing_sink",
     "check_sink",
+    "check_source",
     "simulate",
 ]
