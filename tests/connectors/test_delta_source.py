@@ -140,7 +140,7 @@ def test_a_file_that_was_changed_is_refused(url: str) -> None:
 def test_a_row_over_the_limit_is_no_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the size and what to do about it. Nothing about vacuums or restores, because the file is whole."""
     url = str(tmp_path / "large")
-    monkeypatch.setattr(OpenFile.__init__, "__kwdefaults__", {"may_lack": False, "limit_bytes": 2**20})
+    monkeypatch.setitem(OpenFile.__init__.__kwdefaults__, "limit_bytes", 2**20)
     write_deltalake(url, pa.table({"s": ["a" * 2**24]}))
     source = DeltaSource.open(url)
     with pytest.raises(UnreadableFileError, match=r"The limit is 1,048,576 bytes.*\. Shorten the values") as refused:

@@ -358,7 +358,7 @@ def test_only_wanted_columns_come_with_the_types_of_the_schema(tmp_path: Path) -
         ("*.parquet", {}, "no file matches;"),
         ("*.parquet", {"folder": lambda *_: None}, "no file matches yet; give schema="),
         ("*.dat", {"schema": SCHEMA, "folder": lambda *_: None}, "the format is not clear from the name"),
-        ("*", {"kind": "avro"}, "format='avro' is not supported"),
+        ("*", {"kind": "orc"}, "format='orc' is not supported"),
         ("*.csv", {"schema": SCHEMA, "columns": ["z"], "folder": lambda *_: None}, r"columns=\['z'\]; choose among"),
     ],
 )
