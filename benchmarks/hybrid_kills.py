@@ -192,8 +192,8 @@ def check(folder: Path) -> tuple[int, int]:
 def main() -> int:
     """Kills jobs, and returns the exit code."""
     if sys.argv[1:2] == ["--job"]:
-        folder, servers, parallelism, interval = sys.argv[2:]
-        run_job(Path(folder), servers, int(parallelism), interval)
+        place, servers, parallelism, interval = sys.argv[2:]
+        run_job(Path(place), servers, int(parallelism), interval)
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)

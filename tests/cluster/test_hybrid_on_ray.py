@@ -31,8 +31,8 @@ def test_the_loss_of_processes_around_the_switch_loses_no_row(
         values = [json.dumps({"x": x}).encode() for x in range(FIRST + partition, ROWS, 3)]
         kafka_server.add("hybrid-on-ray", partition, *values)
     for number in range(FILES):
-        values = range(number * ROWS_A_FILE, (number + 1) * ROWS_A_FILE)
-        pq.write_table(pa.table({"x": pa.array(values, pa.int64())}), tmp_path / f"{number}.parquet")
+        numbers = range(number * ROWS_A_FILE, (number + 1) * ROWS_A_FILE)
+        pq.write_table(pa.table({"x": pa.array(numbers, pa.int64())}), tmp_path / f"{number}.parquet")
 
     def dies(batch: pa.RecordBatch) -> pa.RecordBatch:
         for x in batch.column("x").to_pylist():
