@@ -246,10 +246,10 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def faults(count: int, chance: random.Random) -> list[str]:
-    """Return kinds of faults, in the order in which they strike."""
+def faults(count: int, seed: int, chance: random.Random) -> list[str]:
+    """Return kinds of faults, in the order in which they strike. Runs with seeds in a row have stops of every kind."""
     stops = count // STOPS_EVERY
-    found = [STOPS[number % len(STOPS)] for number in range(stops)]
+    found = [STOPS[(seed * stops + number) % len(STOPS)] for number in range(stops)]
     found += [KILLS[number % len(KILLS)] for number in range(count - stops)]
     chance.shuffle(found)
     return found
@@ -283,7 +283,7 @@ def play(folder: Path, given: argparse.Namespace, seed: int, tell: Callable[[str
             feeder.start()
             reader.start()
             run.until("first windows", lambda: count.value >= 2 * KEYS)
-            for kind in faults(given.kills, chance):
+            for kind in faults(given.kills, seed, chance):
                 run.strike(kind)
             feeding_ends.set()
             feeder.join(STUCK_S)
