@@ -81,15 +81,16 @@ class KeyedRows:
         self, slots: NDArray[np.int32], expires: NDArray[np.float64] | float, rows: pa.RecordBatch, owners: Positions
     ) -> None:
         """Stores all rows of some keys. `owners` has the slot of each row; rows of other slots are dropped."""
-        asked = np.zeros(len(self.expires), np.bool_)
-        asked[slots] = True
-        kept = np.flatnonzero(asked[owners])
-        kept = kept[np.argsort(owners[kept], kind="stable")]
-        by_slot = np.bincount(owners[kept], minlength=len(self.expires))
+        # Only these keys are looked at, not all slots, because most calls bring a small part of them.
+        ascending = np.sort(slots)
+        place = np.minimum(np.searchsorted(ascending, owners), len(ascending) - 1)
+        kept = np.flatnonzero(ascending[place] == owners)
+        kept = kept[np.argsort(place[kept], kind="stable")]
+        counts = np.bincount(place[kept], minlength=len(ascending))
         self.expires[slots] = expires
-        self.counts[slots] = by_slot[slots]
-        self.starts[slots] = self._rows + (np.cumsum(by_slot) - by_slot)[slots]
-        self._lonely += int(np.count_nonzero(by_slot[slots] == 0))
+        self.counts[ascending] = counts
+        self.starts[ascending] = self._rows + np.cumsum(counts) - counts
+        self._lonely += int(np.count_nonzero(counts == 0))
         if len(kept):
             self._append(rows.take(pa.array(kept)))
 
