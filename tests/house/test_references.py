@@ -49,8 +49,8 @@ def missing_paths(text: str, folder: Path) -> Iterator[str]:
     for path in PAGE_PATH.findall(text):
         if OTHERS.match(path):
             continue
-        folder_of_ours = "/" in path and (ROOT / path.split("/")[0]).exists()
-        found = any(ROOT.glob(path.rstrip("/"))) if folder_of_ours else "/" in path or path in NAMES
+        places = [place for place in (ROOT, folder) if "/" in path and (place / path.split("/")[0]).exists()]
+        found = any(any(place.glob(path.rstrip("/"))) for place in places) if places else "/" in path or path in NAMES
         if not found:
             yield path
 

@@ -97,7 +97,7 @@ ERRORS: dict[str, str] = {
     "SELECT REGEXP_REPLACE(bidder, '(a)', '$') FROM bids": "a group's number after",
     "SELECT REGEXP_REPLACE(bidder, '(a)', bidder) FROM bids": "must be a text, as a literal",
     "SELECT REPLACE(bidder, 'a', NULL) FROM bids": "must be a text, as a literal",
-    "SELECT DATE_FORMAT(ts, 'QQQQQ') FROM bids": "pattern 'QQQQQ' is not known",
+    "SELECT DATE_FORMAT(ts, 'QQQQQ') FROM bids": "no letters 'QQQQQ' in a pattern",
     "SELECT auction AS x, price AS x FROM bids": "would have x twice",
     "SELECT auction FROM bids b JOIN bids c ON b.auction = c.auction": "'auction' is ambiguous: write b.auction",
     "SELECT SUM(price) OVER (PARTITION BY auction) FROM bids": "OVER .* is for ROW_NUMBER and RANK",

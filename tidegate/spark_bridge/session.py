@@ -325,7 +325,7 @@ def _refuse_second_session(active: RayDPSession | None) -> None:
     if active is not None:
         raise ConfigurationError(
             f"session {active._app_name!r} is running in this process, and Spark allows one a process. Stop "
-            "it first, or share it."
+            "it first (session.stop()), or use that session for this program, too."
         )
     if SparkContext._active_spark_context is not None:
         raise ConfigurationError(

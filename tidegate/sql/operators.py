@@ -98,7 +98,11 @@ def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
 def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
     """Returns a time plus an interval."""
     if not is_time(time.type):
-        raise refused(node, f"an INTERVAL can be added to a date or a timestamp, but this is {named(time.type)}")
+        raise refused(
+            node,
+            f"an INTERVAL can be added to a date or a timestamp, but this is {named(time.type)}; use "
+            "CAST(... AS TIMESTAMP)",
+        )
     expr, data_type = time.expr, time.type
     if isinstance(data_type, pl.Date) and by.ms % 86_400_000:
         data_type = pl.Datetime("us")

@@ -212,7 +212,10 @@ def exploded(
         raise refused(generator.node, "a rank needs an outer condition that limits the number of rows")
     typed = Expressions(relation.typed).of(generator.values)
     if not isinstance(typed.type, pl.List | pl.Array):
-        raise refused(generator.values, f"a list is needed here, but this is {named(typed.type)}")
+        raise refused(
+            generator.values,
+            f"a list is needed here, but this is {named(typed.type)}; give a column of lists, or array(...)",
+        )
     names = _names_of(generator, typed.type.inner)
     inner = free_name(generator.columns[0] if generator.columns else "element", columns_of(relation.stream))
     relation = relation.with_stream(steps.computed(relation.stream, {inner: typed.expr}))

@@ -359,7 +359,11 @@ def _of_text(key: str, text: str, origin: str) -> Iterator[Given]:
     try:
         value: object = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{origin}: {text!r} cannot be read as YAML; put it between quotes") from error
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"{origin}: {text!r} cannot be read as YAML ({problem}); put the value in quotes, and both in quotes of "
+            "the shell: 'key=\"value\"'"
+        ) from error
     return _of_mapping({key: value}, "", origin)
 
 

@@ -162,7 +162,7 @@ class DeltaUpsert(Sink):
             )
 
     def _check_rows(self, table: DeltaTable, changes: pa.Table, partition_by: Sequence[str]) -> None:
-        """Raises TableError for rows that the table cannot hold, or whose keys it could not find again."""
+        """Raises TableError for rows that the table cannot hold, and for keys that it would store as another value."""
         rows = changes
         if DELETED_COLUMN in changes.schema.names:
             rows = changes.filter(pc.invert(changes.column(DELETED_COLUMN)))

@@ -78,7 +78,10 @@ _VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
 
 
 class JsonDecoder:
-    """JSON objects with the columns of a schema. Raises ConfigurationError for types that JSON cannot hold."""
+    """Decodes JSON objects to batches with the columns of a schema.
+
+    Raises ConfigurationError for types that JSON cannot hold.
+    """
 
     begun = True
 

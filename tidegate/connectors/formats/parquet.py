@@ -487,10 +487,12 @@ class PieceSize:
 
 
 class PieceSizes:
-    """The sizes for an open file of which these columns are read. `coded` columns are read as dictionaries."""
+    """Chooses how many rows of an open Parquet file to decode at a time, by the sizes of its columns."""
 
     def __init__(self, parquet: pq.ParquetFile, file: Any, used: Sequence[Leaf], coded: set[str], limit: int) -> None:
-        """`file` is the file that Arrow opens; its pages are examined. `limit` is described at `LIMIT_BYTES`."""
+        """`file` is the file that Arrow opens; its pages are examined. `used`: the columns that are read; `coded`
+        columns are read as dictionaries. `limit` is described at `LIMIT_BYTES`.
+        """
         self._parquet = parquet
         self._file = file
         self._leaves = used

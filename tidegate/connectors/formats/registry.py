@@ -312,7 +312,8 @@ def newest_schemas(
 ) -> dict[str, RegisteredSchema]:
     """Returns the newest schemas of topics, without topics that have none. Raises ConfigurationError, RegistryError.
 
-    The name of a record is not known before its schema, so there are none by the strategies that need it.
+    Returns nothing for the strategies "record" and "topic_record": their subjects contain the name of the record, which
+    is only known from its schema.
     """
     found: dict[str, RegisteredSchema] = {}
     for topic in use.topics if strategy == "topic" else ():

@@ -431,7 +431,7 @@ class CumulatingSlices:
         return Window(start_ms - start_ms % spec.max_ms, end_ms)
 
     def _first_needed_ms(self, fired_ms: int) -> int:
-        """Returns the start, in ms, of the first longest window that ends after `fired_ms`."""
+        """Returns the start, in ms, of the first window of the greatest size that ends after `fired_ms`."""
         return fired_ms + 1 - (fired_ms + 1) % self._spec.max_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:

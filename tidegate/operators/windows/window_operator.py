@@ -62,10 +62,10 @@ SCANNED_ROWS = 131_072
 
 
 class WindowOperator(Operator):
-    """Base of window operators: the trigger. Subclasses are the contents of windows.
+    """Base of window operators: decides when windows fire. Subclasses decide what a window stores and emits.
 
-    `spec` is None where rows carry their windows already. `time` is the column of event time, the clock, or None for
-    windows that do not depend on time (`Count`).
+    - `spec`: the windows of a row. None if rows carry their windows already.
+    - `time`: the column with event time, or the clock. None for windows that do not depend on time (`Count`).
     """
 
     has_keyed_state = True

@@ -186,9 +186,11 @@ LOOKS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a row of a lane: it is stored in `file`, which begins with row `start` of the lane.
+    """The place of a row of a lane: its file, and the micro-batch of Spark that wrote it.
 
-    `end` is the lane's row number at which the batch ends. Rows from there on are in later batches.
+    - `batch_id`: the micro-batch.
+    - `start`: the number of the first row of `file`, counted from the first row of the lane.
+    - `end`: the number after the last row of the micro-batch.
     """
 
     batch_id: int

@@ -101,7 +101,8 @@ def strftime_of(node: exp.Expr, pattern: str) -> str:
         if letters:
             for run in (match[0] for match in re.finditer(r"([A-Za-z])\1*", letters)):
                 if run not in _FORMS:
-                    raise refused(node, f"the pattern {run!r} is not known; there are {', '.join(_FORMS)}")
+                    known = ", ".join(_FORMS)
+                    raise refused(node, f"no letters {run!r} in a pattern; there are {known}. Put text in 'quotes'")
                 found.append(_FORMS[run])
         else:
             found.append((quoted or other).replace("%", "%%"))

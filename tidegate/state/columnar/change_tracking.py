@@ -80,7 +80,10 @@ class DirtySlots:
         return int(np.bitwise_count(union(since, 0, slots)).sum())
 
     def marked(self, slots: int) -> NDArray[np.bool_]:
-        """Returns for each of the first `slots` slots whether a later snapshot may contain it. O(slots)."""
+        """Returns for each of the first `slots` slots whether it has changed since the oldest base of a snapshot.
+
+        The next snapshots contain such slots. O(slots).
+        """
         return flags((*self._history, self._current), 0, slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:

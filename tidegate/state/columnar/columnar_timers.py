@@ -306,7 +306,7 @@ class TimerRuns:
     def registered(self, first_ms: int) -> None:
         """Notes that timers were registered, of which the earliest has this time.
 
-        Timers whose slots are in a run already need nothing else.
+        This is enough for timers whose slots are in a sorted run (`_Run`) already.
         """
         if self._first_known and (self._first is None or first_ms < self._first):
             self._first = first_ms

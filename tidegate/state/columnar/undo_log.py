@@ -81,7 +81,7 @@ class Notes(Protocol):
         ...
 
     def shared_bytes(self) -> int:
-        """Returns how many bytes of the notes a snapshot holds at the moment in any case."""
+        """Returns the bytes of the notes that a snapshot holds too, so that dropping the notes would not free them."""
         ...
 
     def shrink(self, shared_too: bool) -> bool:

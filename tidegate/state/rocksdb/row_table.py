@@ -348,7 +348,7 @@ class CachedRows(RocksRows, WriteBack):
             self._hot.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
     def done(self) -> None:
-        """Ends the batch. Raises StorageError."""
+        """Ends the batch: reads keys again whose rows moved, and cuts the cache to its size. Raises StorageError."""
         super().done()
         self._moved = {}
         self._hot.done()

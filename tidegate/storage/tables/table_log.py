@@ -572,7 +572,10 @@ class TableLog:
         return TableEntry(seq, TableEntryKind.CLAIMED, job_id, files=files, claim=claim, nonce=self._nonce)
 
     def _lost_races(self, what: str) -> StorageError:
-        return StorageError(f"could not {what} at {self._store.url}: lost {RACES_MAX} races against other writers")
+        return StorageError(
+            f"could not {what} at {self._store.url}: another writer was first "
+            f"{RACES_MAX} times. Try again, or let fewer jobs write to this table at a time"
+        )
 
     def _existing(self) -> TableFold:
         if self._tail.fold is None:

@@ -588,7 +588,7 @@ class TableParts:
         return state
 
     def _after_cut(self, cut: TableCut, parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
-        """Returns the parts without the entries that a cut drops, and writes parts that still have such entries."""
+        """Returns the parts without the entries that a cut drops. Rewrites the parts that have such entries."""
         count = sum(part.first <= cut.seq for part in parts)
         if all(part.cut == cut.seq for part in parts[:count]):
             return tuple(parts)
