@@ -13,17 +13,20 @@ numbers. Then the next job begins with new tables. The exit code is 1 if a table
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import faulthandler
+import multiprocessing
+import os
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -32,50 +35,95 @@ KILLS_A_TABLE = 20
 STUCK_S = 900.0
 """After this time a process of the job writes where it is, and is killed."""
 KEYS = 101
+RATE = 2_000
+"""Rows a second. From 1,600 on, `from_rate` gives each split every second number."""
 SPLITS = 2
+T = TypeVar("T")
+CONTEXT = multiprocessing.get_context("fork")
 DURING, BETWEEN, RESTORING = MOMENTS = ("during a commit", "between commits", "while it is restored")
-JOB = """
-import faulthandler, json, sys
-import polars as pl
-import tidegate as tg
-from tidegate.connectors.delta.sink import DeltaUpsert
-from tidegate.connectors.iceberg.sink import IcebergAppend, IcebergUpsert
+PRELOADED = ("tidegate.api.environment", "deltalake", "pyiceberg.catalog.sql", "tidegate.connectors.iceberg.manifests")
+"""What this process loads, and never uses, so that it has no threads when it forks the processes of jobs."""
 
-folder, table, catalog = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-faulthandler.dump_traceback_later(float(sys.argv[4]))
 
-def marked(real):
-    def commit(*arguments):
-        print("begin", flush=True)
-        real(*arguments)
-        print("end", flush=True)
-    return commit
+def job(folder: str, kind: str, catalog: dict[str, str], marks: Connection) -> None:
+    """Runs the job in this process. Sends a mark when a commit begins and ends. Stops it when something arrives."""
+    import polars as pl
 
-for kind in (DeltaUpsert, IcebergAppend, IcebergUpsert):
-    kind.commit = marked(kind.commit)
+    import tidegate as tg
+    from tidegate.connectors.delta.sink import DeltaUpsert
+    from tidegate.connectors.iceberg.sink import IcebergAppend, IcebergUpsert
 
-env = tg.StreamEnvironment.local(2)
-numbers = env.from_rate(4_000, splits=2, uid="numbers").select("value")
-if table == "iceberg-append":
-    numbers.to_iceberg(catalog=catalog, table="kills.numbers", create=True, uid="to-numbers")
-else:
-    keyed = numbers.select(key=pl.col("value") % 101)
-    counts = keyed.key_by("key").aggregate(n=tg.count(), emit="changes", uid="counts")
-    keys = counts.key_by("n").aggregate(keys=tg.count(), emit="changes", uid="keys")
-    for name, stream, key in (("numbers", numbers, "value"), ("keys", keys, "n")):
-        if table == "delta-upsert":
-            stream.to_delta(folder + "/" + name, mode="upsert", keys=key, uid="to-" + name)
-        else:
-            stream.to_iceberg(
-                catalog=catalog, table="kills." + name, mode="upsert", keys=key, create=True, uid="to-" + name
-            )
-checkpoints = tg.CheckpointConfig(interval="200ms", storage=folder + "/checkpoints")
-job = env.execute("numbers", checkpoints=checkpoints, restore="latest_or_fresh", progress="off")
-sys.stdin.readline()
-job.stop(savepoint=folder + "/savepoint")
-print("stopped", flush=True)
-env.close()
-"""
+    errors = (Path(folder) / "errors").open("a")
+    os.dup2(errors.fileno(), 2)
+    faulthandler.dump_traceback_later(STUCK_S - 20)
+
+    def marked(real: Callable[..., None]) -> Callable[..., None]:
+        def commit(*arguments: object) -> None:
+            marks.send("begin")
+            real(*arguments)
+            marks.send("end")
+
+        return commit
+
+    for sink in (DeltaUpsert, IcebergAppend, IcebergUpsert):
+        sink.commit = marked(sink.commit)  # type: ignore[method-assign]
+    env = tg.StreamEnvironment.local(2)
+    numbers = env.from_rate(RATE, splits=SPLITS, uid="numbers").select("value")
+    if kind == "iceberg-append":
+        numbers.to_iceberg(catalog=catalog, table="kills.numbers", create=True, uid="to-numbers")
+    else:
+        counts = (
+            numbers.select(key=pl.col("value") % KEYS)
+            .key_by("key")
+            .aggregate(n=tg.count(), emit="changes", uid="counts")
+        )
+        keys = counts.key_by("n").aggregate(keys=tg.count(), emit="changes", uid="keys")
+        for name, stream, key in (("numbers", numbers, "value"), ("keys", keys, "n")):
+            uid = f"to-{name}"
+            if kind == "delta-upsert":
+                stream.to_delta(f"{folder}/{name}", mode="upsert", keys=key, uid=uid)
+            else:
+                stream.to_iceberg(catalog=catalog, table=f"kills.{name}", mode="upsert", keys=key, create=True, uid=uid)
+    checkpoints = tg.CheckpointConfig(interval="200ms", storage=f"{folder}/checkpoints")
+    running = env.execute("numbers", checkpoints=checkpoints, restore="latest_or_fresh", progress="off")
+    marks.recv()
+    running.stop(savepoint=f"{folder}/savepoint")
+    marks.send("stopped")
+    env.close()
+
+
+class Process:
+    """One process of the job."""
+
+    def __init__(self, arguments: tuple[object, ...]) -> None:
+        self._marks, other = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=job, args=(*arguments, other), daemon=True)
+        self._process.start()
+        other.close()
+
+    def next_mark(self) -> str:
+        """Waits for a mark. Raises RuntimeError if the process ends, or is stuck."""
+        if not self._marks.poll(STUCK_S):
+            raise RuntimeError(f"there was no mark for {STUCK_S:g} s")
+        try:
+            found: str = self._marks.recv()
+        except EOFError as error:
+            raise RuntimeError("the process has ended by itself") from error
+        return found
+
+    def stop(self) -> None:
+        """Requests the end of the job."""
+        self._marks.send("stop")
+
+    def kill(self) -> list[str]:
+        """Kills the process with SIGKILL. Returns the marks that it has sent meanwhile."""
+        self._process.kill()
+        self._process.join()
+        left: list[str] = []
+        with suppress(EOFError, ConnectionResetError):
+            while True:
+                left.append(self._marks.recv())
+        return left
 
 
 class Tables:
@@ -91,25 +139,13 @@ class Tables:
         }
 
     @contextmanager
-    def process(self) -> Iterator[subprocess.Popen[str]]:
-        """Starts a process of the job, which is killed in the end, or if it is stuck."""
-        command = [sys.executable, "-c", JOB, str(self._folder), self._kind, json.dumps(self._catalog)]
-        command.append(str(STUCK_S - 20))
-        with (self._folder / "errors").open("a") as errors:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=self._folder
-            )
-        limit = threading.Timer(STUCK_S, process.kill)
-        limit.start()
+    def process(self) -> Iterator[Process]:
+        """Starts a process of the job, which is killed in the end."""
+        process = Process((str(self._folder), self._kind, self._catalog))
         try:
             yield process
         finally:
-            limit.cancel()
             process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                stream.close()
 
     def read(self, name: str) -> pa.Table:
         """Returns the rows of a table."""
@@ -131,8 +167,8 @@ class Tables:
 
         return len(load_catalog("default", **self._catalog).load_table("kills.numbers").metadata.snapshots)
 
-    def differences(self) -> tuple[int, dict[str, int]]:
-        """Returns the number of rows, and how many rows are lost, doubled or wrong."""
+    def differences(self) -> tuple[int, int, dict[str, int]]:
+        """Returns the number of rows, the number of commits, and how many rows are lost, doubled or wrong."""
         values = Counter(self.read("numbers")["value"].to_pylist())
         lost = 0
         for split in range(SPLITS):
@@ -144,41 +180,43 @@ class Tables:
             expected = Counter(dict.fromkeys(Counter(counts.values()).items(), 1))
             rows = Counter((row["n"], row["keys"]) for row in self.read("keys").to_pylist())
             found["wrong counts"] = sum((rows - expected).values()) + sum((expected - rows).values())
-        return len(values), found
+        return len(values), self.commits(), found
 
     def errors(self) -> str:
         """Returns the end of what the processes have written as errors."""
         return (self._folder / "errors").read_text()[-4_000:]
 
 
-def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
-    """Yields the marks that a process prints. Raises RuntimeError if it ends."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        yield line.strip()
-    raise RuntimeError("the process has ended by itself, or was stuck")
+def in_child(function: Callable[[], T]) -> T:
+    """Calls a function in a process of its own. Raises RuntimeError if that fails."""
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=lambda: sender.send(function()))
+    process.start()
+    sender.close()
+    try:
+        found: T = receiver.recv()
+    except EOFError as error:
+        raise RuntimeError("the tables cannot be read") from error
+    process.join()
+    return found
 
 
 def kill_once(tables: Tables, random: Random) -> tuple[str, bool]:
     """Kills a process of the job. Returns the moment, and whether a commit was interrupted."""
     moment = random.choices(MOMENTS, (6, 2, 2))[0]
     with tables.process() as process:
-        marks = lines_of(process)
         if moment == RESTORING:
-            time.sleep(random.uniform(0.3, 2.5))
+            time.sleep(random.uniform(0.1, 1.0))
         else:
             wanted = random.randrange(1, 5)
             seen = 0
             while seen < wanted:
-                seen += next(marks) == "begin"
+                seen += process.next_mark() == "begin"
             if moment == BETWEEN:
-                while next(marks) != "end":
+                while process.next_mark() != "end":
                     pass
             time.sleep(random.uniform(0.0, 0.12))
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        left = [line.strip() for line in process.stdout]
+        left = process.kill()
         last = left[-1] if left else {DURING: "begin", BETWEEN: "end", RESTORING: ""}[moment]
         return moment, last == "begin"
 
@@ -186,13 +224,10 @@ def kill_once(tables: Tables, random: Random) -> tuple[str, bool]:
 def finish(tables: Tables) -> None:
     """Runs a process until it has committed, and stops the job with a savepoint."""
     with tables.process() as process:
-        marks = lines_of(process)
-        while next(marks) != "end":
+        while process.next_mark() != "end":
             pass
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        while next(marks) != "stopped":
+        process.stop()
+        while process.next_mark() != "stopped":
             pass
 
 
@@ -215,9 +250,9 @@ def run(kind: str, kills: int, random: Random) -> bool:
             except RuntimeError:
                 print(tables.errors(), flush=True)
                 raise
-            count, found = tables.differences()
+            count, made, found = in_child(tables.differences)
             rows += count
-            commits += tables.commits()
+            commits += made
             total.update(found)
             print(f"{kind}: {done} kills, {count} rows, {found}", flush=True)
     when = ", ".join(f"{moments[each]} {each}" for each in MOMENTS)
@@ -237,6 +272,8 @@ def main() -> None:
     kinds = given.tables.split(",")
     if unknown := set(kinds) - set(TABLES):
         parser.error(f"--tables has {sorted(unknown)[0]!r}; give some of {', '.join(TABLES)}")
+    for name in PRELOADED:
+        import_module(name)
     right = [run(kind, given.kills, Random(given.seed)) for kind in kinds]
     sys.exit(0 if all(right) else 1)
 
