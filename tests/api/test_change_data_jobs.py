@@ -286,7 +286,7 @@ def test_streams_that_cannot_be_changes_in_kafka_are_refused() -> None:
             (changes, {"format": "upsert", "topic": pl.col("to")}, "add 'to' to key="),
             (changes, {"format": "upsert", "partition": "p", **topic}, "add 'p' to key="),
             (changes, {"format": "upsert", "partitioner": "random", **topic}, "choose another partitioner"),
-            (changes, {"format": "changes", **topic}, "give 'json', 'raw', 'upsert' or 'debezium'"),
+            (changes, {"format": "changes", **topic}, "give one of 'json', .*'debezium', 'upsert'"),
         ):
             with pytest.raises(tg.ConfigurationError, match=reason):
                 stream.to_kafka("localhost:9092", **settings)  # type: ignore[arg-type]

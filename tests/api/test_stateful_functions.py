@@ -86,7 +86,7 @@ def test_groups_come_once_at_the_end() -> None:
 
 def test_a_function_that_returns_no_pair_fails_the_job() -> None:
     """The error says what it returned."""
-    with pytest.raises(tg.JobFailedError, match=r"returns a pair \(state, row\), not dict"):
+    with pytest.raises(tg.JobFailedError, match="returned dict; return a tuple of two values, the new state"):
         _collected(lambda s: s.stateful_map(lambda state, row: row, state=int, schema={"k": str, "n": int}))
 
 

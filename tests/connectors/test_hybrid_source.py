@@ -16,6 +16,7 @@ from test_kafka_source import Waiting
 
 import tidegate as tg
 from tidegate.connectors.files.source import source_of_files
+from tidegate.connectors.formats.json_format import JsonRead
 from tidegate.connectors.hybrid_source import HybridSource, hybrid_source
 from tidegate.connectors.kafka.options import Topics
 from tidegate.connectors.kafka.records import RecordFormat
@@ -82,7 +83,7 @@ def test_it_keeps_the_contract(tmp_path: Path) -> None:
         kafka.add("hybrid", 0, b'{"x": 11}', b'{"x": 12}')
         kafka.add("hybrid", 3, b'{"x": 13}')
         records = KafkaSource(
-            kafka.servers, Topics(("hybrid",)), RecordFormat(pa.schema([("x", pa.int64())])), end="latest",
+            kafka.servers, Topics(("hybrid",)), RecordFormat(JsonRead(pa.schema([("x", pa.int64())]))), end="latest",
             properties=QUICK,
         )  # fmt: skip
         rows = check_source(Waiting(hybrid_source(files, records)))  # type: ignore[arg-type]
