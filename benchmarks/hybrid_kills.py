@@ -139,7 +139,7 @@ class Process:
 
     @property
     def failed(self) -> bool:
-        """Whether the process has ended by itself, without the end of the job."""
+        """Returns whether the process has ended by itself, before the job was over."""
         return self._process.poll() is not None and not self.ended
 
 

@@ -63,7 +63,7 @@ QUIET = {"log_level": 0}
 KILLS = ("worker", "worker", "worker", "coordinator", "coordinator", "broker", "broker")
 STOPS = ("worker stopped", "coordinator stopped", "broker stopped")
 STOPS_EVERY = 10
-"""One fault of so many is a stop, because each takes half a minute."""
+"""One fault of this number is a stop, because a stop takes half a minute."""
 
 
 def key_of(number: int) -> int:
@@ -89,7 +89,7 @@ def feed(servers: str, rate: int, stop: Event) -> None:
 
 @dataclass
 class Read:
-    """What the reader has seen: the records in their order, and how long it was held up, and until when."""
+    """The records that the reader has seen, in order, and how long it was held up, and until when."""
 
     records: list[bytes] = field(default_factory=list)
     held_up: list[tuple[float, float]] = field(default_factory=list)

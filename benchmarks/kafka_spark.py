@@ -1,4 +1,4 @@
-"""The same job from Kafka to Kafka, by tidegate and by Spark Structured Streaming, in turns in one run.
+"""Measures one job from Kafka to Kafka by tidegate and by Spark Structured Streaming, in turns in one run.
 
     python benchmarks/kafka_spark.py [--records 1000000] [--rounds 2] [--seconds 15]
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 CONTEXT = multiprocessing.get_context("fork")
 DURING, BETWEEN, RESTORING = MOMENTS = ("during a commit", "between commits", "while it is restored")
 PRELOADED = ("tidegate.api.environment", "deltalake", "pyiceberg.catalog.sql", "tidegate.connectors.iceberg.manifests")
-"""What this process loads, and never uses, so that it has no threads when it forks the processes of jobs."""
+"""Modules that this process loads and never uses, so that it has no threads when it forks the processes of jobs."""
 
 
 def job(folder: str, kind: str, catalog: dict[str, str], marks: Connection) -> None:

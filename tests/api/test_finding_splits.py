@@ -24,7 +24,7 @@ class OnePartition:
         return [tg.SourceSplit("partition", b""), tg.SourceSplit("finder", b"", rows=0)]
 
     def reader(self) -> OnePartition:
-        """The same object: it has no state."""
+        """Returns this object, because it has no state."""
         return self
 
     def read(self, split: tg.SourceSplit, offset: int, rows_max: int) -> tg.ReadResult:

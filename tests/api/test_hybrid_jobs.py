@@ -60,7 +60,7 @@ class Live:
         return [tg.SourceSplit(f"live {number}", b"%d" % number) for number in range(self.count)]
 
     def reader(self) -> Live:
-        """The same object: it has no state of its own."""
+        """Returns this object, because it has no state of its own."""
         return self
 
     def read(self, split: tg.SourceSplit, offset: int, rows_max: int) -> tg.ReadResult:
@@ -167,7 +167,7 @@ def _wide(live: Live) -> Live:
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 2), (1, 3), (3, 2)])
 def test_a_savepoint_after_the_switch(tmp_path: Path, before: int, after: int) -> None:
-    """The first source is not read again, and the second one goes on where it was."""
+    """The first source is not read again, and the second one continues at its position."""
     second = Live(gate=40)
     with local(before) as env:
         program(env, memory(), second, tmp_path)
@@ -326,7 +326,7 @@ def test_a_staged_first_source_is_written_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_files_and_then_kafka(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """Of three partitions, of which one has a single record; other columns of the files are not read."""
+    """The topic has three partitions, one of them with a single record. Other columns of the files are not read."""
     kafka_server.create("after-files", 3)
     for number in range(300):
         kafka_server.add("after-files", number % 2, json.dumps({"x": FIRST + number}).encode())

@@ -49,7 +49,7 @@ def opened(data: bytes, schema: pa.Schema | None = None, limit_bytes: int = 10**
 
 
 def all_rows(rows: AvroRows, rows_max: int = 7) -> list[dict[str, Any]]:
-    """All rows, from the first one on."""
+    """Returns all rows, from the first one on."""
     found: list[dict[str, Any]] = []
     while (batch := rows.read(len(found), rows_max)) is not None:
         found += batch.to_pylist()

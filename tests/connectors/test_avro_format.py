@@ -374,7 +374,7 @@ def test_records_out_of_the_wire_format_are_named() -> None:
 
 
 def test_only_needed_columns_are_read() -> None:
-    """So types that have no column do no harm where they are not needed; also inside of records."""
+    """Types that have no column do no harm where they are not needed, also inside of records."""
     union = ["int", "string"]
     schema = record(("a", union), ("b", record(("c", union), ("d", "int"), name="B")), ("e", "int"))
     payloads = written(schema, {"a": 1, "b": {"c": "x", "d": 5}, "e": 7})
@@ -421,7 +421,7 @@ def test_schemas_that_have_no_columns_are_refused_by_name() -> None:
 
 
 def test_a_schema_that_is_no_record_is_one_column() -> None:
-    """As keys of Kafka often are."""
+    """Keys of Kafka are often such values."""
     use = PayloadUse("from_kafka", ("orders",), "key")
     found = AvroFormat("long").for_reading(None, use).decoder().decode(written("long", 5, -6))
     assert found.batch.to_pylist() == [{"key": 5}, {"key": -6}]

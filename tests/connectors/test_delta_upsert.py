@@ -264,7 +264,7 @@ def test_keys_of_every_type_are_found_again(url: str, seed: int) -> None:
 
 @pytest.mark.parametrize("stats", [None, '{"numRecords": 2}'], ids=["none", "a number of rows"])
 def test_files_without_statistics_are_searched(url: str, stats: str | None) -> None:
-    """A writer may leave them out: such a file may have any key."""
+    """A file without statistics may have any key, because a writer need not write them."""
     sink = sink_of(url)
     other_writer(url, {1: 1, 2: 2})
     add = newest(url, "add")

@@ -26,7 +26,7 @@ class Lines:
         return [tg.SourceSplit("a", b"0", ROWS), tg.SourceSplit("b", b"100", ROWS)]
 
     def reader(self) -> Lines:
-        """The same object: it has no state."""
+        """Returns this object, because it has no state."""
         return self
 
     def read(self, split: tg.SourceSplit, offset: int, rows_max: int) -> tg.ReadResult:
