@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, WriteFormat
 from tidegate.connectors.formats.raw import as_bytes
 from tidegate.connectors.kafka.producer import HEADERS
-from tidegate.connectors.kafka.topics import KnownTopics, is_topic_name
+from tidegate.connectors.kafka.topics import KnownTopics, is_topic_name, rows_by_topic
 from tidegate.state.kernels.partition import gather
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
@@ -214,7 +214,7 @@ class RecordMaker:
     ) -> pa.Array:
         if topics is None:
             return _aligned(encoder.encode(rows, self._topic or ""), rows.num_rows, bad)
-        parts = list(_by_topic(topics))
+        parts = list(rows_by_topic(topics))
         if len(parts) == 1 and len(parts[0][1]) == rows.num_rows:
             return _aligned(encoder.encode(rows, parts[0][0]), rows.num_rows, bad)
         found: list[pa.Array] = []
@@ -271,14 +271,6 @@ def _aligned(encoded: EncodedRecords, count: int, bad: dict[int, str]) -> pa.Arr
     good[list(encoded.bad)] = False
     places = np.cumsum(good) - 1
     return payloads.take(pa.array(places, mask=~good))
-
-
-def _by_topic(topics: pa.Array) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Yields each topic with the numbers of its rows. Rows without a topic are left."""
-    encoded = topics.dictionary_encode()
-    codes = pc.fill_null(encoded.indices, -1).to_numpy()
-    for code, topic in enumerate(encoded.dictionary.to_pylist()):
-        yield topic, np.flatnonzero(codes == code)
 
 
 def _topics(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:

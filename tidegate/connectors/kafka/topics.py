@@ -262,10 +262,7 @@ class KnownTopics:
             assert self._topic is not None, "rows have a topic each, or all the same"
             yield self._topic, np.arange(count)
             return
-        encoded = topics.dictionary_encode()
-        codes = pc.fill_null(encoded.indices, -1).to_numpy()
-        for code, topic in enumerate(encoded.dictionary.to_pylist()):
-            yield topic, np.flatnonzero(codes == code)
+        yield from rows_by_topic(topics)
 
     def _check_times(
         self, topic: str, rules: TopicRules, rows: NDArray[np.int64], timestamps: pa.Array, bad: dict[int, str]
@@ -330,6 +327,14 @@ class KnownTopics:
                 f"to_kafka: topic {topic!r}, which a row names, has max.message.bytes={largest}, and the sink writes "
                 f"up to {self._record_bytes_max}. Raise it, or set message.max.bytes to {largest} in properties="
             )
+
+
+def rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yields each topic with the numbers of its rows. Skips rows with a null."""
+    encoded = topics.dictionary_encode()
+    codes = pc.fill_null(encoded.indices, -1).to_numpy()
+    for code, topic in enumerate(encoded.dictionary.to_pylist()):
+        yield topic, np.flatnonzero(codes == code)
 
 
 def stamped_text(topic: str) -> str:
