@@ -1,6 +1,6 @@
 """Checks the fields of option classes as they are built: `DataPlaneOptions(source_rows_max=0): give a whole number …`.
 
-Each check raises ConfigurationError with the class, the field, the value that was given, and what is allowed.
+Each check raises ConfigurationError with the class, the field, the value that was given, and the allowed values.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ INT64_MAX = 2**63 - 1
 
 
 def invalid_field(options: object, field: str, allowed: str) -> ConfigurationError:
-    """Returns the error for a field with a wrong value. `allowed` describes the values that are allowed."""
+    """Returns the error for an option field with a wrong value. `allowed` describes the allowed values."""
     return ConfigurationError(f"{type(options).__name__}({field}={getattr(options, field)!r}): give {allowed}")
 
 
 def check_whole(options: object, *fields: str, least: int, most: int = INT64_MAX, none: bool = False) -> None:
-    """Raises ConfigurationError unless each field is a whole number from `least` to `most`. `none` also allows None."""
+    """Raises ConfigurationError unless each named field is an int from `least` to `most`. `none` also allows None."""
     for field in fields:
         value = getattr(options, field)
         if value is None and none:
@@ -31,21 +31,21 @@ def check_whole(options: object, *fields: str, least: int, most: int = INT64_MAX
 
 
 def check_switch(options: object, *fields: str) -> None:
-    """Raises ConfigurationError unless each field is True or False."""
+    """Raises ConfigurationError unless each named field is True or False."""
     for field in fields:
         if not isinstance(getattr(options, field), bool):
             raise invalid_field(options, field, "True or False")
 
 
 def check_choice(options: object, field: str, choices: Sequence[str | None]) -> None:
-    """Raises ConfigurationError unless the field is one of the choices."""
+    """Raises ConfigurationError unless the value of the field is one of `choices`."""
     value = getattr(options, field)
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise invalid_field(options, field, " or ".join(map(repr, choices)))
 
 
 def check_folder(options: object, field: str) -> None:
-    """Raises ConfigurationError unless the field is the path of a folder, or None."""
+    """Raises ConfigurationError unless the field is a folder path (a non-empty str) or None."""
     value = getattr(options, field)
     if value is not None and (not isinstance(value, str) or not value):
         raise invalid_field(options, field, "the path of a folder as a str, or None")

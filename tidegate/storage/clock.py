@@ -1,4 +1,7 @@
-"""The clocks of real time: the wall clock, and a monotonic clock. The machines never read either of them."""
+"""The clocks of real time: the wall clock, and a monotonic clock.
+
+State machines get the time as an argument instead.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import time
 
 
 def now_ms() -> int:
-    """Returns the wall clock time in ms since the epoch. It jumps when the clock is set."""
+    """Returns the wall clock time in ms since the epoch. The time can jump when the clock is set."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Returns the ms since an arbitrary moment. It never jumps."""
+    """Returns the time of a monotonic clock in ms since an arbitrary moment. It never jumps."""
     return time.monotonic_ns() // 1_000_000

@@ -47,8 +47,10 @@ _encoders: dict[type, Callable[[Any], object]] = {}
 _PACKER_BYTES = 16 * 1024
 _KEPT_BYTES_MAX = 1024 * 1024
 _idle_packers: list[msgpack.Packer] = []
-"""Packers that are not in use, for reuse: one per nesting level and thread. Making a packer for each value costs more
-than encoding the value. A packer that has packed more than `_KEPT_BYTES_MAX` holds that much memory, and is dropped.
+"""Msgpack packers that are not in use, for reuse: one per nesting level and thread.
+
+Making a packer for each value costs more than encoding the value. A packer that has packed more than `_KEPT_BYTES_MAX`
+bytes holds that much memory, and is dropped.
 """
 
 # The constructor of ExtType without its checks in Python: one is made for every value.
@@ -81,9 +83,9 @@ def wire_types() -> dict[str, type]:
 
 
 def encode(value: object) -> bytes:
-    """Encodes wire types, Arrow batches and schemas, and plain msgpack values.
+    """Returns the bytes of a value: wire types, Arrow batches and schemas, and plain msgpack values.
 
-    Tuples and lists both decode as tuples. Raises CodecError for anything else.
+    Tuples and lists both decode as tuples. Raises CodecError for any other value.
     """
     try:
         packer = _idle_packers.pop()
@@ -101,7 +103,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """Decodes the bytes of `encode`. Raises CodecError for torn, foreign or newer bytes."""
+    """Returns the value that `encode` made bytes of. Raises CodecError for truncated, foreign or newer bytes."""
     try:
         return msgpack.unpackb(data, ext_hook=_ext_hook, use_list=False, strict_map_key=False, raw=False)
     except CodecError:

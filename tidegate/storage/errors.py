@@ -42,11 +42,11 @@ class CodecError(TidegateError):
 
 
 class FencedError(TidegateError):
-    """Raised when a newer generation has taken over. The caller must stop."""
+    """Raised when a newer coordinator generation has taken over the job. The caller must stop."""
 
 
 class SavepointStoppedError(TidegateError):
-    """Raised when a savepoint was given up while it was being copied. The copy is incomplete."""
+    """Raised when a savepoint was aborted while it was being copied. The copy is incomplete."""
 
 
 class ConfigurationError(TidegateError):
@@ -64,14 +64,16 @@ class IncompatibleStateError(ConfigurationError):
 class ProtocolError(TidegateError):
     """Raised when a rule of the protocol is broken: a bug of tidegate or of the transport, never of the user.
 
-    The machine that raises it has not changed. Its runtime fails the task or the job, which then recovers.
+    The state machine that raises this error has not changed its state. Its runtime fails the task or the job, which
+    then recovers.
     """
 
 
 class InvariantError(TidegateError, AssertionError):
-    """Raised when an invariant of a machine is broken: a bug of tidegate itself. The text names the invariant.
+    """Raised when an invariant of a state machine is broken: a bug of tidegate itself. The text names the invariant.
 
-    It ends the job, or the attempt, before harm is done. Unlike an `assert` it also works under `python -O`.
+    The error ends the job, or the attempt, before wrong data is written. Unlike an `assert` it also works under `python
+    -O`.
     """
 
 
@@ -80,7 +82,7 @@ class TableError(TidegateError):
 
 
 class CheckpointError(TidegateError):
-    """Raised when a checkpoint that a user requested was not taken."""
+    """Raised when a checkpoint or savepoint that a user requested could not be taken."""
 
 
 class JobFailedError(TidegateError):
@@ -121,23 +123,23 @@ _FINAL_ERRNOS = _REFUSED_ERRNOS | frozenset(
 def may_pass(error: StorageError) -> bool:
     """Returns whether the same operation may succeed later without any change to its arguments or its target.
 
-    True while storage does not answer or is full: it comes back, or other files are deleted. False for a refusal (a
-    folder without write permission), damage, and a file that is missing or in the way.
+    True while the storage does not answer or is full. False for a refusal (a folder without write permission), damage,
+    and a file that is missing or in the way.
     """
     cause = error.__cause__
     return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)
 
 
 def is_refused(error: StorageError) -> bool:
-    """Returns whether storage answers and refuses the operation: a folder without write permission, or read-only."""
+    """Returns whether the storage answered and refused the operation, e.g. for a folder without write permission."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _REFUSED_ERRNOS
 
 
 def may_be_awaited(error: StorageError) -> bool:
-    """Returns whether a running job waits for its storage after this error, as it does in an outage.
+    """Returns whether a running job waits and tries again after this storage error, instead of failing.
 
-    True where `may_pass` is, and where storage refuses: the job was allowed to write there when it was submitted, so
-    the permissions were changed and can be changed back. A restart would not help.
+    True for errors of `may_pass`, and for refusals: the job was allowed to write there when it was submitted, so the
+    permissions were changed and can be changed back. A restart would not help.
     """
     return may_pass(error) or is_refused(error)
 

@@ -3,8 +3,8 @@
 `pip install tidegate` installs what the local runtime needs. The rest comes with extras: `pip install 'tidegate[ray]'`.
 Rules:
 
-- Code that needs such a library calls `need` before the import: where a program is submitted, if the need is known
-  there, and where a task begins to use it, because another machine may lack what the driver has.
+- Code that needs such a library calls `need` before the import: where a program is submitted, if the program shows the
+  need, and where a task begins to use the library, because another machine may lack it.
 - A module that imports an optional library at its top is imported late, after that check.
 """
 
@@ -40,8 +40,9 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def need(what: str, *extras: str) -> None:
-    """Raises ConfigurationError, which names the extra and the library, unless all of `extras` are installed. Imports
-    nothing.
+    """Raises ConfigurationError unless the libraries of all `extras` are installed. Imports nothing.
+
+    The error names the extra, the library, and the feature `what` that needs them.
     """
     missing = {extra: [name for name in EXTRAS[extra] if not _is_installed(name)] for extra in extras}
     names = [name for lacking in missing.values() for name in lacking]
@@ -54,7 +55,10 @@ def need(what: str, *extras: str) -> None:
 
 
 def load(what: str, extra: str, name: str) -> Any:
-    """Returns the module `name` of an extra. Raises ConfigurationError if it is not installed, or does not load."""
+    """Imports and returns the module `name` of an extra. `what` is the feature that needs it, for errors.
+
+    Raises ConfigurationError if the module is not installed, or cannot be loaded.
+    """
     need(what, extra)
     try:
         return import_module(name)

@@ -11,13 +11,13 @@ VertexId = NewType("VertexId", str)
 """Id of a vertex of the job graph (a chain of operators): the uid of its first operator."""
 
 OperatorUid = NewType("OperatorUid", str)
-"""Stable name of an operator. State in a checkpoint is matched by it."""
+"""Stable id of an operator. A restore matches the state in a checkpoint to operators by uid."""
 
 SubtaskIndex = NewType("SubtaskIndex", int)
-"""0-based index of a parallel instance."""
+"""0-based index of a parallel instance (subtask) of an operator."""
 
 CheckpointId = NewType("CheckpointId", int)
-"""Number of a checkpoint, 1-based, increasing, never used twice within a job."""
+"""Number of a checkpoint, 1-based, increasing, never reused within a job."""
 
 AttemptNumber = NewType("AttemptNumber", int)
 """Number of an execution attempt of a job, 0-based. A restart increases it."""
@@ -26,9 +26,9 @@ EventId = NewType("EventId", int)
 """Number of an event in the event log of a job, 0-based, without holes. A takeover continues the numbers."""
 
 Generation = NewType("Generation", int)
-"""Number of a coordinator incarnation, 1-based. A takeover increases it."""
+"""Number of a coordinator of a job, 1-based. A takeover by a new coordinator increases it."""
 
 
 def name_in(job_id: JobId) -> str:
-    """Returns the name part of a job's id: the id without the digits at its end, if there are any."""
+    """Returns the name part of a job's id: the id without the hex digits at its end, if there are any."""
     return job_id.rpartition("-")[0] or job_id

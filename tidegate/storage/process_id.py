@@ -1,7 +1,7 @@
 """`ProcessId`: identifies a process, so that a later process can find out whether it is gone.
 
-A process is identified by its place (host, boot and pid namespace), its number, and the moment when it began, because
-numbers are reused. Only a process of the same place can be checked.
+A process is identified by its place (host, boot and pid namespace), its pid, and its start time, because pids are
+reused. Only a process in the same pid namespace can be checked.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ _STATE, _BEGAN = 0, 19
 @wire
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """Identifies one process on one machine. `place` is empty if the system does not provide what identifies a
-    process.
-    """
+    """Identifies one process on one machine. `place` is empty if the system does not provide the data (not Linux)."""
 
     host: str
     place: str
@@ -51,7 +49,7 @@ def is_there(process: ProcessId) -> bool | None:
 
 @cache
 def _place() -> str:
-    """Returns a text that all processes of one pid namespace share, or an empty text if it is unknown."""
+    """Returns a text that identifies this host, boot and pid namespace, or an empty text if it is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{socket.gethostname()}/{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -60,7 +58,7 @@ def _place() -> str:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """Returns state and start time of a process, or None if there is no process of this number."""
+    """Returns state and start time of the process `pid`, or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

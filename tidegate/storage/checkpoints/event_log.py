@@ -2,14 +2,14 @@
 
 Rules:
 
-- Entries are made by conditional create and never changed. That is the fence: of two coordinators that both try to
+- Entries are created with a conditional create and never changed. This fences coordinators: of two that both try to
   write entry k, one gets FencedError.
 - A create whose answer was lost may be repeated: finding the very same entry proves that the first create worked.
-- A coordinator may sleep while others write, fold and truncate the log. When it wakes, it must not mistake the hole
-  that truncation has left for the end of the log:
+- A coordinator may be suspended while other coordinators write, snapshot and truncate the log. When it continues, it
+  must not mistake the hole that truncation has left for the end of the log:
   - The two newest entries are never truncated. A writer that does not find the entry before its own is fenced.
-  - Entries with which a coordinator took over are never truncated (the writer names them, `keep`). One of these is the
-    first entry that a sleeper has missed, so it cannot create that entry itself.
+  - Takeover entries (the first entry of each coordinator) are never truncated; the writer names them in `keep`. One of
+    these is the first entry that a suspended coordinator has missed, so it cannot create that entry itself.
   - A writer therefore checks after its first entry, and after an entry that it creates again because an answer was
     lost. For all other entries the create alone decides (`look` False).
 - Entries are contiguous. A hole, or damage, is an error, never the end.
@@ -77,22 +77,23 @@ class LogEntry:
 
 
 class EventLog:
-    """The log of one job in its checkpoint storage. Stateless, and thread-safe if the store is."""
+    """The event log of one job in its checkpoint storage. Stateless, and thread-safe if the store is."""
 
     def __init__(self, store: Store, job_id: JobId) -> None:
         self._store = store
         self._folder = CheckpointLayout(job_id).events_dir()
         self.segments = EventSegments(store, self._folder, _DIGITS)
-        """The entries that were cut from the log and are kept."""
+        """The entries that were truncated from the log and stored in segments."""
 
     def append(self, entry: LogEntry, *, look: bool = True) -> int:
-        """Makes the entry part of the log, durably, and returns its bytes. Repeating it with the same entry is safe.
+        """Writes the entry durably at the end of the log, and returns its size in bytes. Repeating the call is safe.
 
-        `look` is whether to check that the entry before it exists. The module explains when that can be skipped.
+        `look` is whether to check that the previous entry exists. The module's docstring explains when that can be
+        skipped.
 
-        Raises FencedError if another entry is there or the log has continued beyond it, LogDeletedError if the log is
-        gone, and CodecError for events that are not wire values. Raises StorageError if it is unknown whether the entry
-        exists: repeat the call then.
+        Raises FencedError if another entry has this index or the log has continued beyond it, LogDeletedError if the
+        log was deleted, and CodecError for events that are not wire values. Raises StorageError if it is unknown
+        whether the entry was written: repeat the call then.
         """
         path = self._entry_path(entry.index)
         data = seal(_ENTRY_MAGIC, LOG_VERSION, encode(entry))
@@ -123,11 +124,14 @@ class EventLog:
         return len(data)
 
     def read(self, index: int) -> LogEntry:
-        """Returns one entry. Raises NotFoundError, CorruptionError, or CodecError for events of unknown types."""
+        """Returns the log entry at an index.
+
+        Raises NotFoundError, CorruptionError, or CodecError for events of unknown types.
+        """
         return self.decoded(index, self._store.read(self._entry_path(index)))
 
     def decoded(self, index: int, data: Buffer) -> LogEntry:
-        """Returns the entry in the bytes of a file. Raises as `read` does."""
+        """Returns the log entry that the bytes of its file encode. Raises CorruptionError or CodecError."""
         where = join_url(self._store.url, self._entry_path(index))
         entry = decode(unseal(_ENTRY_MAGIC, LOG_VERSION, data, where))
         if not isinstance(entry, LogEntry) or entry.index != index:
@@ -138,12 +142,15 @@ class EventLog:
         return entry
 
     def indices(self) -> list[int]:
-        """Returns the indices of all entries in the folder, ascending. Lists the folder."""
+        """Returns the indices of all log entries in the folder, ascending. Lists the folder."""
         found = (_parse_index(name) for name in self._store.list(self._folder))
         return sorted(index for index in found if index is not None)
 
     def oldest(self) -> int:
-        """Returns the index from which on every entry exists. Entries that truncation has kept may come before it."""
+        """Returns the smallest index from which the log has no hole.
+
+        Takeover entries that truncation has kept may come before.
+        """
         known = set(self.indices())
         oldest = max(known, default=0)
         while oldest - 1 in known or (oldest > 0 and self._has(oldest - 1)):
@@ -151,9 +158,10 @@ class EventLog:
         return oldest
 
     def history(self) -> list[LogEntry]:
-        """Returns all entries from the oldest on, preceded by the kept entries that join them without a hole.
+        """Returns all log entries from the oldest on, preceded by entries kept in segments that continue the log
+        without a hole.
 
-        Safe while the log is truncated: it starts again if truncation has overtaken it.
+        Safe while the log is truncated: the read starts again if truncation deletes entries meanwhile.
         """
         for races in itertools.count(1):
             oldest = self.oldest()
@@ -175,7 +183,10 @@ class EventLog:
         return found[::-1]
 
     def entries(self, from_index: int) -> Iterator[LogEntry]:
-        """Yields all entries from an index on, in order. Raises CorruptionError for a damaged or missing entry."""
+        """Yields all log entries from `from_index` on, in order.
+
+        Raises CorruptionError for a damaged or missing entry.
+        """
         assert from_index >= 0
         known = [index for index in self.indices() if index >= from_index]
         end = known[-1] + 1 if known else from_index
@@ -194,12 +205,16 @@ class EventLog:
             index += 1
 
     def write_snapshot(self, index: int, state: object) -> None:
-        """Stores the coordinator's state before entry `index`, a wire value. Writing an equal state again is safe."""
+        """Stores the coordinator's state (a wire value) as it was before entry `index`.
+
+        Writing an equal state again is safe.
+        """
         data = seal(_SNAPSHOT_MAGIC, LOG_VERSION, encode(state))
         self._store.write(self._snapshot_path(index), (data,))
 
     def latest_snapshot(self) -> tuple[int, Any] | None:
-        """Returns index and state of the newest undamaged snapshot, or None.
+        """Returns the index and the state of the newest undamaged snapshot of the coordinator, or None if there is
+        none.
 
         Damaged snapshots are skipped and logged.
         """
@@ -211,7 +226,9 @@ class EventLog:
         return None
 
     def oldest_snapshot(self, from_index: int) -> tuple[int, Any] | None:
-        """Returns index and state of the oldest undamaged snapshot at or after `from_index`, or None."""
+        """Returns the index and the state of the oldest undamaged snapshot at or after `from_index`, or None if there
+        is none.
+        """
         for index in self._snapshot_indices():
             try:
                 if index >= from_index:
@@ -221,12 +238,13 @@ class EventLog:
         return None
 
     def truncate(self, before_index: int, keep: Set[int] = frozenset(), *, segments: bool = False) -> None:
-        """Deletes what is not needed to fold the log from `before_index` on, except the entries in `keep`.
+        """Deletes entries and snapshots that are not needed to replay the log from `before_index`, except the entries
+        in `keep`.
 
-        With `segments` the deleted entries are read, and kept in segments.
+        With `segments`, the deleted entries are first copied into segments (`EventSegments`).
 
-        The newest undamaged snapshot stays, and every entry from the one before it on. Without a snapshot nothing is
-        deleted. What a crash leaves behind is deleted the next time.
+        The newest undamaged snapshot is kept, and every entry from the one before it on. Without a snapshot nothing is
+        deleted. Files that a crash leaves behind are deleted by the next call.
         """
         latest = self.latest_snapshot()
         if latest is None:
@@ -242,9 +260,9 @@ class EventLog:
         self._store.delete_all(map(self._snapshot_path, folds))
 
     def _still_there(self, indices: Iterable[int]) -> dict[int, bytes]:
-        """Returns the files of the entries that still exist.
+        """Returns the bytes of the entry files that still exist, by index.
 
-        Another coordinator may truncate the log too, and keep what it deletes.
+        Another coordinator may truncate the log at the same time, and store the deleted entries itself.
         """
         found = {}
         for index in indices:
@@ -255,7 +273,7 @@ class EventLog:
         return found
 
     def _continues(self, index: int) -> bool:
-        """Returns whether an existing entry belongs to the log, rather than to a part that was truncated."""
+        """Returns whether the existing entry `index` belongs to the log, and not to a part that was truncated."""
         known = self.indices()
         # Truncation need not delete in order everywhere: a predecessor alone proves nothing.
         if (known and known[-1] > index) or (index == 0 and self._snapshot_indices()):
@@ -306,14 +324,17 @@ _SEGMENTS_FOLDER = "kept"
 @wire
 @dataclass(frozen=True, slots=True)
 class EventSegment:
-    """Entries of a log as they were stored, by their indices."""
+    """The file format of a segment: the stored bytes of log entries, by their indices."""
 
     indices: tuple[int, ...]
     entries: tuple[bytes, ...]
 
 
 class EventSegments:
-    """The segments of one log, whose folder is `events`. `digits` is the width of an index in a file name."""
+    """Reads and writes the segments of one log.
+
+    `events` is the log's folder, `digits` the width of an index in a file name.
+    """
 
     def __init__(self, store: Store, events: str, digits: int) -> None:
         self._store = store
@@ -321,14 +342,20 @@ class EventSegments:
         self._digits = digits
 
     def write(self, entries: Mapping[int, bytes]) -> None:
-        """Keeps entries, given in any order. Writing them again is safe. Raises StorageError."""
+        """Stores log entries (file bytes by index) as one segment.
+
+        Writing the same entries again is safe. Raises StorageError.
+        """
         indices = tuple(sorted(entries))
         segment = EventSegment(indices, tuple(entries[index] for index in indices))
         span = range(indices[0], indices[-1] + 1)
         self._store.write(self._path(span), [seal(_SEGMENT_MAGIC, _SEGMENT_VERSION, encode(segment))])
 
     def spans(self, from_index: int = 0) -> list[range]:
-        """Returns the index ranges of the segments that reach beyond `from_index`, in order. Lists the folder."""
+        """Returns the index range of each segment that has entries at or after `from_index`, in order.
+
+        Lists the folder.
+        """
         found = []
         for name in self._store.list(self._folder):
             first, _, last = name.partition("-")
@@ -337,7 +364,7 @@ class EventSegments:
         return sorted(found, key=lambda span: (span.start, span.stop))
 
     def read(self, span: range) -> dict[int, bytes]:
-        """Returns the entries of a segment.
+        """Returns the stored bytes of the log entries in the segment `span`, by index.
 
         Raises CorruptionError, NotFoundError, or CodecError for another version.
         """

@@ -22,8 +22,9 @@ _CHANNELS_SUFFIX = "-channels"
 _BASE, _SEGMENT = "base", "segment"
 _ROWS = "rows"
 NATIVE_MARK = "="
-"""Part of the names of folders with native files of a backend. Files next to them cannot contain it, because it is
-never part of an escaped name.
+"""A separator in the names of folders with native files of a state backend (RocksDB).
+
+Names of other files in the same folder never contain it, because `escape` encodes it.
 """
 
 
@@ -45,13 +46,14 @@ class CheckpointLayout:
         return self.job_id
 
     def keep_mark(self) -> str:
-        """Returns the path of a marker file. While it exists, the checkpoints of a job with temporary storage
-        are kept.
+        """Returns the path of a marker file.
+
+        While the file exists, the checkpoints of a job with temporary storage are kept.
         """
         return f"{self.job_id}/keep"
 
     def savepoint_mark(self) -> str:
-        """Returns the path of a marker file. It shows that a savepoint refers to task-owned files of a job with
+        """Returns the path of a marker file which shows that a savepoint refers to task-owned files of a job with
         temporary storage.
         """
         return f"{self.job_id}/has-savepoint"
@@ -65,34 +67,37 @@ class CheckpointLayout:
         return f"{self.checkpoint_dir(checkpoint_id)}/{METADATA_NAME}"
 
     def state_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """Returns the path of the file with the state of one subtask that only this checkpoint uses."""
+        """Returns the path of the file with the state of one subtask that belongs to this checkpoint alone."""
         return f"{self.checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
 
     def channels_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """Returns the file of one subtask's in-flight elements.
+        """Returns the path of the file with one subtask's in-flight elements (unaligned checkpoints).
 
-        It does not end in a digit, so it is never a `state_file`.
+        The name does not end in a digit, so it is never the name of a `state_file`.
         """
         return f"{self.state_file(checkpoint_id, vertex, subtask)}{_CHANNELS_SUFFIX}"
 
     def shared_dir(self) -> str:
-        """Returns the folder of files that several checkpoints use."""
+        """Returns the folder of files that several checkpoints may use."""
         return f"{self.job_id}/shared"
 
     def shared_checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
-        """Returns the folder of the shared files that were written for one checkpoint. Later ones may refer to them."""
+        """Returns the folder of the shared files that were written for one checkpoint.
+
+        Later checkpoints may refer to the files.
+        """
         return f"{self.shared_dir()}/{checkpoint_name(checkpoint_id)}"
 
     def layer_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """Returns the path of the file with the layer (increment) of keyed state that one subtask wrote for a
+        """Returns the path of the file with the increment (layer) of keyed state that one subtask wrote for a
         checkpoint.
         """
         return f"{self.shared_checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
 
     def native_dir(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex, uid: OperatorUid) -> str:
-        """Returns the folder of the files that the backend of one operator wrote for a checkpoint.
+        """Returns the folder of the files that the state backend of one operator wrote for a checkpoint.
 
-        Its name contains `NATIVE_MARK`, so it is never a `layer_file`.
+        The name of the folder contains `NATIVE_MARK`, so it is never the name of a `layer_file`.
         """
         return f"{self.layer_file(checkpoint_id, vertex, subtask)}{NATIVE_MARK}{escape(uid)}"
 
@@ -103,27 +108,31 @@ class CheckpointLayout:
     def changelog_file(
         self, vertex: VertexId, subtask: SubtaskIndex, attempt: AttemptNumber, number: int, whole: bool
     ) -> str:
-        """Returns a file of the changelog of one subtask in one attempt: a base if `whole`, else a segment."""
+        """Returns the path of changelog file `number` of one subtask in one attempt: a full base if `whole`, else a
+        segment.
+        """
         kind = _BASE if whole else _SEGMENT
         return f"{self.changelog_dir()}/{escape(vertex)}-{subtask}.{attempt:06d}-{number:08d}.{kind}"
 
     def sinks_dir(self) -> str:
-        """Returns the folder of the files of sinks that commit in their tasks."""
+        """Returns the folder of the rows that sinks have prepared, if their tasks (and not the coordinator) commit
+        them.
+        """
         return f"{self.shared_dir()}/{SINKS_NAME}"
 
     def sink_file(self, uid: OperatorUid, subtask: SubtaskIndex, attempt: AttemptNumber, number: int) -> str:
-        """Returns a file of one subtask of such a sink in one attempt."""
+        """Returns the path of file `number` with prepared rows of one sink subtask in one attempt."""
         return f"{self.sinks_dir()}/{escape(uid)}-{subtask}.{attempt:06d}-{number:08d}.{_ROWS}"
 
     def path_in_savepoint(self, checkpoint_id: CheckpointId, path: str) -> str:
-        """Returns where a savepoint stores a file of its checkpoint, relative to the savepoint's folder.
+        """Returns the path at which a savepoint stores a file of its checkpoint, relative to the savepoint's folder.
 
-        A shared file keeps the name of its folder, so two files never get the same path.
+        The name of a shared file's folder is kept, so two files never get the same path.
         """
         return path.removeprefix(f"{self.checkpoint_dir(checkpoint_id)}/").removeprefix(f"{self.job_dir()}/")
 
     def taskowned_dir(self) -> str:
-        """Returns the folder of files that tasks own."""
+        """Returns the folder of files that tasks own and that no checkpoint deletes."""
         return f"{self.job_id}/taskowned"
 
     def events_dir(self) -> str:
@@ -131,7 +140,7 @@ class CheckpointLayout:
         return f"{self.job_id}/events"
 
     def lease(self) -> str:
-        """Returns the path of the lease file, which a living job renews."""
+        """Returns the path of the lease file, which the job renews while it runs."""
         return f"{self.job_id}/lease"
 
 
@@ -141,13 +150,13 @@ def checkpoint_name(checkpoint_id: CheckpointId) -> str:
 
 
 def parse_checkpoint_name(name: str) -> CheckpointId | None:
-    """Returns the inverse of `checkpoint_name`. Returns None for any other name."""
+    """Returns the checkpoint id in a folder name `chk-17`, or None for any other name."""
     digits = name.removeprefix(_CHECKPOINT_PREFIX)
     return None if digits == name else _parse_checkpoint_id(digits)
 
 
 def parse_state_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
-    """Returns vertex and subtask from the last part of a `state_file` path, or None for any other name."""
+    """Returns the vertex and the subtask in the file name of a `state_file`, or None for any other name."""
     vertex, separator, digits = name.rpartition("-")
     if not separator or not (digits.isascii() and digits.isdigit()):
         return None
@@ -155,13 +164,15 @@ def parse_state_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
 
 
 def parse_channels_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
-    """Returns vertex and subtask from the last part of a `channels_file` path, or None for any other name."""
+    """Returns the vertex and the subtask in the file name of a `channels_file`, or None for any other name."""
     state_file_name = name.removesuffix(_CHANNELS_SUFFIX)
     return None if state_file_name == name else parse_state_file_name(state_file_name)
 
 
 def parse_changelog_file_name(name: str) -> tuple[VertexId, SubtaskIndex, AttemptNumber] | None:
-    """Returns vertex, subtask and attempt from the last part of a `changelog_file` path, or None for any other name."""
+    """Returns the vertex, the subtask and the attempt in the file name of a `changelog_file`, or None for any other
+    name.
+    """
     task, numbers, kind = ("", "", *name.rsplit(".", 2))[-3:]
     attempt, _, number = numbers.partition("-")
     found = parse_state_file_name(task)
@@ -172,7 +183,7 @@ def parse_changelog_file_name(name: str) -> tuple[VertexId, SubtaskIndex, Attemp
 
 
 def parse_sink_file_name(name: str) -> AttemptNumber | None:
-    """Returns the attempt from the last part of a `sink_file` path, or None for any other name."""
+    """Returns the attempt number in the file name of a `sink_file`, or None for any other name."""
     task, numbers, kind = ("", "", *name.rsplit(".", 2))[-3:]
     attempt, _, number = numbers.partition("-")
     numbered = all(digits.isascii() and digits.isdigit() for digits in (attempt, number))
@@ -185,7 +196,7 @@ def savepoint_name(job_id: JobId, checkpoint_id: CheckpointId) -> str:
 
 
 def parse_savepoint_name(name: str) -> tuple[JobId, CheckpointId] | None:
-    """Returns the inverse of `savepoint_name`. Returns None for any other name."""
+    """Returns the job and the checkpoint id in a folder name `savepoint-<job>-17`, or None for any other name."""
     rest = name.removeprefix(_SAVEPOINT_PREFIX)
     job, separator, digits = rest.rpartition("-")
     checkpoint_id = _parse_checkpoint_id(digits)
@@ -212,16 +223,16 @@ class CheckpointPointer:
         return METADATA_NAME if self.savepoint else CheckpointLayout(self.job_id).metadata(self.checkpoint_id)
 
     def __str__(self) -> str:
-        """Returns the path that `parse_pointer` accepts."""
+        """Returns the URL of the checkpoint's or savepoint's folder, which `parse_pointer` accepts."""
         if self.savepoint:
             return self.root
         return join_url(self.root, CheckpointLayout(self.job_id).checkpoint_dir(self.checkpoint_id))
 
 
 def parse_pointer(path: str) -> CheckpointPointer:
-    """Returns root url, job and checkpoint of `<root>/<job>/chk-17` or `<folder>/savepoint-<job>-17`.
+    """Parses a path `<root>/<job>/chk-17` or `<folder>/savepoint-<job>-17` into root URL, job and checkpoint id.
 
-    The path may end with `/` or `/_metadata`. Raises ConfigurationError for anything else.
+    The path may end with `/` or `/_metadata`. Raises ConfigurationError for any other path.
     """
     advice = (
         "a checkpoint is given as <root>/<job>/chk-<number>, e.g. s3://bucket/checkpoints/my-job-1a2b3c4d/chk-17, "
@@ -249,13 +260,13 @@ def parse_pointer(path: str) -> CheckpointPointer:
 
 
 def escape(text: str) -> str:
-    """Returns any text as a part of a path: percent-encoded, never hidden or special."""
+    """Returns `text` percent-encoded, so that it is a valid file name that is not hidden."""
     escaped = quote(text, safe="", errors="surrogatepass")
     return f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped
 
 
 def unescape(name: str) -> str:
-    """Returns the inverse of `escape`."""
+    """Returns the text that `escape` has encoded as `name`."""
     return unquote(name, errors="surrogatepass")
 
 

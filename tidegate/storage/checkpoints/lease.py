@@ -1,14 +1,14 @@
-"""The lease of a job: a small file that proves that the job lives, because only a living job renews it.
+"""The lease of a job: a small file that shows that the job is alive, because only a running job renews it.
 
 Rules:
 
-- A lease is valid for a time. The process that drives the job renews it after a third of that time, whatever else
-  happens. At the end of the job it marks the lease as ended.
+- A lease is valid for a limited time. The process that drives the job renews it after a third of that time. At the end
+  of the job it marks the lease as ended.
 - A lease that was not renewed in time has expired, and its job counts as dead. There is a margin, because clocks may
   differ. A lease whose process is known to be gone has expired at once.
-- A lease is not a lock. A job that was wrongly taken for dead is stopped where it writes: by the event log, by the logs
-  of tables, by tombstones of checkpoints.
-- The lease is not part of the event log: no decision of the job follows from it.
+- A lease is not a lock. A job that was wrongly taken for dead fails when it writes: to the event log, to the log of a
+  table, or to a checkpoint that was marked as void.
+- The lease is not part of the event log: the job makes no decision from it.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ _MAGIC = b"TGLEASE"
 _logger = logging.getLogger(__name__)
 
 _held_tokens: set[str] = set()
-"""Tokens of the leases that this process renews."""
+"""Tokens of the leases that this process currently renews."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The content of the lease file. `renewals` counts, so that a renewal is visible even if clocks are wrong.
+    """The content of the lease file. `renewals` increases with each renewal, so that a renewal is visible even if
+    clocks are wrong.
 
-    - `holder` is the process that renews the lease. `token` identifies one holder among several in one process.
+    - `holder` is the process that renews the lease. `token` is unique to the lease, because one process may hold the
+      leases of several jobs.
     - `driver` is the process that started the holder elsewhere, and starts it again if it is lost, as long as the
-      driver itself lives. None without such a process.
-    - `asking`: a driver requests the name of the job with this lease, and has not been granted it yet.
+      driver itself lives. None if there is no such process.
+    - `asking`: a driver requests the job's name with this lease, and has not been granted the name yet.
     """
 
     job_id: JobId
@@ -73,20 +75,20 @@ class Lease:
 
     @property
     def counts_until_ms(self) -> int:
-        """Returns the time when it expires for every reader unless it is renewed, in milliseconds since the epoch."""
+        """Returns the time at which the lease expires for every reader unless it is renewed, in ms since the epoch."""
         return self.renewed_at_ms + self.lease_ms + CLOCKS_DIFFER_MS_MAX
 
     def renewed(self, at_ms: int) -> Lease:
-        """Returns the lease renewed at a time."""
+        """Returns a copy of the lease that is renewed at the time `at_ms`, in ms since the epoch."""
         return replace(self, renewed_at_ms=at_ms, renewals=self.renewals + 1)
 
     def ended_at(self, at_ms: int, *, finished: bool = False) -> Lease:
-        """Returns the last lease of a job, which marks the job as over."""
+        """Returns the final lease of a job, which marks the job as ended at `at_ms` (ms since the epoch)."""
         return replace(self.renewed(at_ms), ended=True, finished=finished)
 
 
 class Life(enum.Enum):
-    """The life of a job according to its lease: whether it is alive, dead, or unknown."""
+    """State of a job according to its lease: alive, dead, or unknown."""
 
     DEAD = "dead"
     UNKNOWN = "unknown"
@@ -95,12 +97,12 @@ class Life(enum.Enum):
 
 
 def write_lease(store: Store, lease: Lease) -> None:
-    """Takes, renews or ends a lease. Raises StorageError."""
+    """Writes the lease file of a job: to take, renew or end the lease. Raises StorageError."""
     store.write(_path(lease.job_id), (seal(_MAGIC, LEASE_VERSION, encode(lease)),))
 
 
 def read_lease(store: Store, job_id: JobId) -> Lease | None:
-    """Returns the lease of a job, or None if it never had one. Raises CorruptionError for damage, StorageError."""
+    """Returns the lease of a job, or None if the job never had one. Raises CorruptionError for damage, StorageError."""
     path = _path(job_id)
     where = join_url(store.url, path)
     try:
@@ -119,12 +121,12 @@ def read_lease(store: Store, job_id: JobId) -> Lease | None:
 
 
 def delete_lease(store: Store, job_id: JobId) -> None:
-    """Deletes the lease of a job that never began. Raises StorageError."""
+    """Deletes the lease file of a job that never started. Raises StorageError."""
     store.delete(_path(job_id))
 
 
 def life_of(lease: Lease, now_ms: int) -> Life:
-    """Returns the state of a lease's job at a time."""
+    """Returns whether the job of a lease is alive at the time `now_ms`, in ms since the epoch."""
     if lease.ended:
         return Life.DEAD
     holder = _is_held(lease)
@@ -138,7 +140,7 @@ def life_of(lease: Lease, now_ms: int) -> Life:
 
 
 def is_alive(store: Store, job_id: JobId, now_ms: int) -> bool:
-    """Returns whether a job must be assumed alive: its lease has not expired, or cannot be read.
+    """Returns whether a job must be assumed alive: its lease has not expired, or the lease is damaged.
 
     Returns False for a job without a lease. Raises StorageError if the storage does not answer.
     """
@@ -151,10 +153,10 @@ def is_alive(store: Store, job_id: JobId, now_ms: int) -> bool:
 
 
 def may_live(store: Store, job_id: JobId, now_ms: int) -> bool:
-    """Returns whether the files of a job must not be deleted.
+    """Returns whether the job may still run, so that its files must not be deleted.
 
-    That holds if the job is alive, and also if its process exists and has not ended the lease. While the storage is
-    away or full, the lease is not renewed although the job continues. Raises StorageError.
+    True if the job is alive, and also if the process of its lease exists and has not ended the lease: while the storage
+    is unavailable or full, a running job cannot renew its lease. Raises StorageError.
     """
     if is_alive(store, job_id, now_ms):
         return True
@@ -163,7 +165,7 @@ def may_live(store: Store, job_id: JobId, now_ms: int) -> bool:
 
 
 def why_alive(store: Store, job_id: JobId) -> str | None:
-    """Returns why a job must be assumed alive, as text for an error, or None if it never had a lease.
+    """Returns the reason why a job must be assumed alive, as text for an error, or None if it never had a lease.
 
     Raises StorageError.
     """
@@ -189,7 +191,7 @@ def release_lease(token: str) -> None:
 
 
 def _is_held(lease: Lease) -> bool | None:
-    """Returns whether the holder exists, or None if this machine cannot find out."""
+    """Returns whether the process that holds the lease exists, or None if this machine cannot find out."""
     there = is_there(lease.holder)
     own = there and lease.token and lease.holder.pid == os.getpid()
     return lease.token in _held_tokens if own else there

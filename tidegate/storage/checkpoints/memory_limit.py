@@ -1,10 +1,9 @@
 """`MemoryStorage`: checkpoint storage in memory with a limit for each state, for jobs with little state and for tests.
 
-Such checkpoints do not outlive the process that holds them.
+These checkpoints are lost when the process that holds them ends.
 
-Rules: the state of one subtask has a limit in bytes. The coordinator holds all of these checkpoints in its memory, with
-every state inlined in their metadata, and one state must not fill it. The error names the subtask and what to do. Below
-the limit this store behaves as the store that it wraps, which holds the bytes.
+The state of one subtask has a limit in bytes, because the coordinator holds all checkpoints in its memory. The error
+for a larger state names the subtask and what to do. Below the limit this store behaves as the store that it wraps.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ STATE_BYTES_MAX_DEFAULT = 5 * 1024 * 1024
 
 
 class MemoryStorage(WrappedStore):
-    """A store in memory with a limit on each state of a subtask. As thread-safe as the store that it wraps."""
+    """An in-memory store with a size limit for the state of each subtask. As thread-safe as the store that it wraps."""
 
     def __init__(self, store: Store, state_bytes_max: int = STATE_BYTES_MAX_DEFAULT) -> None:
         """`store` holds the bytes. `state_bytes_max` is the size limit of one state file."""
@@ -38,7 +37,10 @@ class MemoryStorage(WrappedStore):
         self.state_bytes_max = state_bytes_max
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        """Writes a file as every store does. Raises StateTooLargeError, a StorageError, for a state above the limit."""
+        """Writes a file to the wrapped store.
+
+        Raises StateTooLargeError, a StorageError, for a state file above the limit.
+        """
         owner = _owner_of(path)
         if owner is None:
             return self._store.write(path, chunks)
@@ -61,7 +63,7 @@ class MemoryStorage(WrappedStore):
 
 
 def _owner_of(path: str) -> str | None:
-    """Returns, as text, the subtask to which a state file belongs, or None for a file without state."""
+    """Returns a text that names the subtask (or sink file) to which a state file belongs, or None for other files."""
     parts = path.split("/")
     for part, below in pairwise(parts):
         logged = parse_changelog_file_name(below) if part == CHANGELOG_NAME else None

@@ -1,8 +1,8 @@
 """`CheckpointMetadata`: the content of a checkpoint's `_metadata` file, and how the file is created and read.
 
-State belongs to operators (matched by uid), bytes belong to subtasks (a few files each, or inlined when small). A
-`StateHandle` connects the two: it names the bytes, and which sections of them belong to which operator. The directory
-at the end of a state file locates the rows of a section.
+State belongs to operators (matched by uid). Its bytes are stored per subtask, in a few files or inlined in the metadata
+when small. A `StateHandle` connects the two: it names the bytes, and which sections of them belong to which operator.
+The directory at the end of a state file locates the rows of a section.
 
 A file belongs to one checkpoint (`SubtaskState.handle`, `in_flight`), or several checkpoints share it (`layers` and
 `native`). Shared files are stored under `shared/`, and deleted with the last checkpoint that refers to them.
@@ -12,11 +12,11 @@ Creating `_metadata` completes a checkpoint. It is created exactly once, as one 
 
 `StateMeaning` describes what the state of an operator means. The names and types of stored columns do not distinguish a
 sum from a maximum. Each stateful step therefore describes what makes its state: its functions, windows, keys, order,
-time to live. A restored program is compared with that before anything runs
+time to live. A restore compares the descriptions of the program with the stored ones before anything runs
 (`tidegate/actors/restore/meaning_checks.py`). Rules:
 
-- A description consists of values that the program was given, and of expressions by their structure. It never depends
-  on how a library displays them.
+- A description consists of argument values of the program, and of the structure of expressions. It never depends on how
+  a library prints an expression.
 - Two descriptions are comparable only if their versions are equal.
 - Functions of users have no comparable meaning: a description names the step that calls them, and the states of the
   step by name and type.
@@ -52,12 +52,12 @@ class SnapshotKind(enum.Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Returns True if the snapshot belongs to the user."""
+        """Returns True for all snapshots that a user requested (savepoints), which tidegate never deletes by itself."""
         return self is not SnapshotKind.CHECKPOINT
 
     @property
     def stops(self) -> bool:
-        """Returns True if the job ends after the snapshot."""
+        """Returns True if the job ends after a snapshot of this kind."""
         return self in (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
     @property
@@ -74,10 +74,10 @@ class SnapshotKind(enum.Enum):
 
 @wire
 class SavepointFormat(enum.Enum):
-    """The form of keyed state in a savepoint.
+    """The file format of keyed state in a savepoint.
 
-    CANONICAL: sorted rows, the same bytes for every backend. NATIVE: the form of checkpoints, as files of the backend
-    or in layers, which is faster to take, and to restore with the same backend.
+    CANONICAL: sorted rows, the same bytes for every backend. NATIVE: the format of checkpoints (files of the state
+    backend, or layers), which is faster to write, and to restore with the same backend.
     """
 
     CANONICAL = "canonical"
@@ -86,7 +86,7 @@ class SavepointFormat(enum.Enum):
 
 @wire
 class StateKind(enum.Enum):
-    """The way in which a state is split when the parallelism changes."""
+    """How a state is redistributed over subtasks when the parallelism changes."""
 
     KEYED = "keyed"
     LIST = "list"
@@ -97,7 +97,7 @@ class StateKind(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class SectionRef:
-    """The position of one state of one operator within the bytes of a subtask, from `offset` on."""
+    """Locates one state of one operator within the bytes of a subtask: `length_bytes` from `offset` on."""
 
     uid: OperatorUid
     state: str
@@ -106,7 +106,7 @@ class SectionRef:
     length_bytes: int
     rows: int
     removed: bool = False
-    """True if the rows are removed keys, and not rows that were put."""
+    """True if the rows are deleted keys, and not inserted or updated rows."""
 
 
 @wire
@@ -114,7 +114,7 @@ class SectionRef:
 class StateHandle:
     """The state of one subtask: the path of a file relative to the storage root, or the bytes themselves.
 
-    `directory_bytes`: length of the directory at the end of the bytes, seals included.
+    `directory_bytes`: length of the directory (the index of the sections) at the end of the bytes, headers included.
     """
 
     path: str | None
@@ -128,7 +128,10 @@ class StateHandle:
 @wire
 @dataclass(frozen=True, slots=True)
 class NativeFile:
-    """A file of a backend with files of its own. `name` is its name in the backend's folder."""
+    """A file of a state backend with its own file format (RocksDB).
+
+    `name` is the file's name in the backend's local folder.
+    """
 
     name: str
     path: str
@@ -143,7 +146,8 @@ class NativeFile:
 class NativeState:
     """The keyed state of one operator in one subtask, as files of its backend.
 
-    `key_groups`: the first one of the subtask, and the one after its last. `description` is made by the backend.
+    `key_groups`: the first key group of the subtask, and the one after its last. `description` is opaque data of the
+    backend.
     """
 
     uid: OperatorUid
@@ -154,7 +158,7 @@ class NativeState:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of all files."""
+        """Returns the total size of all files, in bytes."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -177,23 +181,23 @@ _OWN_SINK = "sink:"
 
 
 def own_sink_place(uid: OperatorUid) -> str:
-    """Returns the text that stands for a user's sink where tables have a URL."""
+    """Returns the text that identifies a user's sink where an output table would have a URL."""
     return f"{_OWN_SINK}{uid}"
 
 
 def is_own_sink(place: str) -> bool:
-    """Returns whether such a text stands for a user's sink, and not for a table."""
+    """Returns whether `place` identifies a user's sink (`own_sink_place`), and not a table by its URL."""
     return place.startswith(_OWN_SINK)
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """Files of one table, in order, that one sink subtask requests to commit with a checkpoint.
+    """The files of one table, in order, that one sink subtask asks to commit with a checkpoint.
 
     A subtask numbers the files of an attempt from 0. It reports all files whose commit is not confirmed yet, so a file
     may be reported twice. The numbers identify it: the first of `files` has number `first_index`. `table` is the URL of
-    the table, or the place of a user's sink (`own_sink_place`).
+    the table, or the text of `own_sink_place` for a user's sink.
     """
 
     uid: OperatorUid
@@ -234,10 +238,10 @@ class PreparedRows:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """How much of the log of the output table at `url` a job has seen.
+    """The position up to which a job has read the commit log of the output table at `url`.
 
     `seq` is the number of the newest entry, -1 if the job has seen none. `commit` is the newest checkpoint of the job
-    that is committed there, None if none is.
+    that is committed to the table, or None.
     """
 
     url: str
@@ -248,7 +252,7 @@ class TableHead:
 @wire
 @dataclass(frozen=True, slots=True)
 class OpenCommits:
-    """Completed checkpoints with files for one table that were not yet confirmed as committed."""
+    """Completed checkpoints whose files for the table at `url` are not yet confirmed as committed."""
 
     url: str
     checkpoints: tuple[CheckpointId, ...]
@@ -257,7 +261,7 @@ class OpenCommits:
 @wire
 @dataclass(frozen=True, slots=True)
 class StoredSplit:
-    """A split of a source in a checkpoint: a part of the input with `rows` rows, or -1 if unknown."""
+    """A split of a source as stored in a checkpoint. `rows` is the number of rows in the split, or -1 if unknown."""
 
     split_id: str
     payload: bytes
@@ -292,7 +296,7 @@ class SubtaskState:
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
-        """Returns all handles: exclusive state, layers and in-flight data."""
+        """Returns all state handles of the subtask: exclusive state, layers and in-flight data."""
         return tuple(h for h in (self.handle, self.in_flight, *self.layers) if h is not None)
 
     @property
@@ -302,19 +306,17 @@ class SubtaskState:
 
     @property
     def marked_handles(self) -> tuple[tuple[int, StateHandle], ...]:
-        """Returns the `state_handles`, each with the number of the layer that marks its tables."""
+        """Returns pairs of layer number and handle for the `state_handles`. Exclusive state has layer number 0."""
         return (*enumerate(self.layers), *(() if self.handle is None else ((0, self.handle),)))
 
     @property
     def native_files(self) -> tuple[NativeFile, ...]:
-        """Returns the files of all backends that write files of their own."""
+        """Returns the files of all state backends with their own file format."""
         return tuple(file for state in self.native for file in state.files)
 
     @property
     def names(self) -> int:
-        """Returns the number of files, states and splits in the description. It measures roughly what the description
-        costs.
-        """
+        """Returns the number of files, states and splits that this object lists: a rough measure of its memory."""
         states = sum(1 + len(handle.sections) for handle in self.handles)
         files = len(self.native_files) + sum(len(c.files) for c in self.committables)
         parts = sum(len(rows.parts) for rows in self.prepared)
@@ -322,27 +324,30 @@ class SubtaskState:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Returns the paths of all files, relative to the storage root."""
+        """Returns the paths of all files of the subtask, relative to the storage root."""
         handles = (h.path for h in self.handles if h.path is not None)
         return (*handles, *(file.path for file in self.native_files), *self.sink_paths)
 
     @property
     def shared_paths(self) -> tuple[str, ...]:
-        """Returns the paths of files to which other checkpoints may refer as well."""
+        """Returns the paths of the subtask's files to which other checkpoints may refer as well."""
         return (*(h.path for h in self.layers if h.path is not None), *(file.path for file in self.native_files))
 
     @property
     def sink_paths(self) -> tuple[str, ...]:
-        """Returns the files of sinks that commit in their tasks. Other checkpoints may refer to them as well."""
+        """Returns the paths of the prepared rows of sinks that commit in their tasks.
+
+        Other checkpoints may refer to them.
+        """
         return tuple(path for rows in self.prepared for part in rows.parts for path in part.files)
 
     @property
     def size_bytes(self) -> int:
-        """Returns the size in bytes of all state, including inlined state and in-flight data."""
+        """Returns the size in bytes of all state of the subtask, including inlined state and in-flight data."""
         return sum(h.size_bytes for h in self.handles) + sum(state.size_bytes for state in self.native)
 
     def moved(self, path: Callable[[str], str]) -> SubtaskState:
-        """Returns the same state with another path for every file."""
+        """Returns a copy of the state in which `path` has replaced the path of every file."""
 
         def of_handle(handle: StateHandle) -> StateHandle:
             return handle if handle.path is None else replace(handle, path=path(handle.path))
@@ -366,7 +371,7 @@ class SubtaskState:
 @wire
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """An operator as described in a checkpoint."""
+    """Describes one operator in a checkpoint."""
 
     uid: OperatorUid
     name: str
@@ -374,23 +379,26 @@ class OperatorInfo:
     parallelism: int
     max_parallelism: int
     keys: tuple[str, ...] = ()
-    """The key columns of its input rows; empty without keys."""
+    """The key columns of the operator's input rows. Empty if the input is not keyed."""
     meaning: StateMeaning | None = None
-    """The meaning of its state. None for an operator without state, and for state that `SavepointWriter` made."""
+    """The meaning of the operator's state. None for a stateless operator, and for state that `SavepointWriter` made."""
     makes: str = ""
-    """Canonical description of the rows that it emits, as far as the program defines them: expressions and columns."""
+    """Canonical description of the operator's output rows, as far as the program defines them: expressions and columns.
+    """
     inputs: tuple[OperatorUid, ...] = ()
-    """The operators that send it rows."""
+    """The uids of the operators whose output this operator reads."""
     reads: tuple[str, ...] | None = None
-    """For a source: the columns that are read because the program uses them. None for all columns, and for other
-    operators.
+    """For a source: the columns that are read because the program uses them.
+
+    None for all columns, and for operators that are not sources.
     """
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class SplitPool:
-    """Splits of a source that no subtask has in its part of the checkpoint, in the order of the source.
+    """The splits of a source that were not assigned to a subtask when the checkpoint was taken, in the order of the
+    source.
 
     A restored job reads them from their first row. All other splits are in the state of the subtasks.
     """
@@ -402,7 +410,7 @@ class SplitPool:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointMetadata:
-    """The content of `chk-N/_metadata`; `void` marks a checkpoint that was given up and can never complete."""
+    """The content of `chk-N/_metadata`; `void` marks a checkpoint that was aborted and can never complete."""
 
     version: int
     job_id: JobId
@@ -414,9 +422,9 @@ class CheckpointMetadata:
     subtasks: tuple[SubtaskState, ...]
     void: bool = False
     final: bool = False
-    """True if every task had reached the end of its data."""
+    """True if every task had reached the end of its input."""
     restored_from: str | None = None
-    """Pointer (`<job>/chk-N`) of the checkpoint that the job itself was started from."""
+    """Pointer (`<job>/chk-N`) of the checkpoint from which the job was started, or None."""
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     hooks: tuple[tuple[str, bytes], ...] = ()
     """The data of each master hook, by the identifier of the hook."""
@@ -426,35 +434,47 @@ class CheckpointMetadata:
     carried: tuple[NativeFile, ...] | None = None
     """For a relocated savepoint: copies of files from the folders of earlier jobs, with paths as in a job's root.
 
-    None: staged inputs and collected rows stay with the job.
+    None if staged inputs and collected rows stay with the job.
     """
     savepoint_format: SavepointFormat | None = None
     """None for a checkpoint, and for a savepoint that was not taken by a job."""
     pools: tuple[SplitPool, ...] = ()
-    """Pools of sources with splits that the coordinator assigns. The splits of other sources are in the subtasks."""
+    """The unassigned splits of sources whose splits the coordinator assigns.
+
+    Splits of other sources are in the subtasks.
+    """
     table_heads: tuple[TableHead, ...] = ()
-    """How much of the log of each table the job had seen. A log that ends earlier has lost entries."""
+    """The position up to which the job had read the log of each table. A log that ends earlier has lost entries."""
     open_commits: tuple[OpenCommits, ...] = ()
-    """Earlier checkpoints whose commits were outstanding. A restore finds each in the log of the table, or commits it
-    again from its own metadata; otherwise the log has lost it.
+    """Earlier checkpoints whose commits to tables were not confirmed.
+
+    A restore finds each in the log of the table, or commits it again from its own metadata. Otherwise the log has lost
+    the commit.
     """
     deleted: bool = False
-    """True if its deletion has begun. It can no longer be used, and the metadata names files that may remain."""
+    """True once the deletion of the checkpoint has begun.
+
+    It cannot be restored any more, and the metadata names files that may remain.
+    """
 
     def head_of(self, url: str) -> TableHead:
-        """Returns how much of the log of a table the job had seen."""
+        """Returns the position up to which the job had read the log of the table at `url`.
+
+        `seq` is -1 if it had read nothing.
+        """
         return next((head for head in self.table_heads if head.url == url), TableHead(url, -1))
 
     def expected_commits(self, url: str) -> tuple[CheckpointId, ...]:
-        """Returns the job's checkpoints that the log of a table must have, or that a restore commits again,
-        ascending.
+        """Returns the ids of the job's checkpoints, ascending, that the log of the table at `url` must have as commits.
+
+        A restore commits missing ones again.
         """
         newest = self.head_of(url).commit
         waiting = next((commits.checkpoints for commits in self.open_commits if commits.url == url), ())
         return (*(() if newest is None else (newest,)), *waiting)
 
     def pool_of(self, uid: OperatorUid) -> tuple[StoredSplit, ...]:
-        """Returns the splits of a source that were not assigned to a subtask."""
+        """Returns the splits of the source `uid` that were not assigned to a subtask."""
         return next((pool.splits for pool in self.pools if pool.uid == uid), ())
 
     @property
@@ -467,12 +487,15 @@ MAGIC = b"TGCKMETA"
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
-    """Returns the bytes of a `_metadata` file."""
+    """Returns the content of a `_metadata` file."""
     return seal(MAGIC, metadata.version, encode(metadata))
 
 
 def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadata:
-    """Returns the inverse of `encode_metadata`. Raises CorruptionError for damage, CodecError for another version."""
+    """Returns the metadata in the content of a `_metadata` file. `where` names the file in errors.
+
+    Raises CorruptionError for damage, CodecError for another version.
+    """
     metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where, version_min=METADATA_VERSION))
     if not isinstance(metadata, CheckpointMetadata):
         raise CodecError(
@@ -482,8 +505,9 @@ def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadat
 
 
 def create_metadata(store: Store, metadata: CheckpointMetadata) -> None:
-    """Creates `_metadata`, which completes or voids a checkpoint. Raises AlreadyExistsError if it was completed or
-    voided before.
+    """Creates the `_metadata` file, which completes a checkpoint, or marks it as void.
+
+    Raises AlreadyExistsError if the checkpoint was completed or marked as void before.
     """
     path = CheckpointLayout(metadata.job_id).metadata(metadata.checkpoint_id)
     store.create(path, encode_metadata(metadata))
@@ -494,8 +518,8 @@ def read_metadata(
 ) -> CheckpointMetadata:
     """Reads and checks `_metadata`. For a `savepoint` the file is at the root of its store.
 
-    Raises NotFoundError if there is none, or if its deletion has begun, unless `deleted` accepts that. Raises
-    CorruptionError for damage.
+    Raises NotFoundError if there is no such file, or if the deletion of the checkpoint has begun (unless `deleted` is
+    True). Raises CorruptionError for damage.
     """
     path = METADATA_NAME if savepoint else CheckpointLayout(job_id).metadata(checkpoint_id)
     where = join_url(store.url, path)
@@ -511,7 +535,7 @@ def read_metadata(
 
 
 def read_pointed(store: Store, at: CheckpointPointer) -> CheckpointMetadata:
-    """Returns the metadata that a pointer names. `store` is opened at its root."""
+    """Returns the metadata of the checkpoint or savepoint `at`. `store` must be opened at the root of `at`."""
     return read_metadata(store, at.job_id, at.checkpoint_id, savepoint=at.savepoint)
 
 
@@ -521,7 +545,8 @@ MEANING_VERSION = 1
 @wire
 @dataclass(frozen=True, slots=True)
 class MeaningPart:
-    """One fact: its role (`window`, `keys`, `aggregate`), the name that the program gave it, and its canonical text.
+    """One fact about the meaning of a state: its role (`window`, `keys`, `aggregate`), the name that the program gave
+    it, and its canonical text.
 
     `name` is empty where a role has one part only. Aggregates are named by their output columns.
     """
@@ -541,7 +566,7 @@ class MeaningPart:
 class MeaningColumns:
     """The types of the stored columns that belong to one part, as a serialised Arrow schema.
 
-    `role` and `name` identify the part. For stored input rows they are `rows` and a side.
+    `role` and `name` identify the part. For stored input rows, `role` is `rows` and `name` is the side of the join.
     """
 
     role: str
@@ -550,7 +575,7 @@ class MeaningColumns:
 
     @staticmethod
     def of(role: str, name: str, schema: pa.Schema) -> MeaningColumns:
-        """Returns the columns of an Arrow schema, without its metadata."""
+        """Builds the columns from an Arrow schema, without the metadata of its fields."""
         plain = pa.schema([field.remove_metadata() for field in schema])
         return MeaningColumns(role, name, plain.serialize().to_pybytes())
 
@@ -565,8 +590,8 @@ class MeaningColumns:
 class StateMeaning:
     """The meaning of one operator's state.
 
-    `kind` is the step that makes the state, such as `window aggregate`. `evolves` are roles that may gain and lose
-    parts between two programs. `columns` is empty if the columns are only known when the job runs.
+    `kind` is the step that makes the state, such as `window aggregate`. `evolves` lists the roles that may gain and
+    lose parts between two versions of a program. `columns` is empty if the columns are only known when the job runs.
     """
 
     kind: str

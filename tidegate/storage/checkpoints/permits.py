@@ -1,14 +1,14 @@
-"""Permits: an action that cannot be undone requires a value that only the code which makes the decision can create.
+"""Permits: an irreversible action requires a permit as an argument, and only the code that makes the decision can
+create one.
 
 Such actions are completing a checkpoint, exporting it, committing sink files and deleting. Each of them takes a permit.
 Two modules decide, and only they make permits, after they have checked the rules: `invariants.py` of the coordinator
-for a job that lives, `tidegate/recovery/deletion_permits.py` for files of jobs that do not run. A caller that forgets
-the check has no permit, and a call without one has the wrong type. mypy therefore reports the mistake, long before a
-test hits the one order of events in which it matters. The code that receives a permit checks that it is for the action
-at hand.
+for a running job, `tidegate/recovery/deletion_permits.py` for files of jobs that do not run. A caller that forgets the
+check has no permit, and a call without one has the wrong type. mypy therefore reports the mistake. The code that
+receives a permit checks that it is for the action at hand.
 
-Permits stay in the process of the decision. They are not stored: the next coordinator examines its own state, and makes
-its own permits.
+Permits are never stored or sent to another process: a new coordinator examines its own state, and makes its own
+permits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.storage.ids import CheckpointId, JobId
 
 @final
 class _Decision:
-    """A token without which no permit can be created. It has a single instance."""
+    """The token that is needed to create a permit. It has a single instance."""
 
 
 _DECIDED: Final = _Decision()
@@ -49,7 +49,7 @@ class _CheckpointPermit(_Permit):
     checkpoint_id: CheckpointId
 
     def check(self, checkpoint_id: CheckpointId) -> None:
-        """Raises InvariantError if this is the permit of another checkpoint. Call it before using the permit."""
+        """Raises InvariantError if the permit is for another checkpoint. Call this before using the permit."""
         if checkpoint_id != self.checkpoint_id:
             name = type(self).__name__
             raise InvariantError(
@@ -59,28 +59,40 @@ class _CheckpointPermit(_Permit):
 
 @final
 class ExportPermit(_CheckpointPermit):
-    """Granted when all files of a savepoint exist, and no other process is copying it."""
+    """Permits copying a savepoint.
+
+    Granted when all files of the savepoint exist, and no other process is copying it.
+    """
 
     __slots__ = ()
 
 
 @final
 class CompletionPermit(_CheckpointPermit):
-    """Granted when every task has acknowledged, and it is this checkpoint's turn: its `_metadata` may be created."""
+    """Permits creating the `_metadata` file of a checkpoint.
+
+    Granted when every task has acknowledged the checkpoint, and all earlier checkpoints are completed or aborted.
+    """
 
     __slots__ = ()
 
 
 @final
 class CommitPermit(_CheckpointPermit):
-    """Granted when the checkpoint is complete, and earlier ones are committed: its sink files may become visible."""
+    """Permits committing the sink files of a checkpoint.
+
+    Granted when it is complete, and earlier ones are committed.
+    """
 
     __slots__ = ()
 
 
 @final
 class DeletePermit(_CheckpointPermit):
-    """Granted when the checkpoint was aborted or subsumed, or its job is dead, and nothing refers to its files."""
+    """Permits deleting a checkpoint.
+
+    Granted when the checkpoint was aborted or subsumed, or its job is dead, and nothing refers to its files.
+    """
 
     __slots__ = ()
 
@@ -88,26 +100,30 @@ class DeletePermit(_CheckpointPermit):
 @final
 @dataclass(frozen=True, slots=True)
 class EndPermit(_Permit):
-    """Granted when the job is over, and no process writes for it: files that it does not retain may be deleted."""
+    """Permits deleting the files that an ended job does not retain.
+
+    Granted when no process writes for the job any more.
+    """
 
     retained: frozenset[CheckpointId]
-    """The checkpoints that stay, with all files that they refer to."""
+    """The ids of the checkpoints that are kept, with all files that they refer to."""
     tables_settled: bool
     """True if all commits to the job's tables are done, so that other files in the tables' folders may be deleted."""
     undecided: frozenset[CheckpointId] = frozenset()
-    """Checkpoints of which it is unknown whether they will complete. They are kept too, with all files that they may
-    refer to.
+    """Checkpoints of which it is unknown whether they will complete.
+
+    These are kept too, with all files that they may refer to.
     """
     heads: tuple[TableHead, ...] = ()
-    """How much of the log of each table the job has seen.
+    """The position up to which the job has read the log of each table.
 
-    If a log has lost entries, the files are the only copy of rows.
+    If a log has lost entries, the data files are the only copy of the rows, and are kept.
     """
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OrphanPermit(_Permit):
-    """Granted when the job is dead: files of it to which nothing refers may be deleted."""
+    """Permits deleting files of a dead job that no checkpoint refers to."""
 
     job_id: JobId

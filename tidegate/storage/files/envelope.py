@@ -1,4 +1,4 @@
-"""Seals small files: magic, version, length and checksum in front of the payload.
+"""Wraps small files in an envelope: magic, version, length and checksum in front of the payload.
 
 The checksum covers the header too, so any flipped bit and any truncation is found before a byte is interpreted.
 """
@@ -19,7 +19,7 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
 def checksum_of(*parts: Buffer) -> str:
-    """Returns the checksum of the joined parts as it is written into metadata: `xxh3:` and 16 hex digits."""
+    """Returns the checksum of the concatenated parts as it is stored in metadata: `xxh3:` and 16 hex digits."""
     return format_checksum(_digest(parts))
 
 
@@ -29,14 +29,18 @@ def format_checksum(digest: int) -> str:
 
 
 def seal(magic: bytes, version: int, payload: Buffer) -> bytes:
-    """Returns the bytes of a file: header, then payload. `magic` has up to 8 bytes and names the kind of file."""
+    """Returns the content of a file: a header, then the payload.
+
+    `magic` (up to 8 bytes) identifies the kind of file.
+    """
     assert len(magic) <= 8
     header = _HEADER.pack(magic, version, memoryview(payload).nbytes)
     return b"".join((header, _CHECKSUM.pack(_digest((header, payload))), payload))
 
 
 def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_min: int = 0) -> memoryview:
-    """Returns the payload of `seal`. `where` names the file in errors.
+    """Checks the header and the checksum of a file made by `seal`, and returns its payload. `where` names the file in
+    errors.
 
     Raises CorruptionError for any damage, CodecError for an intact file of a newer version or one before `version_min`.
     """

@@ -1,4 +1,4 @@
-"""`Files`: the operations that `FileSystemStore` needs of a kind of file system. Local files, S3 and memory have them.
+"""`Files`: the operations that `FileSystemStore` needs from a file system. Local files, S3 and memory implement them.
 
 Rules of an implementation: keys are absolute; every fault is an OSError; a file appears complete or not at all;
 `create` never replaces a file and returns whether it won; a name that begins with `TEMPORARY_PREFIX` is an unfinished
@@ -21,23 +21,23 @@ TEMPORARY_PREFIX = ".tmp-"
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file below a folder: its path from there, its size, and its time of change (None if the storage has none)."""
+    """A file below a folder: its path relative to the folder, its size, and its modification time (None if unknown)."""
 
     path: str
     size_bytes: int
     modified_at_ms: int | None = None
     tag: str = ""
-    """The storage's identifier of these bytes (S3's ETag); empty without one, and in listings."""
+    """The storage's identifier of the file's content (S3's ETag). Empty if the storage has none, and in listings."""
 
 
 class Files(Protocol):
     """Operations on files by absolute key. A failure raises OSError (FileNotFoundError from `read`). Thread-safe."""
 
     repeats_requests: bool
-    """True if the implementation retries passing errors for some seconds before an operation fails."""
+    """True if the implementation retries transient errors for some seconds before an operation fails."""
 
     def place(self, key: str) -> str:
-        """Returns the name of the disk or server that decides creates under a root. Never raises."""
+        """Returns the name of the disk or server that decides conditional creates under the key. Never raises."""
         ...
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
@@ -45,19 +45,22 @@ class Files(Protocol):
         ...
 
     def create(self, key: str, data: Buffer) -> bool:
-        """Creates a file if its name is free. Returns False, and changes nothing, if it is taken."""
+        """Creates a file if none has this key, and returns True. Returns False, and changes nothing, if one exists."""
         ...
 
     def read(self, key: str, offset: int, length: int | None) -> bytes:
-        """Returns bytes `[offset, offset + length)`, or fewer if the file ends before."""
+        """Returns bytes `[offset, offset + length)`, or fewer if the file ends before.
+
+        `length` None reads to the end.
+        """
         ...
 
     def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
-        """Returns a range of at least one byte as `read` does, and the `info` of exactly the file that was read."""
+        """Returns a range of at least one byte as `read` does, and the `info` of the very file that was read."""
         ...
 
     def exists(self, key: str) -> bool:
-        """Returns whether there is a file (not a folder) of this name."""
+        """Returns whether there is a file (not a folder) with this key."""
         ...
 
     def list(self, key: str) -> list[str]:
@@ -77,18 +80,21 @@ class Files(Protocol):
         ...
 
     def delete_temporary(self, key: str) -> int:
-        """Deletes the unfinished files under a folder. Their writers must be dead. Returns how many."""
+        """Deletes the unfinished files under a folder, and returns their number. Their writers must be dead."""
         ...
 
     def walk(self, key: str, *, follow_links: bool = False) -> Iterator[FileInfo]:
         """Yields all finished files at any depth below a folder, in any order.
 
-        With `follow_links` also files in folders that are symbolic links, where a storage has these.
+        With `follow_links`, also the files in folders that are symbolic links, if the storage supports links.
         """
         ...
 
     def info(self, key: str) -> FileInfo:
-        """Returns size and time of change of a file; its path is the key. Raises FileNotFoundError."""
+        """Returns size and modification time of a file; the `path` of the result is the key.
+
+        Raises FileNotFoundError.
+        """
         ...
 
 
@@ -173,7 +179,7 @@ class MemoryFiles:
 
 
 class RequestCounts:
-    """Counts the requests of one process to S3, and its retries on any storage. Thread-safe."""
+    """Counts the requests of this process to S3, and its retries on any storage. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,7 +195,7 @@ class RequestCounts:
             self.retries += again
 
     def tried_again(self) -> None:
-        """Counts a retry on storage other than S3."""
+        """Counts one retry of an operation on storage other than S3."""
         with self._lock:
             self.retries += 1
 

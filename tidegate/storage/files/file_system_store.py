@@ -10,10 +10,10 @@ Rules:
 depend on conditional creates. It tests two things:
 
 - A create of a name that exists is refused, and the file stays. This is tested at every place that a job uses.
-- Of two racing creates of one name exactly one wins, and its bytes are stored. A store that looks first and puts then
-  passes the first test, and fails this one only now and then, so several rounds of pairs race. The server or the disk
-  decides the outcome, so each of them is tested once in a process. An answer that is missing proves nothing: it counts
-  neither as won nor as lost. The files of the test are deleted.
+- Of two racing creates of one name exactly one wins, and its bytes are stored. A store that checks for the file and
+  then writes it (without atomicity) passes the first test, and fails the second only now and then, so several rounds of
+  pairs race. The server or the disk decides the outcome, so each server or disk is tested once in a process. A create
+  without an answer counts neither as won nor as lost. The files of the test are deleted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HINTS = {
 
 
 class FileSystemStore:
-    """Files under a url. Thread-safe, picklable. `Store` documents the methods."""
+    """A store of files under a URL. Thread-safe, picklable. `Store` documents the methods."""
 
     def __init__(self, url: str, **options: object) -> None:
         """Opens the store without touching the storage. Takes the arguments of `open_store`."""
@@ -71,14 +71,15 @@ class FileSystemStore:
 
     @property
     def place(self) -> str:
-        """Name of the disk or server that decides conditional creates. Stores on one disk, or in one bucket, have the
-        same name.
+        """Name of the disk or server that decides conditional creates.
+
+        Stores on one disk, or in one bucket, have equal names.
         """
         return self._files.place(self._root)
 
     @property
     def repeats_requests(self) -> bool:
-        """Returns True if passing errors are retried for some seconds before a StorageError is raised."""
+        """Returns True if transient errors are retried for some seconds before a StorageError is raised."""
         return self._files.repeats_requests
 
     def __repr__(self) -> str:
@@ -112,7 +113,10 @@ class FileSystemStore:
                 raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
 
     def read_with_info(self, path: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
-        """Returns some bytes, and the `info` of exactly the file that was read. Raises NotFoundError."""
+        """Returns up to `length` bytes from `offset` on, and the `info` of the very file that was read.
+
+        Raises NotFoundError.
+        """
         key = self._key(path)
         with self._reported("read", path):
             try:
@@ -148,7 +152,10 @@ class FileSystemStore:
             self._files.delete_tree(key)
 
     def delete_temporary(self, prefix: str) -> int:
-        """Deletes the unfinished files of killed writes under a folder without writers. Returns how many."""
+        """Deletes the unfinished files that killed writers left under a folder, and returns their number.
+
+        No process may write there.
+        """
         key = self._folder_key(prefix)
         with self._reported("clean", prefix):
             return self._files.delete_temporary(key)
@@ -156,14 +163,14 @@ class FileSystemStore:
     def walk(self, prefix: str, *, follow_links: bool = False) -> Sequence[FileInfo]:
         """Returns all files at any depth below a folder, sorted by path, which is relative to the folder.
 
-        With `follow_links` also files in folders that are symbolic links, except links to an enclosing folder.
+        With `follow_links`, also the files in folders that are symbolic links, except links to an enclosing folder.
         """
         key = self._folder_key(prefix)
         with self._reported("list", prefix):
             return sorted(self._files.walk(key, follow_links=follow_links), key=lambda file: file.path)
 
     def info(self, path: str) -> FileInfo:
-        """Returns size and time of change of one file. Raises NotFoundError if there is no such file."""
+        """Returns size and modification time of one file. Raises NotFoundError if there is no such file."""
         key = self._key(path)
         with self._reported("look for", path):
             try:
@@ -216,7 +223,7 @@ def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStor
 
 
 def check_outlives_ray(url: str, what: str) -> None:
-    """Raises ConfigurationError for a local folder that Ray deletes. `what` names what would be written there.
+    """Raises ConfigurationError for a local folder that Ray deletes. `what` names the data to be written there.
 
     A program of `ray job submit --working-dir`, and every process of a runtime environment with a `working_dir`, runs
     in a copy of that folder below Ray's session. Ray deletes the copy when no process runs in it any more, and a
@@ -240,8 +247,9 @@ def join_url(root: str, path: str) -> str:
 def local_path(url: str) -> str | None:
     """Returns the path that a url of a local folder names, or None if it has the scheme of another store.
 
-    Raises ConfigurationError if it names no path, or a host, as `file://host/x` and `//host/x` do: the name of the host
-    would become a folder on this machine. The same would happen to the scheme of `s3:/bucket/x`, which lacks a slash.
+    Raises ConfigurationError if the url names no path, or a host, as `file://host/x` and `//host/x` do: the name of the
+    host would become a folder on this machine. The same would happen to the scheme of `s3:/bucket/x`, which lacks a
+    slash.
     """
     scheme, separator, rest = url.partition("://")
     if not separator and (found := _ONE_SLASH.match(url)) is not None:
@@ -263,14 +271,14 @@ def local_path(url: str) -> str | None:
 
 
 def check_scheme(url: str) -> None:
-    """Raises ConfigurationError for a URL of a storage that tidegate does not have. Nothing is opened."""
+    """Raises ConfigurationError if tidegate does not support the scheme of a URL. Nothing is opened."""
     scheme, separator, _ = url.partition("://")
     if local_path(url) is None and separator and scheme not in _SCHEMES:
         raise _no_storage(url, scheme)
 
 
 def check_savepoint_target(url: str, what: str) -> None:
-    """Raises ConfigurationError for a URL where a savepoint cannot be stored or would not outlive its job.
+    """Raises ConfigurationError for a URL at which a savepoint cannot be stored, or would be deleted with its job.
 
     Nothing is opened. `what` names the savepoint in the error.
     """
@@ -342,21 +350,21 @@ PAIRS = 4
 ROUNDS = 5
 """The number of rounds of races between two creates.
 
-On a store that looks first and then puts, 19 of 30 races of eight had several winners, and about one of four pairs has
-two. All twenty pairs have one winner once in 300 tests. For the same number of requests, pairs find as much as larger
-races and end sooner, because some servers serialize all creates of one name.
+On a store that checks and then writes without atomicity, about one of four pairs has two winners. All twenty pairs have
+one winner, and hide the fault, in one of 300 tests. For the same number of requests, pairs find as many faults as
+larger races and end sooner, because some servers serialize all creates of one name.
 """
 REQUESTS_MAX = 4 + PAIRS * (3 * ROUNDS + 1)
 
 _found_atomic: set[tuple[type, str]] = set()
-"""Servers and disks that have passed the test of racing creates in this process."""
+"""Servers and disks that have passed the test of racing creates in this process, as pairs of store type and place."""
 
 
 def check_conditional_create(store: Store) -> None:
-    """Checks that creates of one name have one winner, one after the other and at the same time.
+    """Checks that exactly one of several creates of one name succeeds, in sequence and concurrently.
 
-    Makes at most `REQUESTS_MAX` requests. Raises ConfigurationError if they have several winners: two coordinators
-    could then both own a job. Raises StorageError if the storage does not answer.
+    Makes at most `REQUESTS_MAX` requests. Raises ConfigurationError if several creates succeed: two coordinators could
+    then both own a job. Raises StorageError if the storage does not answer.
     """
     path = f"_tidegate-probe-{uuid.uuid4().hex}"
     _check_sequential_creates(store, path)
@@ -406,7 +414,10 @@ def _check_racing_creates(store: Store, prefix: str) -> None:
 
 
 def _create(store: Store, path: str, creator: int) -> bool | StorageError:
-    """Returns whether the caller's create succeeded, or the error if that is unknown."""
+    """Creates a file with the mark of `creator`.
+
+    Returns True on success, False if the file exists, or the error if the outcome is unknown.
+    """
     try:
         store.create(path, _mark(creator))
     except AlreadyExistsError:
@@ -417,7 +428,10 @@ def _create(store: Store, path: str, creator: int) -> bool | StorageError:
 
 
 def _winner(store: Store, path: str, outcomes: Sequence[bool | StorageError]) -> int | None:
-    """Returns which of two racing creators has won, or None if that is unknown."""
+    """Returns which of two racing creators (1 or 2) has won, or None if that is unknown.
+
+    Raises ConfigurationError if not exactly one won.
+    """
     winners = [creator for creator, outcome in enumerate(outcomes, start=1) if outcome is True]
     unanswered = [outcome for outcome in outcomes if isinstance(outcome, StorageError)]
     if len(winners) > 1 or not (winners or unanswered):

@@ -1,16 +1,15 @@
-"""`LocalFiles`: local files that are never torn, and that survive a power cut once a call has returned.
+"""`LocalFiles`: local files that are written atomically, and that survive a power cut once a call has returned.
 
-A file is written under a temporary name in its own folder, synced, and then renamed (`write`) or hard-linked
-(`create`, which the kernel refuses when the name is taken). Then the folder is synced, because a file without a synced
-name may be missing after a power cut. Folders that had to be made are synced into their parents for the same reason.
+A file is written under a temporary name in its own folder, synced, and then renamed (`write`) or hard-linked (`create`,
+which the kernel refuses when the name is taken). Then the folder is synced, because the name of the file may otherwise
+be missing after a power cut. The parents of new folders are synced for the same reason.
 
 `write_synced` writes the bytes. They come in parts, some of only a few bytes. Rules:
 
 - Parts are gathered and passed to the system together, `GATHERED_BYTES` or more at a time, without a copy. A file
-  system stores large writes in large pieces, and each call has a cost of its own.
-- A file that grows beyond that gets its room ahead, in steps that double. No call then has to find a place for its
-  bytes. Unused room is given back at the end. Room is optional: where the system refuses it, the file grows as it is
-  written.
+  system stores large writes in large extents, and each system call has a cost.
+- For a larger file, disk space is reserved ahead (`fallocate`), in steps that double. Unused space is returned at the
+  end. Reservation is optional: where the system refuses it, the file grows as it is written.
 - The disk starts with each `STEP_BYTES` as soon as they are written. It works while the rest is produced, and the final
   sync has little left to wait for. This is optional too: only the sync proves that the file is on the disk. A disk that
   fails early may report it only once, and not to the sync, so that early report is raised as an error.
@@ -35,7 +34,7 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
 
 class LocalFiles:
-    """Files of this machine, by absolute path."""
+    """Files of this machine, by absolute path. Implements `Files`."""
 
     repeats_requests = False
 
@@ -93,10 +92,10 @@ class LocalFiles:
             raise FileNotFoundError(error.errno, "no such file", key) from error
 
     def view(self, key: str, offset: int, length: int) -> memoryview:
-        """Returns a range of a file, mapped into memory without a copy, until the last view of it is gone.
+        """Returns a range of a file, mapped into memory without a copy. The mapping ends with the last view of it.
 
-        Truncating the file meanwhile kills this process. Use it only for files that are made, replaced and deleted.
-        Raises OSError.
+        Truncating the file meanwhile kills this process. Use `view` only for files that are created, replaced and
+        deleted, but never changed. Raises OSError.
         """
         with open(key, "rb", buffering=0, opener=self._opener) as file:
             end = min(offset + length, os.fstat(file.fileno()).st_size)
@@ -151,8 +150,9 @@ def _info(path: str, status: os.stat_result) -> FileInfo:
 
 
 def _walk(folder: str, below: str, follow_links: bool, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
-    """Yields files at any depth. `above` has device and inode of the enclosing folders, to detect links that lead back
-    to them.
+    """Yields the files at any depth of `folder`, with paths that begin with `below`.
+
+    `above` has device and inode of the enclosing folders, to detect links that lead back to them.
     """
     try:
         with os.scandir(folder) as found:
@@ -183,7 +183,10 @@ def _temporary_name(key: str) -> str:
 
 
 def _read_all(descriptor: int, length: int | None) -> bytes:
-    """Reads to the end or `length` bytes. One `read` may return less than requested."""
+    """Returns `length` bytes from the current position, or all bytes up to the end of the file if `length` is None.
+
+    Repeats `read` calls that return fewer bytes.
+    """
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     wanted = max(0, os.fstat(descriptor).st_size - position)
     if length is not None:
@@ -221,7 +224,10 @@ def _sync_folder(folder: str) -> None:
 
 
 def _unless_gone(function: Callable[..., object], path: str, failure: _ExcInfo) -> None:
-    """Ignores the error if another process has deleted this part of a tree already."""
+    """Handles an error of `shutil.rmtree`.
+
+    Ignores it if another process has deleted the path already, else raises it.
+    """
     if not isinstance(failure[1], FileNotFoundError | NotADirectoryError):
         raise failure[1]
 
@@ -237,11 +243,12 @@ GATHERED_BYTES = 1 << 19
 ROOM_BYTES_MIN = 1 << 22
 ROOM_BYTES_MAX = 1 << 26
 STEP_BYTES = 1 << 22
-"""Number of bytes after which writing to the disk starts. Steps are aligned, so that no page is written before it is
-full.
+"""Number of bytes after which writing to the disk starts.
+
+Steps are aligned, so that no page is written before it is full.
 """
 PARTS_MAX = 512
-"""Limit of buffers that are passed to the system in one call. The system accepts up to twice as many."""
+"""Limit of buffers that are passed to the system in one `writev` call. The system accepts up to twice this number."""
 _KEEP_SIZE = 1
 """A flag of `fallocate`: the size of the file does not change."""
 _LOST = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT})
@@ -251,9 +258,9 @@ _BEGIN_ONLY = 2
 
 
 def write_synced(path: str, parts: Iterable[Buffer]) -> int:
-    """Writes a file that must not exist yet, and syncs it. Returns its size in bytes.
+    """Writes a new file and syncs it to the disk. Returns its size in bytes.
 
-    Raises OSError, and leaves a partial file then.
+    Raises OSError if the file exists or the disk fails. A partial file may be left then.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -291,7 +298,7 @@ def _write(descriptor: int, parts: Iterable[Buffer]) -> int:
 
 
 def _write_all(descriptor: int, parts: list[memoryview]) -> None:
-    """Writes all bytes of some buffers. Repeats the system call if it writes fewer bytes."""
+    """Writes all bytes of `parts` to a file. Repeats the system call if it writes fewer bytes."""
     left = [part.cast("B") for part in parts if part.nbytes]
     while left:
         taken = os.writev(descriptor, left)
@@ -318,13 +325,16 @@ _sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes
 
 
 def _make_room(descriptor: int, size_bytes: int) -> None:
-    """Reserves space for `size_bytes` bytes from the beginning of the file, if the system supports that."""
+    """Reserves disk space for the first `size_bytes` bytes of a file, if the system supports that."""
     if _fallocate is not None:
         _fallocate(descriptor, _KEEP_SIZE, 0, size_bytes)
 
 
 def _begin_sync(descriptor: int, start: int, stop: int) -> None:
-    """Starts writing a range to the disk. Raises OSError if the disk reports lost data."""
+    """Starts writing the bytes from `start` to `stop` of a file to the disk.
+
+    Raises OSError if the disk reports lost data.
+    """
     if _sync_file_range is not None and _sync_file_range(descriptor, start, stop - start, _BEGIN_ONLY):
         code = ctypes.get_errno()
         if code in _LOST:

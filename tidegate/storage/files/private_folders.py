@@ -1,7 +1,7 @@
-"""Makes, checks and clears local folders that belong to one user, although others may write next to them.
+"""Creates, checks and clears private local folders: folders that only one user of the machine can change.
 
-State on the local disk may hold pickles, which run code when they are read, and files there are deleted without a
-question. Another user of the machine who puts a link or a file in the way must gain nothing by it. Rules:
+State on the local disk may hold pickles, which run code when they are read, and files in the folders are deleted
+without confirmation. Another user of the machine must not be able to plant a file or a link there. Rules:
 
 - A private folder is a real folder, belongs to this user, and no other user may write to it. Any other folder is
   refused, never repaired: its files may have been planted already. Read access of others is removed.
@@ -31,15 +31,18 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private(folder: str) -> None:
-    """Makes a private folder, and missing folders above it.
+    """Creates a private folder, and missing folders above it.
 
-    Raises ConfigurationError if an existing folder is not this user's alone, OSError for faults of the disk.
+    Raises ConfigurationError if other users can change an existing folder on the path, OSError for faults of the disk.
     """
     _look_at(folder, make=True)
 
 
 def is_private(folder: str) -> bool:
-    """Returns whether a folder exists. Raises as `make_private` does if it is not private."""
+    """Returns whether the folder exists.
+
+    Raises ConfigurationError if other users can change it, OSError for faults of the disk.
+    """
     try:
         _look_at(folder, make=False)
     except FileNotFoundError:
@@ -48,7 +51,10 @@ def is_private(folder: str) -> bool:
 
 
 def make_inside(folder: str, relative: str) -> str:
-    """Makes a folder below a private one, and returns its path. Raises OSError where a link is in the way."""
+    """Creates the folder `relative` below the private folder `folder`, and returns its path.
+
+    Raises OSError for a link on the way.
+    """
     with _opened(folder, ()) as descriptor:
         at = os.dup(descriptor)
         try:
@@ -64,7 +70,10 @@ def make_inside(folder: str, relative: str) -> str:
 
 
 def list_inside(folder: str, relative: str = "") -> list[str]:
-    """Returns the sorted names in a folder below a private one; empty if it is missing, or a link leads there."""
+    """Returns the sorted names in the folder `relative` below a private folder.
+
+    Empty if the folder is missing or is reached through a link.
+    """
     try:
         with _opened(folder, _parts(relative)) as descriptor:
             return sorted(os.listdir(descriptor))
@@ -73,7 +82,7 @@ def list_inside(folder: str, relative: str = "") -> list[str]:
 
 
 def remove_inside(folder: str, relative: str) -> None:
-    """Deletes a file or a whole folder below a private one. Ignores failures. Does not follow links."""
+    """Deletes the file or the folder `relative` below a private folder. Ignores failures. Does not follow links."""
     *above, name = _parts(relative)
     with suppress(OSError), _opened(folder, above) as descriptor:
         if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
@@ -83,14 +92,17 @@ def remove_inside(folder: str, relative: str) -> None:
 
 
 def remove_if_empty(folder: str, relative: str) -> None:
-    """Deletes a folder below a private one if it is empty."""
+    """Deletes the folder `relative` below a private folder if it is empty. Ignores failures."""
     *above, name = _parts(relative)
     with suppress(OSError), _opened(folder, above) as descriptor:
         os.rmdir(name, dir_fd=descriptor)
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opens a file, as the `opener` of `open`: never through a link. New files belong to this user alone."""
+    """Opens a file, as the `opener` of the built-in `open`.
+
+    Refuses links, and creates files that only this user can read.
+    """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
@@ -103,7 +115,7 @@ class PrivateStore(FileSystemStore):
         return folder, folder, LocalFiles(_open_own)
 
     def mapped(self, path: str, offset: int, length: int) -> memoryview:
-        """Returns a range of a file, mapped into memory as by `LocalFiles.view`. Raises StorageError."""
+        """Returns a range of a file, mapped into memory without a copy (see `LocalFiles.view`). Raises StorageError."""
         files = self._files
         assert isinstance(files, LocalFiles)
         with self._reported("map", path):
@@ -119,8 +131,10 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _look_at(folder: str, make: bool) -> None:
-    """Opens a private folder step by step, and raises an error for a folder that breaks the rules. Raises
-    FileNotFoundError unless `make` is True.
+    """Checks a private folder and the folders above it, and raises ConfigurationError for a folder that breaks the
+    rules.
+
+    With `make`, missing folders are created. Otherwise a missing folder raises FileNotFoundError.
     """
     parts = _parts(os.path.abspath(folder))
     at = "/"
@@ -171,8 +185,10 @@ def _refuse_others(path: str, status: os.stat_result, wanted: str) -> None:
 
 @contextmanager
 def _opened(folder: str, below: Sequence[str]) -> Iterator[int]:
-    """Returns a context with a file descriptor of a folder below a private one, opened through real folders only.
-    Raises OSError.
+    """Returns a context with a file descriptor of the folder `below` a private folder, opened through real folders
+    only.
+
+    Raises OSError, e.g. for a link.
     """
     descriptor = os.open(folder, _OPEN_FOLDER)
     try:

@@ -5,8 +5,9 @@ One failed write of a task costs a restart of the job, and most faults of storag
 - There is one loop of attempts. A store that repeats requests itself (S3) is left alone: two loops would multiply.
 - Attempts and pauses are bounded. Longer faults are left to the restart strategy, and to the coordinator, which waits
   for the end of long outages.
-- Only errors that can pass are retried: no missing file, no refusal, no damage, and no error of the caller's data.
-- A write may be repeated, because it replaces the file as a whole. A create may not: it could lose against itself.
+- Only transient errors are retried: no missing file, no refusal, no damage, and no error of the caller's data.
+- A write may be repeated, because it replaces the file as a whole. A create may not: the second attempt could find the
+  file of the first one.
 - Data that is produced while it is written is kept for a retry up to `KEPT_BYTES_MAX`. A larger write has one attempt.
 """
 
@@ -35,7 +36,10 @@ _logger = logging.getLogger(__name__)
 def retrying(
     open_store: Callable[[str], Store], pause: Callable[[float], object] = time.sleep
 ) -> Callable[[str], Store]:
-    """Returns a function like `open_store` that makes its stores retry. `pause` waits for a number of seconds."""
+    """Returns a function like `open_store` whose stores retry transient errors.
+
+    `pause` sleeps for a number of seconds.
+    """
 
     def opened(url: str) -> Store:
         store = open_store(url)
@@ -50,7 +54,7 @@ class RetryingStore(WrappedStore):
     """Retries the reads and writes of the store that it wraps. As thread-safe as that store."""
 
     def __init__(self, store: Store, pause: Callable[[float], object] = time.sleep) -> None:
-        """`pause` waits for a number of seconds."""
+        """Wraps `store`. `pause` sleeps for a number of seconds."""
         super().__init__(store)
         self._pause = pause
 
@@ -95,7 +99,7 @@ class RetryingStore(WrappedStore):
 
 
 class _Replayed:
-    """Chunks that can be iterated again from the first one on, as long as they are small in total."""
+    """Chunks that can be iterated several times, as long as their total size is at most `KEPT_BYTES_MAX`."""
 
     def __init__(self, chunks: Iterable[Buffer]) -> None:
         self._rest = iter(chunks)

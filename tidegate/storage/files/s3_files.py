@@ -13,13 +13,13 @@ Rules of files:
 
 Rules of requests:
 
-- Every request ends. There are connect and read timeouts, and a limit around all attempts together. A request that is
-  given up is cancelled, and does not continue in the background. The `Expect: 100-continue` handler is removed, because
-  botocore waits for the answer to it without any timeout.
+- Every request has connect and read timeouts, and a limit around all attempts together. A request that timed out is
+  cancelled, and does not continue in the background. The `Expect: 100-continue` handler is removed, because botocore
+  waits for the answer to it without any timeout.
 - There is one loop of attempts, with a limit and growing pauses, and it covers the body of an answer too. The loops of
   botocore, s3fs and aiohttp are switched off: they would multiply with it, none of them reads bodies, and aiohttp
   repeats every put whose connection broke, also a put that must not be repeated.
-- Only errors that can pass are tried again: a server that is busy or broken, a connection that broke. A refusal is not.
+- Only transient errors are tried again: a server that is busy or broken, a connection that broke. Refusals are not.
 - The region comes from the environment: `client_kwargs={"region_name": …}` would be ignored by parts of the stack.
 """
 
@@ -51,7 +51,7 @@ from tidegate.storage.files.store import Buffer
 
 PART_BYTES = 16 * 1024 * 1024
 PARTS_IN_MEMORY_MAX = 4
-"""Limit of parts of an upload in memory. One part is being filled, and the remaining ones are being uploaded."""
+"""Limit of parts of one upload in memory: one that is being filled, and several that are being uploaded."""
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
 _DELETED_AT_ONCE_MAX = 1_000
@@ -61,7 +61,7 @@ _logger = logging.getLogger(__name__)
 
 
 class S3Files:
-    """Objects by `bucket/key`. Credentials, endpoint and region come from the options or the environment."""
+    """Files on S3, by `bucket/key`. Credentials, endpoint and region come from the options or the environment."""
 
     repeats_requests = True
 
@@ -216,7 +216,10 @@ class S3Files:
     def _collect(
         self, on_their_way: dict[Future[Any], int], tags: dict[int, str], left_max: int, deadline_s: float
     ) -> None:
-        """Waits until at most `left_max` parts are being uploaded, and stores the ETags of finished ones."""
+        """Waits until at most `left_max` parts are being uploaded, and stores the ETags of finished ones in `tags`.
+
+        Raises TimeoutError at `deadline_s` (monotonic seconds).
+        """
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -273,8 +276,8 @@ def _info(key: str, size_bytes: int, answer: dict[str, Any]) -> FileInfo:
 
 
 def _whole_seconds_ms(answer: dict[str, Any]) -> int:
-    """Returns the time, in ms, at which an object was written, in whole seconds: some servers have milliseconds only in
-    listings.
+    """Returns the modification time of an object in ms since the epoch, cut to whole seconds: some servers return
+    milliseconds only in listings.
     """
     return int(answer["LastModified"].timestamp()) * 1000
 
@@ -285,7 +288,7 @@ def _folder_prefix(key: str) -> str:
 
 
 def _parts(chunks: Iterable[Buffer]) -> Iterator[bytearray]:
-    """Cuts chunks into parts of PART_BYTES each, the last one smaller. The caller owns each part."""
+    """Joins and cuts chunks into parts of PART_BYTES each, the last one smaller. The caller owns each part."""
     pending = bytearray()
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
@@ -360,8 +363,9 @@ class _S3FileSystem(S3FileSystem):  # type: ignore[misc]
 
 
 class S3Requests:
-    """Makes the requests of one client. Thread-safe. A failure raises OSError: errors of s3fs, TimeoutError, or EIO for
-    all others.
+    """Makes the requests of one S3 client, with retries and time limits.
+
+    Thread-safe. A failure raises OSError: errors of s3fs, TimeoutError, or EIO for other errors.
     """
 
     def __init__(self, options: dict[str, Any], timeout_ms: int) -> None:
@@ -380,14 +384,14 @@ class S3Requests:
         self._fs.retries = 1
 
     def call(self, operation: str, **arguments: object) -> Any:
-        """Returns the answer to one request, e.g. `put_object`."""
+        """Makes one request, e.g. `put_object`, with retries, and returns the answer."""
         return self.wait_for(self.start(operation, **arguments))
 
     def call_decisive(self, operation: str, tries_max: int, not_applied: tuple[int, ...], **arguments: object) -> Any:
-        """Returns the answer to a request that must not be repeated once it may have been applied.
+        """Makes a request that must not be repeated once it may have been applied, and returns the answer.
 
-        Only answers with one of the `not_applied` statuses, which mean that nothing was done, are followed by another
-        attempt.
+        Only after an HTTP status in `not_applied`, which means that nothing was done, the request is tried again, up to
+        `tries_max` times.
         """
         return self.wait_for(
             self._start(
@@ -398,11 +402,14 @@ class S3Requests:
         )
 
     def start(self, operation: str, **arguments: object) -> Future[Any]:
-        """Starts a request, which runs in the background until it is done or cancelled."""
+        """Starts a request in the background, and returns its future."""
         return self._start(lambda: self._fs._call_s3(operation, **arguments), TRIES_MAX, _can_pass)
 
     def get(self, **arguments: object) -> tuple[bytes, dict[str, Any]]:
-        """Returns the body of an object, or of a range of it, and the answer. A broken body is requested again."""
+        """Returns the body of an object (or of a byte range) and the answer's headers.
+
+        A body that breaks off is requested again.
+        """
 
         async def body() -> tuple[bytes, dict[str, Any]]:
             answer = await self._fs._call_s3("get_object", **arguments)
@@ -412,7 +419,10 @@ class S3Requests:
         return self.wait_for(self._start(body, TRIES_MAX, _can_pass))
 
     def wait_for(self, request: Future[T]) -> T:
-        """Returns the result of a started request. The request has a time limit."""
+        """Waits for a started request and returns its result.
+
+        Raises TimeoutError after the time limit, and cancels the request.
+        """
         try:
             return request.result(self._timeout_s + _LOOP_GRACE_S)
         except TimeoutError as error:
@@ -457,14 +467,16 @@ class S3Requests:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Returns the HTTP status of the answer behind an error of s3fs, or None without an answer."""
+    """Returns the HTTP status of the S3 answer that caused an error of s3fs, or None without an answer."""
     cause = _client_error(error)
     status = None if cause is None else cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return int(status) if status is not None else None
 
 
 def _named(error: Exception) -> OSError:
-    """Returns an error of the same class with the code of S3 and the HTTP status, as the message alone may be empty."""
+    """Returns an OSError whose message has the S3 error code and the HTTP status, because the original message may be
+    empty.
+    """
     cause = _client_error(error)
     if cause is None:
         return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
@@ -476,7 +488,9 @@ def _named(error: Exception) -> OSError:
 
 
 def _check_endpoint(options: dict[str, Any]) -> None:
-    """Raises ConfigurationError for an endpoint that is not a URL. botocore's error names neither of the two."""
+    """Raises ConfigurationError for an S3 endpoint without http:// or https://. botocore's error does not name the
+    option.
+    """
     given = {
         "the option endpoint_url": options.get("endpoint_url"),
         "client_kwargs={'endpoint_url': …}": (options.get("client_kwargs") or {}).get("endpoint_url"),

@@ -20,7 +20,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """URL of the root, by which another process can open the same store."""
+        """URL of the root. Another process can open the same store by this URL."""
         ...
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
@@ -28,15 +28,18 @@ class Store(Protocol):
         ...
 
     def create(self, path: str, data: Buffer) -> None:
-        """Creates a file atomically. Raises AlreadyExistsError, and changes nothing, if the name is taken."""
+        """Creates a file atomically. Raises AlreadyExistsError, and changes nothing, if the path exists."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the bytes of a file, or of a range of it. Raises NotFoundError if there is no such file."""
+        """Returns the bytes of a file, or `length` bytes from `offset` on.
+
+        Raises NotFoundError if there is no such file.
+        """
         ...
 
     def exists(self, path: str) -> bool:
-        """Returns whether a file of this name exists."""
+        """Returns whether a file exists at the path."""
         ...
 
     def list(self, prefix: str) -> list[str]:
@@ -51,7 +54,7 @@ class Store(Protocol):
         ...
 
     def delete_all(self, paths: Iterable[str]) -> None:
-        """Deletes files, in their order, in few requests. A missing file is not an error."""
+        """Deletes files, in the given order, in few requests. A missing file is not an error."""
         ...
 
     def delete_tree(self, prefix: str) -> None:
@@ -61,10 +64,10 @@ class Store(Protocol):
 
 @runtime_checkable
 class ViewedStore(Protocol):
-    """A store that can return a view of bytes in memory of this machine, without a copy."""
+    """A store that can return file content as a view of shared memory on this machine, without a copy."""
 
     def view(self, path: str, offset: int, length: int) -> memoryview | None:
-        """Returns a view of a range of a file, or None if only `read` can return it."""
+        """Returns a view of a byte range of a file, or None if only `read` can return the bytes."""
         ...
 
 
@@ -75,9 +78,7 @@ functions.
 
 
 class WrappedStore:
-    """Passes every call to another store, which it wraps. Subclasses override some methods. As thread-safe as that
-    store.
-    """
+    """Passes every call to a wrapped store. Subclasses override some methods. As thread-safe as the wrapped store."""
 
     def __init__(self, store: Store) -> None:
         """`store` is the wrapped store."""

@@ -1,15 +1,15 @@
-"""Brings Arrow types and columns into forms that tidegate can store, join and compare.
+"""Converts Arrow types and columns to types that tidegate can store, join and compare.
 
-Dictionaries: a producer picks the index type of a dictionary by what it sees in one batch (pandas: int8 up to 128
-categories), but a table or a state holds the values of all batches. Rules:
+Dictionaries: a producer picks the index type of a dictionary by the values in one batch (pandas: int8 up to 128
+categories), but a table or a state stores the values of all batches. Rules:
 
 - Dictionaries of strings and binary are stored with int32 indexes, at any depth. Dictionaries of other values are
   stored decoded, because Parquet has none.
 - A stored dictionary contains no null, because Arrow can neither join nor write such a dictionary. Rows can be null.
 - Types without dictionaries, and their data, pass unchanged.
 
-Views: files, kernels and Spark do not support `string_view` and `binary_view`. They are replaced where batches come
-in: in data in memory, and in the results of user functions. A schema that declares views is refused.
+Views: files, kernels and Spark do not support `string_view` and `binary_view`. They are replaced by plain types in data
+in memory, and in the results of user functions. A schema that declares views is refused.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from tidegate.storage.errors import TableError
 
 
 def widened_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type in which values of a type are stored."""
+    """Returns the Arrow type in which values of a type are stored: dictionaries get int32 indexes, or are decoded."""
     return _mapped(data_type, _widened)
 
 
 def widened_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema in which rows of a schema are stored. Names, nullability and metadata stay."""
+    """Returns the schema in which rows of a schema are stored (see `widened_type`).
+
+    Names, nullability and metadata stay.
+    """
     return pa.schema([field.with_type(widened_type(field.type)) for field in schema], metadata=schema.metadata)
 
 
 def widened(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the rows as they are stored.
+    """Returns the batch with the column types in which rows are stored (see `widened_type`).
 
     Raises NotImplementedError (also Arrow's) for a type that `check_dictionaries` refuses.
     """
@@ -45,12 +48,14 @@ def widened(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def decoded_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type without dictionaries."""
+    """Returns the type with each dictionary, at any depth, replaced by the type of its values."""
     return _mapped(data_type, lambda dictionary: decoded_type(dictionary.value_type))
 
 
 def check_dictionaries(schema: pa.Schema) -> None:
-    """Raises TableError, naming the column, for a dictionary that cannot be stored: of views, or in exotic types."""
+    """Raises TableError, naming the column, for a dictionary type that tables cannot store, such as a dictionary of
+    views.
+    """
     for field in filter(lambda field: _holds_dictionary(field.type), schema):
         try:
             # Only the type decides whether it is possible, so an array without rows shows it.
@@ -124,8 +129,9 @@ def _widened_values(column: pa.DictionaryArray, wanted: pa.DataType) -> pa.Array
 
 
 def _without_hidden(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Returns the column with null for indexes beyond its dictionary, which Arrow leaves under nulls of lists and
-    structs.
+    """Returns the column with null in place of dictionary indexes that are out of range.
+
+    Arrow leaves such indexes below null lists and structs.
     """
     greatest = pc.max(column.indices).as_py()
     if greatest is None or greatest < len(column.dictionary):
@@ -136,7 +142,7 @@ def _without_hidden(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def _own_offsets(column: pa.Array) -> pa.Array:
-    """Returns a copy of the offsets of lists, because Arrow accepts no slice of them together with a mask."""
+    """Returns a copy of the offsets of lists, because Arrow does not accept sliced offsets together with a mask."""
     return pa.array(column.offsets.to_numpy(), column.offsets.type)
 
 
@@ -149,12 +155,12 @@ def _holds_dictionary(data_type: pa.DataType) -> bool:
 
 
 def holds_views(data_type: pa.DataType) -> bool:
-    """Returns whether values of a type are views, or contain views."""
+    """Returns whether a type is a view type (`string_view`, `binary_view`), or contains one."""
     return not without_views(data_type).equals(data_type)
 
 
 def without_views(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type with plain strings and binary instead of views."""
+    """Returns the type with large strings and large binary instead of views, at any depth."""
     kinds = pa.types
     if kinds.is_string_view(data_type):
         return pa.large_string()
@@ -178,14 +184,17 @@ def without_views(data_type: pa.DataType) -> pa.DataType:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema without views; the same object if it has none."""
+    """Returns the schema with plain types instead of views. Returns the same object if it has no views."""
     if not any(holds_views(field.type) for field in schema):
         return schema
     return pa.schema([field.with_type(without_views(field.type)) for field in schema])
 
 
 def form_with_rows(data_type: pa.DataType) -> str | None:
-    """Returns advice for a type that Arrow's `take`, which all steps need, does not support. None for other types."""
+    """Returns advice for a type that Arrow's `take`, which all steps need, does not support.
+
+    Returns None for supported types.
+    """
     if pa.types.is_run_end_encoded(data_type):
         return "decode it first, with pyarrow.compute.run_end_decode"
     if pa.types.is_union(data_type):
@@ -197,9 +206,9 @@ def form_with_rows(data_type: pa.DataType) -> str | None:
 
 
 def settled_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type without polars' variants.
+    """Returns the type with plain Arrow types instead of the variants that polars produces.
 
-    Large strings and lists, views and categories become plain types.
+    Large strings and lists, views and categories become strings, lists and plain values.
     """
     if data_type in (pa.large_string(), pa.string_view()):
         return pa.string()
@@ -219,7 +228,7 @@ def settled_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns the same values in a type that Arrow can compare, sort and group. It cannot do that with float16."""
+    """Returns the column in a type that Arrow can compare, sort and group: float16 becomes float32."""
     return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 

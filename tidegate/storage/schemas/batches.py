@@ -1,4 +1,4 @@
-"""Record batches: tables as one batch, parts of batches, and copies that only tidegate holds.
+"""Record batches: converts tables to one batch, slices batches, and copies batches into memory that only tidegate uses.
 
 A column of `string` or `binary` holds at most 2 GiB, so a large table has several batches. `one_batch` and
 `concat_rows` return all rows in one batch, or raise an error that names the column.
@@ -6,7 +6,7 @@ A column of `string` or `binary` holds at most 2 GiB, so a large table has sever
 Rules of copies (`owned_batch`, `owned_table`, `owned_array`):
 
 - A column of a batch that a user function returned is copied, unless its memory belongs to the batch that the function
-  was given. The function may reuse any other buffer, which Arrow cannot distinguish from memory of its own.
+  was given. The function may reuse any other buffer later.
 - Only the rows of a slice are copied, not the rest of its buffers.
 """
 
@@ -20,7 +20,10 @@ from tidegate.storage.errors import ConfigurationError
 
 
 def one_batch(table: pa.Table, what: str) -> pa.RecordBatch:
-    """Returns all rows of a table. Raises ConfigurationError where a column is larger than its type can hold."""
+    """Returns all rows of a table as one batch. `what` begins the error text.
+
+    Raises ConfigurationError if a column has more bytes than its type can hold in one batch.
+    """
     whole = table.combine_chunks()
     batches = whole.to_batches()
     if len(batches) > 1:
@@ -33,9 +36,9 @@ def one_batch(table: pa.Table, what: str) -> pa.RecordBatch:
 
 
 def together(batches: Sequence[pa.RecordBatch], what: str) -> pa.RecordBatch:
-    """Returns all rows of batches of one schema, at least one batch.
+    """Concatenates batches of one schema (at least one) into one batch. `what` begins the error text.
 
-    Raises ConfigurationError where a column is too large for its type.
+    Raises ConfigurationError if a column has more bytes than its type can hold in one batch.
     """
     try:
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
@@ -48,7 +51,10 @@ def together(batches: Sequence[pa.RecordBatch], what: str) -> pa.RecordBatch:
 
 
 def slice_from(batches: Sequence[pa.RecordBatch], row: int, rows_max: int) -> pa.RecordBatch:
-    """Returns rows of consecutive batches from a row on, up to the end of the batch with that row. Copies nothing."""
+    """Returns up to `rows_max` rows from row `row` of consecutive batches, up to the end of the batch with that row.
+
+    Copies nothing.
+    """
     for batch in batches:
         if row < batch.num_rows:
             return batch.slice(row, rows_max) if row or rows_max < batch.num_rows else batch
@@ -64,18 +70,21 @@ _SMALL_BYTES = 4_096
 
 
 def owned_batch(batch: pa.RecordBatch, known: Set[int] = frozenset()) -> pa.RecordBatch:
-    """Returns the batch in memory that only tidegate has. Columns in memory of `known` are not copied."""
+    """Returns the batch with columns copied into memory that only tidegate uses.
+
+    Columns in the buffers `known` are not copied.
+    """
     columns = [column if _places_of(column) <= known else owned_array(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema) if columns else batch
 
 
 def memory_of(batch: pa.RecordBatch) -> Set[int]:
-    """Returns the addresses of the buffers of a batch that is passed to a function, for `owned_batch`."""
+    """Returns the buffer addresses of a batch that is passed to a user function, for `known` of `owned_batch`."""
     return set().union(*map(_places_of, batch.columns))
 
 
 def owned_table(table: pa.Table) -> pa.Table:
-    """Returns a table whose columns share no memory that a program can write to."""
+    """Returns the table with a copy of each column whose memory the program could change."""
     columns = [
         pa.chunked_array([owned_array(chunk) if _is_mutable(chunk) else chunk for chunk in column.chunks], column.type)
         for column in table.columns
@@ -84,7 +93,7 @@ def owned_table(table: pa.Table) -> pa.Table:
 
 
 def owned_array(array: pa.Array) -> pa.Array:
-    """Returns a copy of an array, without other values that its buffers may have."""
+    """Returns a copy of an array that has only the array's own rows, without the unused parts of its buffers."""
     if array.offset or array.get_total_buffer_size() > 2 * array.nbytes + _SMALL_BYTES:
         array = pa.concat_arrays([array, array.slice(0, 0)])
         if not _holds_more(array.type):
@@ -102,8 +111,9 @@ def _is_mutable(array: pa.Array) -> bool:
 
 
 def _holds_more(data_type: pa.DataType) -> bool:
-    """Returns whether arrays of a type may reference more values than their rows, such as texts of views and
-    dictionaries, which a concatenation does not drop.
+    """Returns whether arrays of a type may keep values alive that none of their rows uses.
+
+    Views and dictionaries do.
     """
     kinds = pa.types
     if isinstance(data_type, pa.BaseExtensionType):

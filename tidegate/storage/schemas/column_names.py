@@ -1,13 +1,13 @@
-"""Names of columns: the namespace of tidegate's own columns, and columns as text for errors.
+"""Names of columns: the reserved namespace of tidegate's columns, and columns as text for errors.
 
-A column that tidegate adds to state, to combined rows, to rows of timers or to files of tables has a name that begins
-with `_tidegate_`. No column of a user may begin so. A user's column therefore never meets one of tidegate's, and there
-is no list of reserved words:
+The name of a column that tidegate adds to state, to combined rows, to rows of timers or to files of tables begins with
+`_tidegate_`. Names of user columns must not begin with it. User columns therefore never collide with tidegate's, and
+there is no list of reserved words:
 
 - `own_name` names a column that an operator adds, such as the number of a slice.
-- `part_name` names a part of what is stored for one column of a user, such as the sum of a mean. It contains a dot,
-  which the names of `own_name` do not contain, and dots of the user's name are escaped. Two different pairs therefore
-  never get the same name.
+- `part_name` names one of several stored columns for a user's column, such as the sum of a mean. The name contains a
+  dot, which the names of `own_name` do not contain, and dots of the user's name are escaped. Two different pairs of
+  column and suffix therefore never get the same name.
 
 `Program` checks the columns of each operator, `check_keys` checks keys, and the steps that aggregate check the names of
 aggregates, also where columns are known only when the job runs.
@@ -33,13 +33,14 @@ def own_name(word: str) -> str:
 VERSION_COLUMN = own_name("version")
 """Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
 DELETED_COLUMN = own_name("deleted")
-"""Hidden boolean column of an upsert table that allows deletions: whether the row deletes its key."""
+"""Hidden boolean column of an upsert table that allows deletions: True in a row that deletes its key."""
 
 
 def part_name(column: str, suffix: str) -> str:
-    """Returns the name of a part of a user's column, such as `_tidegate_price.sum`. `suffix` begins with a dot.
+    """Returns the name of one stored part of a user's column, such as `_tidegate_price.sum`. `suffix` begins with a
+    dot.
 
-    Without a suffix the column is its only part, and keeps its name.
+    Without a suffix the name of the column is returned.
     """
     if not suffix:
         return column
@@ -48,12 +49,12 @@ def part_name(column: str, suffix: str) -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Returns whether a column of this name is one of tidegate's own."""
+    """Returns whether a column name is in the namespace that is reserved for tidegate."""
     return name.startswith(RESERVED_PREFIX)
 
 
 def check_not_reserved(names: Iterable[str], where: str) -> None:
-    """Raises ConfigurationError, which begins with `where`, for a name in tidegate's own namespace.
+    """Raises ConfigurationError, which begins with `where`, for a column name that is reserved for tidegate.
 
     Names with a null character are refused as well: Arrow cannot pass them to polars.
     """
@@ -68,5 +69,5 @@ def check_not_reserved(names: Iterable[str], where: str) -> None:
 
 
 def columns_text(fields: Iterable[pa.Field]) -> str:
-    """Returns the columns of a schema, or some fields, as text for errors: `(user: string, n: int64)`."""
+    """Returns fields as text for errors: `(user: string, n: int64)`."""
     return "(" + ", ".join(f"{field.name}: {field.type}" for field in fields) + ")"

@@ -11,7 +11,7 @@ Rules:
   group.
 
 `common_schema` finds the one schema into which all stored rows of a state fit, when parts of the state were written
-before and after a change. A sum of integers that has become a sum of floats is returned as floats where that is exact.
+before and after a change. Integers (such as a sum) become floats where that is exact.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _WIDER: frozenset[tuple[pa.DataType, pa.DataType]] = frozenset(
 
 
 def migrated(rows: pa.RecordBatch, expected: pa.Schema, state: str, uid: str) -> pa.RecordBatch:
-    """Returns stored rows of a state with the expected columns; the same object if nothing changes.
+    """Converts stored rows of a state to the expected schema. Returns the same object if nothing changes.
 
     Raises ConfigurationError if a type has changed to one that cannot hold the stored values, or a value does not fit.
+    `state` and `uid` name the state and the operator in the error.
     """
     found = rows.schema
     if found.equals(expected):
@@ -76,12 +77,12 @@ def _refused(where: str, before: pa.Field, now: pa.Field, reason: str) -> Config
 
 
 def widens(before: pa.DataType, now: pa.DataType) -> bool:
-    """Returns whether every value of a type has the same meaning in another type."""
+    """Returns whether every value of the type `before` can be converted to the type `now` without a loss."""
     return _type_refusal(before, now) is None
 
 
 def _refusal(before: pa.Field, now: pa.Field) -> str | None:
-    """Returns why a field can no longer hold its stored values, or None if it can."""
+    """Returns why the field `now` cannot hold the stored values of `before`, or None if it can."""
     if before.nullable and not now.nullable:
         return f"{now.name!r} may not be null now"
     return _type_refusal(before.type, now.type)
@@ -132,7 +133,7 @@ def _is_list(data_type: pa.DataType) -> bool:
 
 
 def _is_exact_number(before: pa.DataType, now: pa.DataType) -> bool:
-    """Returns whether a decimal has at least as many digits as before on both sides of the point."""
+    """Returns whether both types are decimals, and `now` has at least as many digits on both sides of the point."""
     if not (pa.types.is_decimal(before) and pa.types.is_decimal(now)):
         return False
     digits_kept = now.precision - now.scale >= before.precision - before.scale
@@ -140,7 +141,10 @@ def _is_exact_number(before: pa.DataType, now: pa.DataType) -> bool:
 
 
 def _is_finer(before: pa.DataType, now: pa.DataType) -> bool:
-    """Returns whether a time has the same or a finer unit. The conversion finds values that do not fit."""
+    """Returns whether both are types of time, and `now` has the same or a finer unit.
+
+    Overflows are found by the conversion.
+    """
     types = pa.types
     alike = types.is_timestamp(before) and types.is_timestamp(now) and before.tz == now.tz
     alike = alike or (types.is_time(before) and types.is_time(now))
@@ -149,7 +153,7 @@ def _is_finer(before: pa.DataType, now: pa.DataType) -> bool:
 
 
 def common_schema(schemas: Iterable[pa.Schema], state: str, uid: str) -> pa.Schema:
-    """Returns the newest of some stored schemas, given oldest first, into which the rows of all of them fit.
+    """Returns the newest of several stored schemas (given oldest first) that can hold the rows of all of them.
 
     Raises ConfigurationError, with both types, if there is none.
     """
@@ -169,8 +173,9 @@ def common_schema(schemas: Iterable[pa.Schema], state: str, uid: str) -> pa.Sche
 
 
 def adapted(rows: pa.RecordBatch, schema: pa.Schema, state: str, uid: str) -> pa.RecordBatch:
-    """Returns stored rows with the columns of a schema that `common_schema` returned. Raises ConfigurationError if they
-    do not fit.
+    """Converts stored rows to a schema that `common_schema` returned.
+
+    Raises ConfigurationError if a value does not fit.
     """
     rows = widened(rows)
     for position, (before, now) in enumerate(zip(rows.schema, schema, strict=False)):

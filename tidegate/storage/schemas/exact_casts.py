@@ -5,9 +5,10 @@ Rules:
 
 - Types of one family are cast: numbers to numbers, text and bytes to each other, times to times, durations to
   durations. A cast between families is refused before any value is read.
-- Every value must come back unchanged from the type that was asked for. The sign of zero counts, and NaN equals NaN.
-- Nested values are cast by their leaves. Fields of a struct are found by name. A field that is only in the stored type
-  is not read; a field that the stored type lacks is refused, or null where the caller allows that.
+- Every value must be unchanged after a cast to the requested type and back. The sign of zero counts, and NaN equals
+  NaN.
+- Nested values are cast leaf by leaf. Fields of a struct are found by name. A field that is only in the stored type is
+  not read; a field that the stored type lacks is refused, or null where the caller allows that.
 - A value that does not fit is reported with its column and row.
 """
 
@@ -27,7 +28,10 @@ _VALUE_CHARACTERS_MAX = 80
 
 
 class InexactValueError(ValueError):
-    """A value that does not fit a type. `row` counts from 0 in the array that was cast."""
+    """Raised for a value that does not fit the requested type.
+
+    `row` is the 0-based index in the array that was cast.
+    """
 
     def __init__(self, row: int, value: str, data_type: pa.DataType) -> None:
         super().__init__(f"{value} does not fit {data_type}")
@@ -39,7 +43,8 @@ class InexactValueError(ValueError):
 def refusal_of(
     stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = False, may_drop: bool = True
 ) -> str | None:
-    """Returns why no value of one type can be cast to another, to follow the name of a column; None if some can.
+    """Returns why values of type `stored` cannot be cast to `wanted`, or None if some can. The text follows a column
+    name.
 
     `may_lack`: fields of structs that the stored type lacks become null. `may_drop`: fields that only the stored type
     has are omitted.
@@ -80,10 +85,10 @@ def refusal_of(
 
 
 def exact_cast(array: pa.Array, wanted: pa.Field, *, rounds: bool = False) -> pa.Array:
-    """Returns the values in the type of a field. `refusal_of` must have returned None for it.
+    """Returns the array cast to the type of the field `wanted`. Call `refusal_of` first, which must have returned None.
 
-    `rounds`: floats may lose digits in a floating type of less precision; none becomes infinite.
-    Raises InexactValueError for the first value that does not fit, also for a null where the field allows none.
+    `rounds`: floats may lose digits in a floating type of less precision, but must not become infinite. Raises
+    InexactValueError for the first value that does not fit, also for a null where the field allows none.
     """
     if not _fits(array, wanted, rounds):
         row = _first_row(len(array), lambda begin, end: _fits(array.slice(begin, end - begin), wanted, rounds))
@@ -93,7 +98,10 @@ def exact_cast(array: pa.Array, wanted: pa.Field, *, rounds: bool = False) -> pa
 
 
 def misencoded_row(array: pa.Array) -> int | None:
-    """Returns the first row with a string that is not UTF-8, which Arrow does not check in Parquet, or None."""
+    """Returns the index of the first row with a string that is not valid UTF-8, or None.
+
+    Arrow does not check strings in Parquet.
+    """
     if not _has_text(array.type) or _is_encoded(array):
         return None
     return _first_row(len(array), lambda begin, end: _is_encoded(array.slice(begin, end - begin)))
@@ -131,7 +139,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def text_of(value: pa.Scalar) -> str:
-    """Returns a value for the text of an error, between marks (`user_values.py`), cut after 80 characters."""
+    """Returns the repr of a value for an error text, between the marks of user values (`user_values.py`), cut after 80
+    characters.
+    """
     try:
         text = repr(value.as_py())
     except (ValueError, OverflowError):  # Python has no such date
@@ -140,7 +150,7 @@ def text_of(value: pa.Scalar) -> str:
 
 
 def leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """Yields the plain arrays in a nested one, in the order of its type. Values below a null do not count."""
+    """Yields the non-nested arrays inside an array, in the order of its type. Values below a null are omitted."""
     kind = array.type
     if types.is_map(kind):
         array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
@@ -159,7 +169,10 @@ def _within(where: str, reason: str | None) -> str | None:
 
 
 def _first_row(rows: int, fits: Callable[[int, int], bool]) -> int:
-    """Returns the index of the first row that does not fit. There must be one."""
+    """Returns the index of the first row that does not fit, by binary search.
+
+    `fits` tests a range of rows. There must be such a row.
+    """
     begin, end = 0, rows
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -214,7 +227,7 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 
 def _are_equal(first: pa.Array, second: pa.Array) -> bool:
-    """Returns whether two arrays of one type have the same values. 0.0 and -0.0 differ, NaN equals NaN."""
+    """Returns whether two arrays of one type have equal values. 0.0 and -0.0 differ, NaN equals NaN."""
     if first.equals(second):
         if not types.is_floating(first.type) or not first.null_count < len(first):
             return True
@@ -229,7 +242,7 @@ def _are_equal(first: pa.Array, second: pa.Array) -> bool:
 
 
 def _forbids_nulls(kind: pa.DataType) -> bool:
-    """Returns whether a nested type has a field that may not be null."""
+    """Returns whether a nested type has a field, at any depth, that is not nullable."""
     if types.is_dictionary(kind):
         return False
     if types.is_map(kind):
@@ -259,8 +272,9 @@ def _family(kind: pa.DataType) -> str | None:
 
 
 def _zones_agree(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether a cast keeps the meaning of a time. A time without a zone may only become one in UTC, and vice
-    versa.
+    """Returns whether a cast between two types of time keeps the instant.
+
+    A time without a zone may only be cast to UTC, and vice versa.
     """
     zones = [kind.tz if types.is_timestamp(kind) else None for kind in (stored, wanted)]
     return None not in zones or all(zone in (None, "UTC", "Etc/UTC", "+00:00") for zone in zones)

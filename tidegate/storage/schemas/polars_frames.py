@@ -1,7 +1,7 @@
-"""Recognises polars frames, expressions and supported types without loading polars.
+"""Recognises polars frames, expressions and supported types without importing polars.
 
-A driver or a process of a job loads polars, which takes a quarter of a second, only if the job's functions or
-expressions use it. A frame or an expression can come only from code that has loaded polars.
+Importing polars takes a quarter of a second, so a driver or a process of a job imports it only if the job's functions
+or expressions use it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def is_polars_expression(value: object) -> TypeIs[pl.Expr]:
 
 
 def exact_column(name: str) -> pl.Expr:
-    """Returns the expression of the column of exactly this name, also where `pl.col` would treat it as a pattern."""
+    """Returns the polars expression for the column with exactly this name, even if `pl.col` would treat the name as a
+    pattern.
+    """
     import polars as pl
     import polars.selectors as cs
 
@@ -64,7 +66,7 @@ def polars_has(dtype: pa.DataType) -> bool:
 
 @cache
 def _has_zone(zone: str | None) -> bool:
-    """Returns whether polars supports a time zone: a zone of the database, or an offset of whole hours."""
+    """Returns whether polars supports a time zone: a name in the time zone database, or an offset of whole hours."""
     if zone is None:
         return True
     if offset := _OFFSET.fullmatch(zone):
@@ -76,7 +78,10 @@ def _has_zone(zone: str | None) -> bool:
 
 
 def in_zones_of_polars(dtype: pa.DataType) -> pa.DataType:
-    """Returns the type with UTC for time zones that polars lacks. A cast to it keeps every instant."""
+    """Returns the type with UTC in place of time zones that polars does not support.
+
+    A cast to it keeps every instant.
+    """
     kinds = pa.types
     if polars_has(dtype):
         return dtype
@@ -94,7 +99,7 @@ def in_zones_of_polars(dtype: pa.DataType) -> pa.DataType:
 
 
 def check_arrow_has(name: str, dtype: pl.DataType) -> None:
-    """Raises ConfigurationError for a polars column that Arrow has no type for.
+    """Raises ConfigurationError for a polars column whose type Arrow does not have.
 
     Polars itself would return addresses of Python objects as bytes, and 128-bit integers under a type of its own.
     """
@@ -117,8 +122,9 @@ def _lacking(dtype: pl.DataType) -> str | None:
 
 
 def arrow_of(frame: pl.DataFrame) -> pa.Table:
-    """Returns the rows of a polars frame as an Arrow table. Raises ConfigurationError, which names the column, where
-    Arrow lacks a type.
+    """Converts a polars frame to an Arrow table.
+
+    Raises ConfigurationError, which names the column, for a type that Arrow does not have.
     """
     for name, dtype in frame.schema.items():
         check_arrow_has(name, dtype)
@@ -126,7 +132,7 @@ def arrow_of(frame: pl.DataFrame) -> pa.Table:
 
 
 def check_polars_has(schema: pa.Schema, so: str | None = None) -> None:
-    """Raises ConfigurationError for a column that polars cannot hold, so that no expression can read it.
+    """Raises ConfigurationError for a column whose type polars does not have, so that expressions cannot read it.
 
     `so` replaces the end of the error text: the consequence, and what to do.
     """
@@ -146,8 +152,9 @@ def _instead_of(dtype: pa.DataType) -> str:
 
 
 def with_types_of_polars(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema with substitutes for types that polars lacks. It is used to find out which columns expressions
-    select.
+    """Returns the schema with substitutes for types that polars does not have.
+
+    It serves to find out which columns an expression selects.
     """
     for at, field in enumerate(schema):
         if not polars_has(field.type):

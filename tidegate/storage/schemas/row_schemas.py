@@ -53,7 +53,7 @@ _STREAMS_OF_ROWS = (
 
 
 def as_schema(given: SchemaLike | None, where: str) -> pa.Schema | None:
-    """Returns `given` as a pyarrow Schema, or None for None.
+    """Converts a `schema=` argument to a pyarrow Schema. Returns None for None.
 
     `where` names the argument in errors, such as "map(schema=)". Raises ConfigurationError for a type without an Arrow
     type.
@@ -76,11 +76,12 @@ def as_schema(given: SchemaLike | None, where: str) -> pa.Schema | None:
 def returned_schema(
     fn: object, *, many: bool = False, method: str | None = None, part: int | None = None
 ) -> pa.Schema | None:
-    """Returns the schema of a function's rows by its return annotation, or None if the annotation names no columns.
+    """Returns the schema of the rows that a function returns, from its return annotation. None if that names no
+    columns.
 
-    With `many` the function returns rows, annotated `list[Trip]` or `Iterator[Trip]`. `method` names the method that is
-    called if `fn` is an object. With `part` the function returns a tuple, and the item of that number is the row. A
-    dict without names, `dict[str, Any]`, names no columns. Raises ConfigurationError for a field without an Arrow type.
+    With `many` the function returns rows, annotated `list[Trip]` or `Iterator[Trip]`. If `fn` is an object, `method`
+    names the method that is called. With `part` the function returns a tuple whose item `part` is the row. A dict
+    without names, `dict[str, Any]`, names no columns. Raises ConfigurationError for a field without an Arrow type.
     """
     called = getattr(fn, method, None) if method is not None else fn
     if isinstance(called, type):
@@ -107,7 +108,7 @@ def returned_schema(
 
 
 def python_schema(schema: pa.Schema) -> str:
-    """Returns the `schema=` that a person would write for these columns: `{"word": str, "n": int}`."""
+    """Returns Python source for a `schema=` argument with these columns: `{"word": str, "n": int}`."""
     return "{" + ", ".join(f'"{field.name}": {_python_type(field.type)}' for field in schema) + "}"
 
 
@@ -118,9 +119,9 @@ def _field(name: object, kind: Any, where: str) -> pa.Field:
 
 
 def arrow_type(kind: Any, where: str) -> pa.DataType:
-    """Returns the Arrow type of a Python type, such as `list[int]`. A pyarrow type is returned as it is.
+    """Returns the Arrow type of a Python type, such as `list[int]`. A pyarrow type is returned unchanged.
 
-    Raises ConfigurationError, beginning with `where`, for a value that is not a type of a column.
+    Raises ConfigurationError, beginning with `where`, for a value that is not the type of a column.
     """
     if isinstance(kind, pa.DataType):
         return kind
@@ -155,7 +156,7 @@ def _advice(kind: Any) -> str:
 
 
 def _fields_of(kind: Any) -> Mapping[str, Any] | None:
-    """Returns the fields of a dataclass, a TypedDict or a NamedTuple with their types, or None for another type."""
+    """Returns the types of the fields of a dataclass, a TypedDict or a NamedTuple by name, or None for another type."""
     if not isinstance(kind, type):
         return None
     if dataclasses.is_dataclass(kind):
@@ -203,7 +204,7 @@ def _python_type(data_type: pa.DataType) -> str:
 
 
 def _arrow_text(data_type: pa.DataType) -> str:
-    """Returns the Python expression that makes an Arrow type."""
+    """Returns the Python source of an Arrow type, such as `pa.int32()`."""
     if pa.types.is_timestamp(data_type):
         zone = "" if data_type.tz is None else f', "{data_type.tz}"'
         return f'pa.timestamp("{data_type.unit}"{zone})'

@@ -2,9 +2,9 @@
 
 Rules:
 
-- A file that the base of a checkpoint has already is referred to, and not written again.
-- Every file has a checksum of all its bytes, which is compared when it is fetched.
-- Local folders are cleared on every way out, also after a failure.
+- A file that an earlier checkpoint (the base) has stored is referred to, and not written again.
+- Every file has a checksum of all its bytes, which is compared when the file is fetched.
+- Local folders are deleted on success and on failure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from tidegate.storage.state.snapshot import FrozenNative, StateTable
 from tidegate.storage.state.state_file import verified_native
 
 DESCRIPTION_NAME = "TIDEGATE"
-"""Name of a file that `fetch_native` adds to a folder once it is complete. It contains the description of the backend's
-files.
+"""Name of a file that `fetch_native` writes last into a folder, when all files are there.
+
+It has the backend's description of the files.
 """
 
 _UNCHANGING_SUFFIX = ".sst"
@@ -40,15 +41,17 @@ copied.
 """
 
 _PART_BYTES = 1024 * 1024
-"""Number of bytes that are copied at a time. It is below glibc's limit for mapping, because memory of larger parts
-would be new and cleared each time.
+"""Number of bytes that are copied at a time.
+
+It is below the size from which glibc's malloc maps new memory, which the kernel would have to clear each time.
 """
 
 
 def write_native(store: Store, dir_path: str, frozen: FrozenNative, base: NativeState | None) -> NativeState:
-    """Stores frozen files in the folder `dir_path`, except files that `base` has. The local folder is deleted.
+    """Uploads the files of a backend snapshot to the folder `dir_path`, except files that `base` has, and deletes the
+    local folder.
 
-    Raises StorageError. Some files may be stored then.
+    Returns the description of the state. Raises StorageError. Some files may be stored then.
     """
     try:
         return _written(store, dir_path, frozen, base)
@@ -57,10 +60,11 @@ def write_native(store: Store, dir_path: str, frozen: FrozenNative, base: Native
 
 
 def fetch_native(store: Store, native: NativeState, folder: str) -> None:
-    """Fetches all files into a local folder, in which the backend can continue. Old files in the folder are deleted.
+    """Downloads all files of a backend's state into a local folder that the backend can open. Old files in the folder
+    are deleted.
 
-    A file with a copy on this node is linked, if it never changes. Raises CorruptionError, NotFoundError, or
-    StorageError if the local folder cannot be used.
+    An immutable file with a copy on this node is hard-linked. Raises CorruptionError, NotFoundError, or StorageError if
+    the local folder cannot be used.
     """
     try:
         with _used(folder):
@@ -75,7 +79,7 @@ def fetch_native(store: Store, native: NativeState, folder: str) -> None:
 
 
 def tables_of_fetched(native: NativeState) -> list[StateTable]:
-    """Returns a table without rows, with the columns, for each state of an operator whose backend uses the files.
+    """Returns an empty table with the right columns for each state in a backend's files.
 
     Raises CodecError, CorruptionError.
     """
@@ -92,10 +96,10 @@ def read_native(
     scratch_dir: str | None = None,
     only: str | None = None,
 ) -> Iterator[StateTable]:
-    """Yields the rows of some key groups in a form for any backend, a bounded number at a time.
+    """Yields the stored rows of some key groups (None: all) in batches of bounded size, in a form for any backend.
 
     `only` selects the state of that name. Only files that these key groups need are fetched, into a new folder in
-    `scratch_dir` (None: the folder for temporary files). Raises as `fetch_native` does, CodecError for files of a newer
+    `scratch_dir` (None: the system's temporary folder). Raises as `fetch_native` does, CodecError for files of a newer
     tidegate, and ConfigurationError for key groups that the job did not have.
     """
     need("a checkpoint with files of RocksDB", "rocksdb")
@@ -157,7 +161,10 @@ def _fetch(store: Store, files: Iterable[NativeFile], folder: str) -> None:
 
 
 def _linked(store: Store, file: NativeFile, target: str) -> bool:
-    """Links a verified copy on this node to `target`. Returns whether that worked."""
+    """Hard-links the verified copy of a file on this node to `target`.
+
+    Returns False if there is no copy, or linking fails.
+    """
     copy = store.local_file(file.path) if isinstance(store, LocalFirstStore) else None
     if copy is None:
         return False
