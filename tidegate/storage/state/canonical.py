@@ -1,12 +1,12 @@
-"""The canonical form of keyed state: the same bytes for the same rows, whichever backend held them.
+"""The canonical file format of keyed state: equal rows give equal bytes, whichever state backend wrote them.
 
 Rules:
 
 - Rows are sorted by key group, then by the bytes of the key, which `tidegate/storage/state/rocksdb/keys.py` defines.
   Entries of a map are sorted by the bytes of the map key.
-- A chunk ends at the first row with which it has `CHUNK_ROWS` rows or `CHUNK_BYTES` bytes, wherever the backend has
-  cut. Arrays have the form of `canonical_array`. A savepoint can therefore be compared byte by byte with the savepoint
-  of another backend, and a state that is larger than memory is written a chunk at a time.
+- A chunk ends at the first row with which it has `CHUNK_ROWS` rows or `CHUNK_BYTES` bytes, however the backend has
+  split the rows. Arrays are normalized by `canonical_array`. A savepoint can therefore be compared byte by byte with
+  the savepoint of another backend, and a state that is larger than memory is written a chunk at a time.
 - The code that makes the `FrozenState` sorts the rows: only a backend can do that within its memory.
 
 Equal Arrow arrays can differ in memory: in the bytes beneath a null, where the offsets begin, the order of a
@@ -33,15 +33,18 @@ CHUNK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FrozenCanonical(FrozenChanged):
-    """A `FrozenState` of keyed rows in canonical form. `frozen` yields them sorted."""
+    """A `FrozenState` that converts sorted keyed rows of `frozen` to the canonical format of savepoints."""
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows in canonical chunks."""
+        """Yields the rows in chunks whose bounds depend only on the rows."""
         return canonical_chunks(self.frozen.chunks())
 
 
 def canonical_chunks(chunks: Iterable[StateChunk]) -> Iterator[StateChunk]:
-    """Yields sorted rows in chunks that depend only on the rows. Raises CorruptionError if key groups do not ascend."""
+    """Splits sorted rows anew into chunks whose bounds depend only on the rows.
+
+    Raises CorruptionError if the key groups of the rows do not ascend.
+    """
     held: list[_Piece] = []
     rows = size_bytes = 0
     for chunk in chunks:
@@ -62,7 +65,7 @@ def canonical_chunks(chunks: Iterable[StateChunk]) -> Iterator[StateChunk]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows, with the key group and the approximate bytes of each."""
+    """Rows of keyed state, with the key group and the approximate size in bytes of each row."""
 
     rows: pa.RecordBatch
     groups: NDArray[np.int64]
@@ -100,11 +103,11 @@ def _canonical(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 _UNKNOWN_BYTES = 16
-"""Bytes that a value counts if its type has no known width."""
+"""Assumed size in bytes of a value whose type has no known width."""
 
 
 def canonical_array(array: pa.Array) -> pa.Array:
-    """Returns an equal array of the same type that owns its buffers. Equal values give equal buffers."""
+    """Returns an equal array of the same type whose buffers depend only on the values. The array owns its buffers."""
     kinds, data_type = pa.types, array.type
     if isinstance(data_type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(data_type, canonical_array(array.storage))
@@ -136,7 +139,7 @@ def canonical_array(array: pa.Array) -> pa.Array:
 
 
 def row_bytes(array: pa.Array) -> NDArray[np.int64]:
-    """Returns the approximate bytes of each value of a canonical array. They depend only on that value."""
+    """Returns the approximate size in bytes of each value of a canonical array. The size depends only on that value."""
     kinds, data_type, rows = pa.types, array.type, len(array)
     if isinstance(data_type, pa.BaseExtensionType):
         return row_bytes(array.storage)
@@ -167,7 +170,7 @@ def _dictionary(array: pa.DictionaryArray) -> pa.Array:
 
 
 def _list(array: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
-    """Returns lists and maps without the values that are hidden under nulls."""
+    """Returns the lists or maps without the values that are hidden below nulls."""
     offsets = _offsets(array)
     values = array.values
     if valid is None:
@@ -197,7 +200,7 @@ def _strings(array: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
 
 
 def _without(child: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
-    """Returns the child array with null where its parent is null."""
+    """Returns the child array with null wherever the parent (`valid` False) is null."""
     if valid is None:
         return child
     return child.take(pa.array(np.arange(len(child), dtype=np.int64), mask=~valid))
@@ -231,7 +234,7 @@ def _has_offsets(data_type: pa.DataType) -> bool:
 
 
 def _width(data_type: pa.DataType) -> int | None:
-    """Returns the bytes of a value of fixed width, or None for other types."""
+    """Returns the size in bytes of values of a fixed-width type, or None for other types."""
     try:
         bits = data_type.bit_width
     except ValueError:

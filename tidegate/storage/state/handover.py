@@ -1,18 +1,18 @@
-"""`Handover` passes stored tables to a restored operator. `Spool` stores tables that do not fit into memory in local
-files.
+"""`Handover` passes the stored tables of a checkpoint to a restored operator. `Spool` keeps tables that do not fit into
+memory in local files until then.
 
-A table is held until the operator has taken it, and no longer. A restore therefore never holds a state twice: the
-remaining tables shrink as the backend grows. The operator first looks at what it needs of all tables, and then takes
-them from `taken`, once. No other code keeps a reference to a table.
+A table is referenced until the operator has loaded it into its backend, and no longer. A restore therefore never has a
+state in memory twice. The operator first inspects all tables (the sequence), and then consumes them once, with `taken`.
+No other code keeps a reference to a table.
 
-A backend on disk may have state that is larger than memory. Its tables cannot be read from storage while it takes them:
-a damaged file has to be found before a task opens, so that an older checkpoint is used, and an outage has to be waited
-for. The reader therefore writes them, verified, into a folder of the task, one run after the other. In the `Handover`
-such a run looks like one table without rows, and its tables are read one by one when they are taken. Rules:
+A backend on disk may have state that is larger than memory. Its tables cannot be read from the checkpoint storage while
+it loads them: a damaged file has to be found before a task opens, so that an older checkpoint is used. The reader
+therefore writes the tables, verified, into a local folder of the task, in runs. In the `Handover` a run looks like one
+table without rows, and its tables are read one by one when they are consumed. Rules:
 
-- At most `MEMORY_BYTES` of keyed state stay in memory. Other state lives in memory with every backend.
+- At most `MEMORY_BYTES` of keyed state stay in memory. State that is not keyed is in memory with every backend.
 - A run is a sequence of tables of one state, layer and schema.
-- A file is deleted when it is opened to be taken. Files that are never taken are deleted with the folder.
+- A file is deleted when its run is opened to be consumed. Files that are never opened are deleted with the folder.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.state.snapshot import StateTable
 
 TOGETHER_BYTES_MAX = 1 << 26
-"""Limit of bytes of merged tables. A column of strings holds 2 GiB at most, and rows may be large."""
+"""Limit in bytes of a merged table. A column of strings can have 2 GiB at most, and rows may be large."""
 
 
 class Handover(Sequence[StateTable]):
-    """The restored tables that the operator has not taken yet."""
+    """The restored tables that the operator has not consumed yet, as a sequence."""
 
     __slots__ = ("_left",)
 
@@ -60,7 +60,7 @@ class Handover(Sequence[StateTable]):
         return f"Handover({list(self._left)!r})"
 
     def take(self) -> Iterator[StateTable]:
-        """Yields each table in order. Releases it when the next one is requested."""
+        """Yields each restored table in order, and drops its reference when the next table is requested."""
         while self._left:
             first = self._left[0]
             if isinstance(first, SpooledTables):
@@ -81,7 +81,9 @@ def _shown(tables: StateTable | SpooledTables) -> StateTable:
 
 
 def keys_at_most(tables: Iterable[StateTable]) -> int:
-    """Returns an upper bound of the number of keys in tables in memory: the rows in layer 0 of the largest state."""
+    """Returns an upper bound of the number of keys in restored in-memory tables: the rows in layer 0 of the largest
+    state.
+    """
     rows: Counter[str] = Counter()
     for table in tables:
         if table.kind is StateKind.KEYED and not table.removed and table.layer == 0:
@@ -90,10 +92,10 @@ def keys_at_most(tables: Iterable[StateTable]) -> int:
 
 
 def merge_small_tables(tables: Iterable[StateTable], rows_max: int) -> Iterator[StateTable]:
-    """Yields neighbours of one state, kind, layer and schema as one table of up to `rows_max` rows and 64 MiB.
+    """Merges adjacent tables of one state, kind, layer and schema into tables of up to `rows_max` rows and 64 MiB.
 
-    Larger tables stay as they are. State that is stored in many chunks is then taken in few steps. Up to `rows_max`
-    rows are held twice meanwhile.
+    Larger tables are yielded unchanged. State that is stored in many chunks is then loaded in few steps. Up to
+    `rows_max` rows are in memory twice meanwhile.
     """
     group: list[StateTable] = []
     rows = size_bytes = 0
@@ -114,7 +116,7 @@ def _alike(one: StateTable, other: StateTable) -> bool:
 
 
 def _together(group: list[StateTable]) -> StateTable:
-    """Returns the tables of a group as one table, and empties the group."""
+    """Concatenates the tables of a group into one table, and empties the group."""
     first = group[0]
     if len(group) > 1:
         first = replace(first, rows=pa.concat_batches([table.rows for table in group]))
@@ -123,35 +125,39 @@ def _together(group: list[StateTable]) -> StateTable:
 
 
 def taken(tables: Sequence[StateTable]) -> Iterator[StateTable]:
-    """Yields the tables to restore. A `Handover` drops each one afterwards, and other sequences do not change."""
+    """Yields the tables to restore. A `Handover` drops each table afterwards. Any other sequence stays unchanged."""
     return tables.take() if isinstance(tables, Handover) else iter(tables)
 
 
 MEMORY_BYTES = 4 * 1024 * 1024
-"""Bytes of keyed state of one operator that stay in memory. Only more state is written to the disk, so most restores
-need no file.
+"""Limit in bytes of one operator's keyed state that stays in memory during a restore.
+
+Only larger state is written to the disk, so most restores need no file.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledTables:
-    """Tables of one state, layer and schema in a local file. `head` is such a table without rows."""
+    """Tables of one state, layer and schema in a local file.
+
+    `head` is a table without rows that has these properties.
+    """
 
     head: StateTable
     path: str
 
     @property
     def kind(self) -> StateKind:
-        """Kind of the state."""
+        """Kind of the state that the tables belong to."""
         return self.head.kind
 
     @property
     def layer(self) -> int:
-        """Their layer."""
+        """Layer number of the tables."""
         return self.head.layer
 
     def take(self) -> Iterator[StateTable]:
-        """Yields each table in order from the file, and deletes the file. Raises StorageError."""
+        """Yields each table in order from the local file, and deletes the file. Raises StorageError."""
         head = self.head
         with _used(self.path):
             # Not mapped: the pages of a mapped file count as the memory of the process until it is closed.
@@ -163,7 +169,7 @@ class SpooledTables:
 
 
 class Spool:
-    """Keeps the tables of one operator, in `folder` once they exceed a limit."""
+    """Keeps the restored tables of one operator in memory up to a limit, and in files of `folder` beyond it."""
 
     def __init__(self, folder: str, memory_bytes: int | None = None) -> None:
         self.folder = folder
@@ -171,8 +177,9 @@ class Spool:
         self._files = 0
 
     def keep(self, tables: Iterable[StateTable]) -> list[StateTable | SpooledTables]:
-        """Returns the tables, or the files that contain them, in their order. Raises StorageError if the folder
-        fails.
+        """Returns the tables in their order, in memory or as files with several tables.
+
+        Raises StorageError if the folder fails.
         """
         kept: list[StateTable | SpooledTables] = []
         run: _Run | None = None
@@ -205,7 +212,7 @@ class Spool:
 
 
 class _Run:
-    """A file of consecutive tables that is being written."""
+    """A local file of consecutive tables (one state, layer and schema) that is being written."""
 
     def __init__(self, first: StateTable, path: str) -> None:
         head = StateTable(first.state, first.kind, first.rows.slice(0, 0), first.removed, first.layer)
@@ -218,13 +225,13 @@ class _Run:
             self._writer = pa.ipc.new_stream(self._file, first.rows.schema)
 
     def fits(self, table: StateTable) -> bool:
-        """Returns whether a table has the same state, layer and schema."""
+        """Returns whether a table has the state, layer and schema of the file, so that it can be written to it."""
         head = self.spooled.head
         same = (table.state, table.removed, table.layer) == (head.state, head.removed, head.layer)
         return same and table.rows.schema.equals(head.rows.schema, check_metadata=True)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Adds a table. Raises StorageError."""
+        """Appends the rows of a table to the file. Raises StorageError."""
         with _used(self.spooled.path):
             self._writer.write_batch(rows)
 

@@ -1,13 +1,13 @@
 """Writes and reads in-flight elements: rows in the channels of one subtask that an unaligned barrier has overtaken.
 
-They are a state file like any other, with the checksums, inlining and verification of `state_file.py`. Rules:
+They are stored in a state file, with the checksums, inlining and verification of `state_file.py`. Rules:
 
-- The uid of a section is the name of an edge. Its state names the channel of the edge and the end that held the rows.
-  Its kind is LIST. Names of edges come from the graph and outlive changes of it; numbers of edges do not.
-- Batches of one end are joined to one chunk. A new chunk begins where the schema changes between two batches (a column
-  was all null up to then), and for each batch where Arrow cannot join them.
-- The watermarks between the rows of an end are a section of their own after its rows (`stored_rows.py`). The section is
-  missing if there are no watermarks.
+- The uid of a section is the name of an edge. Its state names the channel of the edge and the side (sender or receiver)
+  that buffered the rows. Its kind is LIST. Names of edges survive changes of the job graph; numbers of edges do not.
+- Batches of one channel end are joined to one chunk. A new chunk begins where the schema changes between two batches (a
+  column was all null up to then), and for each batch where Arrow cannot join them.
+- The watermarks between the rows of a channel end are a separate section after the rows (`stored_rows.py`). The section
+  is missing if there are no watermarks.
 - A subtask stores what it received (`input`) and what it had not sent (`output`), of its own channels only.
 """
 
@@ -45,7 +45,7 @@ class ChannelEnd:
 
 @dataclass(frozen=True, slots=True)
 class InFlightRows:
-    """Rows that one end of a channel held, oldest first, and the watermarks between them (in ms)."""
+    """Rows that one end of a channel had buffered, oldest first, and the watermarks between them (in ms)."""
 
     end: ChannelEnd
     batches: tuple[pa.RecordBatch, ...]
@@ -53,22 +53,25 @@ class InFlightRows:
 
     @classmethod
     def of(cls, end: ChannelEnd, elements: Iterable[pa.RecordBatch | int]) -> InFlightRows:
-        """Returns the rows of a channel end, given its batches and watermark times in their order."""
+        """Builds the rows of a channel end from record batches and watermarks (in ms), in the order of the channel."""
         batches, watermarks = without_watermarks(elements)
         return cls(end, tuple(batches), tuple(watermarks))
 
     def elements(self) -> Iterator[pa.RecordBatch | int]:
-        """Returns the inverse of `of`: yields batches, cut at watermarks between their rows, and watermarks."""
+        """Yields the record batches and watermarks (in ms) in the order of the channel.
+
+        A batch is cut at a watermark in it.
+        """
         return with_watermarks(self.batches, self.watermarks)
 
 
 def in_flight_section(end: ChannelEnd) -> str:
-    """Returns the name of the section of one end in its edge: `input:0>3`."""
+    """Returns the name of the section that stores a channel end of an edge: `input:0>3`."""
     return f"{end.direction}:{end.upstream}>{end.downstream}"
 
 
 def parse_in_flight_section(section: SectionRef) -> ChannelEnd:
-    """Returns the end that held the rows or watermarks of a section. Raises CorruptionError for other sections."""
+    """Returns the channel end whose rows or watermarks a section stores. Raises CorruptionError for other sections."""
     match = _SECTION.fullmatch(section.state)
     if match is None or section.kind is not StateKind.LIST:
         raise CorruptionError(
@@ -81,7 +84,10 @@ def parse_in_flight_section(section: SectionRef) -> ChannelEnd:
 def write_in_flight(
     store: Store, path: str, rows: Sequence[InFlightRows], *, inline_bytes_max: int = INLINE_BYTES_MAX
 ) -> StateHandle | None:
-    """Stores what the channels of a subtask held. Returns None if they were empty. Raises StorageError."""
+    """Stores the in-flight rows of a subtask's channels.
+
+    Returns None if the channels were empty. Raises StorageError.
+    """
     states = [(OperatorUid(held.end.edge), section) for held in rows for section in _sections(held)]
     return write_state(store, path, states, inline_bytes_max=inline_bytes_max)
 
@@ -89,7 +95,10 @@ def write_in_flight(
 def read_in_flight(
     store: Store, handle: StateHandle, edge: str, wanted: Callable[[ChannelEnd], bool] = lambda _: True
 ) -> list[InFlightRows]:
-    """Returns the verified elements of the wanted channel ends of one edge. Raises CorruptionError, NotFoundError."""
+    """Returns the verified in-flight rows of one edge, for the channel ends that `wanted` selects.
+
+    Raises CorruptionError, NotFoundError.
+    """
     ends = {section.state: parse_in_flight_section(section) for section in handle.sections if section.uid == edge}
     chosen = {state for state, end in ends.items() if wanted(end)}
     found: dict[ChannelEnd, list[pa.RecordBatch]] = {}
@@ -104,7 +113,7 @@ def read_in_flight(
 
 
 def edges_in_flight(handle: StateHandle) -> frozenset[str]:
-    """Returns the names of the edges with elements in a handle."""
+    """Returns the names of the edges that have in-flight rows in a state handle."""
     return frozenset(str(section.uid) for section in handle.sections)
 
 

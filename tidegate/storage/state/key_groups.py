@@ -1,7 +1,7 @@
 """Key groups: the units in which keyed state is distributed (Flink's `KeyGroupRangeAssignment`).
 
-The hash of a key (`tidegate/state/kernels/hashing.py`) gives its key group. A job always has `max_parallelism` of them.
-Each subtask owns a contiguous range, which changes with the parallelism. Checkpoints store state by key group.
+The hash of a key (`tidegate/state/kernels/hashing.py`) gives its key group. A job always has `max_parallelism` key
+groups. Each subtask owns a contiguous range, which changes with the parallelism. Checkpoints store state by key group.
 
 Never change these functions: stored state would go to subtasks that do not see its keys.
 """
@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_PARALLELISM_LIMIT = 1 << 15
-"""Largest number of key groups of a job. They are stored as signed 16-bit integers."""
+"""Largest allowed number of key groups of a job (2^15)."""
 
 
 def key_groups_of(hashes: NDArray[np.uint64], max_parallelism: int) -> NDArray[np.uint16]:
-    """Returns the key group of each key hash. `max_parallelism` is at most 32,768. `state/kernels` has it compiled."""
+    """Returns the key group of each key hash.
+
+    `max_parallelism` is at most 32,768. `state/kernels` has a compiled version.
+    """
     return (hashes % np.uint64(max_parallelism)).astype(np.uint16)
 
 
@@ -33,5 +36,5 @@ def key_group_range(subtask: int, max_parallelism: int, parallelism: int) -> ran
 
 
 def key_groups_meet(one: range, other: range) -> bool:
-    """Returns whether two ranges have a key group in common."""
+    """Returns whether two ranges of key groups overlap."""
     return one.start < other.stop and other.start < one.stop
