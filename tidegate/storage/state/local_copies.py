@@ -2,30 +2,30 @@
 
     <folder>/<job>/<vertex>-<subtask>/chk-17/<path in the primary storage>
 
-`LocalCopies` writes the copies, `LocalFirstStore` reads them, and `NodeFolder` is the local disk under both.
+`LocalCopies` writes the copies, `LocalFirstStore` reads them, and `NodeFolder` is the local folder that both use.
 `PrivateFolder` is the folder of a real machine. The simulator has its own disks, which are lost with their node, fill
 up, and lose data that was not synced.
 
 Rules of writing:
 
-- Only the primary storage decides. A copy that cannot be written is dropped, with one warning per task. It never fails
-  or changes what is written to the primary. A copy is kept once the primary has the file.
+- Only the primary storage (the checkpoint storage) matters for correctness. A copy that cannot be written is dropped,
+  with one warning per task, and never fails a write to the primary. A copy is kept once the primary has the file.
 - Copies are bounded in bytes. Copies of an aborted checkpoint are deleted. When a checkpoint is confirmed, copies of
-  older ones are deleted, except files that it still refers to. An earlier attempt that was taken for dead may continue
-  to write. Deletion therefore looks at the disk, and not only at what this process has written.
+  older ones are deleted, except files that it still refers to. A process of an earlier attempt may still write copies.
+  Deletion therefore lists the disk, and does not rely on what this process has written.
 - Nothing is synced: a copy is verified before it is read, and the primary has the same bytes.
 
 Rules of reading:
 
-- The checkpoint's metadata defines what each file must be. A copy is read as a whole and verified once, before its
-  first byte is used. After that it is mapped into memory instead of read again.
+- The checkpoint's metadata has the size and the checksum of each file. A copy is read as a whole and verified once,
+  before its first byte is used. After that it is mapped into memory instead of read again.
 - A copy that is missing or damaged is skipped, and the primary is read instead, with a log line that gives the reason.
-  The same holds for a copy that vanishes later. While copies are right, the primary is not read.
+  The same holds for a copy that vanishes later. While all copies are valid, the primary is not read.
 
 Rules of the folder:
 
 - It belongs to this user alone (`private_folders.py`), and links in it are ignored, because state may contain pickles,
-  which run code when they are read. In any other folder nothing is kept, read or deleted.
+  which run code when they are read. If other users can change the folder, no copy is kept, read or deleted there.
 - A file gets its name when it is finished. Unfinished files are deleted by the next process that uses the folder.
 """
 
@@ -63,12 +63,18 @@ _logger = logging.getLogger(__name__)
 
 
 class LocalCopies:
-    """The copies of one task, including copies from earlier attempts. Thread-safe; no method raises."""
+    """Writes and deletes the local copies of one task's checkpoint files, including copies from earlier attempts.
+
+    Thread-safe; no method raises.
+    """
 
     def __init__(
         self, folder: NodeFolder, job_id: JobId, vertex: VertexId, subtask: SubtaskIndex, *, size_bytes_max: int
     ) -> None:
-        """`folder` is the folder of the node, for all jobs. At most `size_bytes_max` bytes are kept for this task."""
+        """`folder` is the node's folder for copies of all jobs.
+
+        At most `size_bytes_max` bytes are kept for this task.
+        """
         self._task = f"{vertex} subtask {subtask}"
         self._folder = folder
         self._below = f"{CheckpointLayout(job_id).job_dir()}/{escape(vertex)}-{subtask}"
@@ -88,7 +94,7 @@ class LocalCopies:
             self._size_bytes += size_bytes
 
     def store_for(self, primary: Store, checkpoint_id: CheckpointId) -> DuplicatingStore:
-        """Returns a store for the files of one checkpoint. It writes to the primary, and keeps copies here."""
+        """Returns a store for the files of one checkpoint that writes to the primary storage and keeps local copies."""
         return DuplicatingStore(primary, self, checkpoint_id)
 
     def confirmed(self, checkpoint_id: CheckpointId, still_needed: Collection[str] = ()) -> None:
@@ -115,7 +121,7 @@ class LocalCopies:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of all copies, unfinished ones included."""
+        """Returns the total size of the task's copies in bytes, including unfinished copies."""
         with self._lock:
             return self._size_bytes
 
@@ -148,7 +154,7 @@ class LocalCopies:
             self._drop(copy, str(error))
 
     def _keep(self, copy: _Copy) -> None:
-        """Finishes a copy, now that the primary has the file."""
+        """Finishes a local copy after the primary storage has the file."""
         if copy.file is None:
             return
         try:
@@ -166,7 +172,10 @@ class LocalCopies:
             self._drop(copy, None)
 
     def _drop(self, copy: _Copy, reason: str | None) -> None:
-        """Deletes an unfinished copy. `reason` is why the local disk did not accept it, or None for another cause."""
+        """Deletes an unfinished copy.
+
+        `reason` is the error of the local disk, or None if another cause made the copy useless.
+        """
         if copy.file is not None:
             copy.file.drop()
             copy.file = None
@@ -186,14 +195,14 @@ class LocalCopies:
             )
 
     def _checkpoint_folder(self, checkpoint_id: CheckpointId) -> str:
-        """Returns the folder of one checkpoint, relative to the folder of the node."""
+        """Returns the folder with the copies of one checkpoint, relative to the folder of the node."""
         return f"{self._below}/{checkpoint_name(checkpoint_id)}"
 
     def _is_over(self, checkpoint_id: CheckpointId) -> bool:
         return checkpoint_id in self._aborted or checkpoint_id < self._confirmed
 
     def _clear(self) -> None:
-        """Deletes folders of past checkpoints from which no copy is kept."""
+        """Deletes the folders of old and aborted checkpoints from which no copy is kept."""
         for name in self._folder.list(self._below):
             number = parse_checkpoint_name(name)
             if number is not None and self._is_over(number) and number not in self._kept:
@@ -211,10 +220,10 @@ class _Copy:
 
 
 class DuplicatingStore(WrappedStore):
-    """A store that writes to the primary storage, and copies what is written to the local disk if that has space."""
+    """A store that writes to the primary storage, and copies the same bytes to the local disk if there is space."""
 
     def __init__(self, primary: Store, copies: LocalCopies, checkpoint_id: CheckpointId) -> None:
-        """Made by `LocalCopies.store_for`."""
+        """Use `LocalCopies.store_for` to create this store."""
         super().__init__(primary)
         self._copies = copies
         self._checkpoint_id = checkpoint_id
@@ -242,7 +251,10 @@ def job_folder(job_id: JobId) -> str:
 
 
 def copies_below(folder: NodeFolder, task_folder: str) -> Iterator[tuple[CheckpointId, str, int]]:
-    """Yields checkpoint, path in the primary storage, and bytes of every copy of one task. Skips unreadable folders."""
+    """Yields, for every local copy of one task, the checkpoint, the path in the primary storage, and the size in bytes.
+
+    Skips unreadable folders.
+    """
     for name in folder.list(task_folder):
         if (checkpoint_id := parse_checkpoint_name(name)) is not None:
             for path, size_bytes in folder.files(f"{task_folder}/{name}"):
@@ -250,7 +262,7 @@ def copies_below(folder: NodeFolder, task_folder: str) -> Iterator[tuple[Checkpo
 
 
 def remove_copies(folder: NodeFolder, job_id: JobId) -> None:
-    """Deletes all copies of a job that is over.
+    """Deletes all local copies of a job that has ended.
 
     `remove_stale_copies` later deletes copies that could not be deleted.
     """
@@ -259,9 +271,10 @@ def remove_copies(folder: NodeFolder, job_id: JobId) -> None:
 
 
 def remove_stale_copies(folder: NodeFolder, older_than_ms: int) -> list[JobId]:
-    """Deletes the copies of jobs that have written nothing since a time (ms since the epoch), and returns these jobs.
+    """Deletes the copies of jobs that have written no copy since `older_than_ms` (ms since the epoch), and returns
+    these jobs.
 
-    Such copies belong to jobs that ended without a chance to clean up. A job that still runs only restores more slowly.
+    Such jobs have usually ended without a chance to clean up. A job that still runs only restores more slowly.
     """
     if not folder.usable():
         return []
@@ -278,14 +291,17 @@ T = TypeVar("T", bytes, memoryview)
 F = TypeVar("F", bytes | None, memoryview | None, str | None)
 
 _PART_BYTES = 512 * 1024
-"""Number of bytes that are verified at a time. They fit into the cache, and reuse the same memory."""
+"""Number of bytes that are verified at a time. This many bytes fit into the CPU cache."""
 
 
 class LocalFirstStore(WrappedStore):
-    """The primary storage, but files of one checkpoint are read from local copies that verify. Thread-safe."""
+    """A store that reads the files of one checkpoint from verified local copies, and falls back to the primary storage.
+
+    Thread-safe.
+    """
 
     def __init__(self, primary: Store, folder: NodeFolder, job_id: JobId, subtasks: Iterable[SubtaskState]) -> None:
-        """`folder` is the folder of the node, as for `LocalCopies`. `subtasks` own the files that may be read.
+        """`folder` is the node's folder for copies. `subtasks` list the files that may be read from copies.
 
         The copies of every task of the job are used, because tasks may have moved between nodes.
         """
@@ -304,18 +320,22 @@ class LocalFirstStore(WrappedStore):
         return super().read(path, offset, length) if data is None else data
 
     def view(self, path: str, offset: int, length: int) -> memoryview | None:
-        """Returns a memory-mapped range of the copy of a file, or None if there is no verified copy."""
+        """Returns a byte range of a file, memory-mapped from its verified local copy, or None if there is no such
+        copy.
+        """
         copy = self._copies.get(path)
         return None if copy is None else self._noted(copy.view(offset, length))
 
     def local_file(self, path: str) -> str | None:
-        """Returns the local name of the verified copy of a file, for callers that link it. None without one."""
+        """Returns the local path of the verified copy of a file, for a hard link, or None if there is no such copy."""
         copy = self._copies.get(path)
         return None if copy is None else self._noted(copy.name())
 
     @property
     def sufficed(self) -> bool:
-        """Returns True if files of the checkpoint were requested, and each of them had a verified copy."""
+        """Returns True if at least one file of the checkpoint was requested, and every requested file had a verified
+        copy.
+        """
         return self._used == {True}
 
     def _noted(self, found: F) -> F:
@@ -324,7 +344,7 @@ class LocalFirstStore(WrappedStore):
 
 
 class _LocalCopy:
-    """The copy of one file, which is verified at its first use."""
+    """The local copy of one file. The first use verifies the copy."""
 
     def __init__(self, primary: Store, folder: NodeFolder, root: str | None, file: StateHandle | NativeFile) -> None:
         assert file.path is not None
@@ -338,11 +358,13 @@ class _LocalCopy:
         self._verified = False
 
     def read(self, offset: int, length: int | None) -> bytes | None:
-        """Returns the bytes, or None if they must be read from the primary."""
+        """Returns the bytes from the local copy, or None if they must be read from the primary storage."""
         return self._taken(offset, length, lambda store: store.read(self._path, offset, length))
 
     def view(self, offset: int, length: int) -> memoryview | None:
-        """Returns the bytes mapped into memory, or None if they must be read from the primary."""
+        """Returns the bytes memory-mapped from the local copy, or None if they must be read from the primary
+        storage.
+        """
         return self._taken(offset, length, lambda store: store.mapped(self._path, offset, length))
 
     def _taken(self, offset: int, length: int | None, take: Callable[[MappedStore], T]) -> T | None:
@@ -362,7 +384,7 @@ class _LocalCopy:
         return data
 
     def name(self) -> str | None:
-        """Returns the local name of the file, or None if it cannot be used."""
+        """Returns the local path of the copy, or None if the copy is missing or damaged."""
         store = self._usable()
         return None if store is None else self._folder.local_name(f"{self._root}/{self._path}")
 
@@ -408,7 +430,9 @@ def _files_of(subtask: SubtaskState) -> dict[str, StateHandle | NativeFile]:
 
 
 def _roots_by_path(folder: NodeFolder, job_id: JobId) -> dict[str, str]:
-    """Returns for each path the folder, relative to the folder of the node, that contains a copy of it."""
+    """Returns, by the path in the primary storage, the folder (relative to the node's folder) that has a copy of the
+    file.
+    """
     if not folder.usable():
         return {}
     job = job_folder(job_id)
@@ -419,29 +443,32 @@ def _roots_by_path(folder: NodeFolder, job_id: JobId) -> dict[str, str]:
 
 
 class MappedStore(Store, Protocol):
-    """A store that can map a range of a file into memory. `mapped` raises as `Store.read` does."""
+    """A store that can also map a byte range of a file into memory. `mapped` raises as `Store.read` does."""
 
     def mapped(self, path: str, offset: int, length: int) -> memoryview: ...
 
 
 class UnfinishedFile(Protocol):
-    """A file that is being written and has no name yet."""
+    """A file that is being written under a temporary name."""
 
     def write(self, chunk: memoryview) -> None:
-        """Appends bytes. Raises OSError."""
+        """Appends bytes to the file. Raises OSError."""
         ...
 
     def finish(self) -> None:
-        """Renames it into place, replacing an existing file. Raises OSError."""
+        """Renames the file to its final name, replacing an existing file. Raises OSError."""
         ...
 
     def drop(self) -> None:
-        """Deletes it. Ignores failures."""
+        """Deletes the unfinished file. Ignores failures."""
         ...
 
 
 class NodeFolder(Protocol):
-    """The files of one node. Paths are relative, with `/` between their parts; "" is the folder itself. Thread-safe."""
+    """A folder on one node for local copies.
+
+    Paths are relative, with `/` between parts; "" is the folder itself. Thread-safe.
+    """
 
     @property
     def name(self) -> str:
@@ -449,22 +476,25 @@ class NodeFolder(Protocol):
         ...
 
     def usable(self) -> bool:
-        """Returns whether the folder exists and belongs to this user alone."""
+        """Returns whether the folder exists and no other user of the machine can change it."""
         ...
 
     def list(self, path: str = "") -> list[str]:
-        """Returns the sorted names directly under a folder. Empty if the folder does not exist."""
+        """Returns the sorted names of files and folders directly under `path`. Empty if the folder does not exist."""
         ...
 
     def files(self, path: str) -> Iterator[tuple[str, int]]:
-        """Yields path and bytes of each finished file at any depth below a folder, in order.
+        """Yields path and size in bytes of each finished file at any depth below a folder, in order.
 
         Paths are relative to `path`.
         """
         ...
 
     def begin(self, path: str) -> UnfinishedFile:
-        """Starts a file. Raises ConfigurationError if the folder does not belong to this user alone, and OSError."""
+        """Starts writing a file at `path`.
+
+        Raises ConfigurationError if other users can change the folder, and OSError.
+        """
         ...
 
     def remove(self, path: str) -> None:
@@ -476,7 +506,7 @@ class NodeFolder(Protocol):
         ...
 
     def newest_ms(self, path: str) -> int | None:
-        """Returns when something was last written at any depth below a folder, in ms since the epoch.
+        """Returns the newest modification time at any depth below a folder, in ms since the epoch.
 
         None if the folder does not exist.
         """
@@ -487,7 +517,9 @@ class NodeFolder(Protocol):
         ...
 
     def local_name(self, path: str) -> str | None:
-        """Returns the name that a file has on this machine, for callers that link it, or None if it has none."""
+        """Returns the absolute path of a file on this machine, for a hard link, or None if the file has none (in
+        simulations).
+        """
         ...
 
 
@@ -496,10 +528,10 @@ OpenNodeFolder = Callable[[str], NodeFolder]
 
 
 class PrivateFolder:
-    """A folder of this machine."""
+    """A `NodeFolder` on the disk of this machine that only one user can change."""
 
     def __init__(self, name: str) -> None:
-        """`name` is its path. The folder need not exist."""
+        """`name` is the path of the folder. The folder need not exist."""
         self._name = name
 
     @property
@@ -562,7 +594,10 @@ class PrivateFolder:
 
 
 class _PrivateFile:
-    """A file of a private folder that is being written. It is not synced, because copies are verified before use."""
+    """A file in a private folder that is being written.
+
+    The file is not synced, because copies are verified before use.
+    """
 
     def __init__(self, temporary: str, target: str) -> None:
         self._temporary = temporary

@@ -1,12 +1,13 @@
 """The types of state in a snapshot: frozen on its way into a checkpoint, and as tables when it is read back.
 
-Operators and backends make `FrozenState`, `state_file.py` writes it, and a restored operator receives `StateTable`s.
+Operators and backends create `FrozenState`, `state_file.py` writes it, and a restored operator receives `StateTable`s.
 
-A snapshot has a synchronous part, `Operator.snapshot`, that runs on the task's thread, freezes references and must be
-short. Its asynchronous part encodes and writes the frozen state piece by piece, while the task continues to process.
+A snapshot has a short synchronous part, `Operator.snapshot`, which runs on the task's thread and freezes references to
+the state. Its asynchronous part encodes and writes the frozen state chunk by chunk, while the task continues to
+process.
 
 A keyed state may be stored in layers. The base is the whole state at some time. Each layer above it holds the changes
-since the layer below: rows that were put, and keys that were removed. The newest layer of a key counts.
+since the layer below: rows that were put, and keys that were removed. The newest layer that has a key defines its row.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tidegate.storage.ids import CheckpointId, OperatorUid
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Describes what a snapshot has to contain.
+    """Describes the requested content of a snapshot.
 
-    With `base` it has only the changes since the snapshot of that checkpoint, which is then the layer below. Otherwise
-    it has the whole state. `canonical`: as rows, which every backend can read. Without `keyed` the keyed state is not
-    frozen, because the changelog has it.
+    With `base` the snapshot has only the changes since the snapshot of that checkpoint, which is then the layer below.
+    Otherwise it has the whole state. `canonical`: as rows, which every backend can read. Without `keyed` the keyed
+    state is not frozen, because the changelog has it.
     """
 
     checkpoint_id: CheckpointId
@@ -41,16 +42,20 @@ class Cut:
 
     @property
     def in_order(self) -> bool:
-        """True for a savepoint in canonical form: the whole state, sorted as in `canonical.py`, without layers."""
+        """True for a savepoint in the canonical format: the whole state, sorted as in `canonical.py`, without
+        layers.
+        """
         return self.canonical and self.base is None
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class StateTable:
-    """Stored rows of one state, as a restored operator receives them: one file of one layer, or a part of it.
+    """Stored rows of one state, as a restored operator receives them: all rows of one file of one layer, or some of
+    them.
 
-    `layer` 0 is the base. Tables come in the order of their layers. `removed` rows have only key columns.
+    `layer` 0 is the base. Tables are passed in the order of their layers. `removed`: the rows are deleted keys, and
+    have only key columns.
     """
 
     state: str
@@ -62,9 +67,9 @@ class StateTable:
 
 @dataclass(frozen=True, slots=True)
 class StateChunk:
-    """A piece of one state on its way to storage.
+    """A bounded number of rows of one state, on the way to storage.
 
-    Rows of keyed state are sorted by key group: group `first_group + i` has rows `group_rows[i]:group_rows[i + 1]`.
+    Rows of keyed state are sorted by key group: group `first_group + i` has the rows `group_rows[i]:group_rows[i + 1]`.
     For other state `group_rows` is empty.
     """
 
@@ -74,7 +79,7 @@ class StateChunk:
 
 
 class FrozenState(Protocol):
-    """One state of one operator as it was when it was frozen. Later changes do not appear in it."""
+    """One state of one operator as it was at the time of the snapshot. Later changes of the state do not affect it."""
 
     @property
     def state(self) -> str:
@@ -83,22 +88,22 @@ class FrozenState(Protocol):
 
     @property
     def kind(self) -> StateKind:
-        """How the state is divided when the parallelism changes."""
+        """How the state is redistributed when the parallelism changes."""
         ...
 
     @property
     def removed(self) -> bool:
-        """Returns True if the rows are removed keys."""
+        """Returns True if the rows are deleted keys."""
         ...
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows, a bounded number at a time, and releases yielded rows. Called once, on any thread."""
+        """Yields the rows in bounded chunks, and releases yielded rows. Called once, on any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenTable:
-    """A small `FrozenState`: one table, which `rows` makes when it is written."""
+    """A small `FrozenState` with one table, which the function `rows` builds when the state is written."""
 
     state: str
     kind: StateKind
@@ -106,13 +111,16 @@ class FrozenTable:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the one chunk."""
+        """Yields all rows of the table as one chunk."""
         yield StateChunk(self.rows())
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenChanged(ABC):
-    """Base of a `FrozenState` that converts the rows of another one. Subclasses define how."""
+    """Base of a `FrozenState` that converts the rows of the wrapped state `frozen`.
+
+    Subclasses define the conversion.
+    """
 
     frozen: FrozenState
 
@@ -123,25 +131,25 @@ class FrozenChanged(ABC):
 
     @property
     def kind(self) -> StateKind:
-        """How the state is divided when the parallelism changes."""
+        """How the state is redistributed when the parallelism changes."""
         return self.frozen.kind
 
     @property
     def removed(self) -> bool:
-        """Returns True if the rows are removed keys."""
+        """Returns True if the rows are deleted keys."""
         return self.frozen.removed
 
     @abstractmethod
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the converted rows."""
+        """Yields the converted rows in chunks."""
 
 
 class FrozenNative(Protocol):
-    """Files of a backend with files of its own, as they were when the state was frozen."""
+    """The local files of a state backend (RocksDB) as they were at the time of the snapshot."""
 
     @property
     def uid(self) -> OperatorUid:
-        """Returns the operator."""
+        """Returns the uid of the operator whose state the files contain."""
         ...
 
     @property
@@ -151,28 +159,34 @@ class FrozenNative(Protocol):
 
     @property
     def folder(self) -> str:
-        """Local folder of the files, which do not change."""
+        """Local folder of the frozen files, which do not change."""
         ...
 
     @property
     def key_groups(self) -> tuple[int, int]:
-        """First key group, and the one after the last."""
+        """The key groups of the subtask: the first one, and the one after the last."""
         ...
 
     def files(self) -> Mapping[str, tuple[int, int] | None]:
-        """Returns the names of the files, each with the key groups that need it (None for all). Runs on any thread."""
+        """Returns, by file name, the range (first, end) of key groups that need the file, or None if all need it.
+
+        Runs on any thread.
+        """
         ...
 
     def stored(self, base: NativeState) -> Mapping[str, NativeFile]:
-        """Returns the stored files of an older checkpoint that equal files of these names here. Sizes must be equal."""
+        """Returns the stored files of an older checkpoint that equal local files, by the local name.
+
+        Their sizes must be equal.
+        """
         ...
 
     def description(self) -> bytes:
-        """Returns the description that the backend needs to read the files again."""
+        """Returns the bytes that the backend needs to open the files again (`NativeState.description`)."""
         ...
 
     def release(self) -> None:
-        """Deletes the folder, once the files are stored or the snapshot was given up. Safe to repeat."""
+        """Deletes the local folder, after the files were stored or the snapshot was aborted. Safe to repeat."""
         ...
 
 
@@ -180,8 +194,9 @@ class FrozenNative(Protocol):
 class OperatorSnapshot:
     """The frozen states of one operator.
 
-    `states` are written whole into the file of their own checkpoint. `layer` goes onto a stack of layers that
-    checkpoints share: all of the state, or the changes since the layer below. `native` does the same with files.
+    `states` are written completely into the file of this checkpoint. `layer` is added to a stack of layers that
+    checkpoints share: the whole keyed state, or the changes since the layer below. `native` has the keyed state as
+    files of the backend, which checkpoints share too.
     """
 
     uid: OperatorUid
@@ -191,7 +206,10 @@ class OperatorSnapshot:
 
 
 def sorted_by_group(rows: pa.RecordBatch, groups: NDArray[np.uint16]) -> StateChunk:
-    """Returns rows of keyed state sorted by key group, stably. Row i belongs to key group `groups[i]`."""
+    """Returns the rows of keyed state as a chunk, stably sorted by key group.
+
+    Row i belongs to key group `groups[i]`.
+    """
     if rows.num_rows == 0:
         return StateChunk(rows, 0, (0,))
     first = int(groups.min())

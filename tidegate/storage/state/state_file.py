@@ -9,15 +9,15 @@
 Rules:
 
 - States are encoded chunk by chunk while the file is written, so memory is bounded by a chunk, not by the state.
-- A chunk is verified before it is decoded. A reader fetches only chunks that have rows of its key groups, neighbours
-  together, and may do so on several threads.
+- A chunk is verified before it is decoded. A reader fetches only chunks that have rows of its key groups, adjacent
+  chunks with one read, and may do so on several threads.
 - States without rows are not stored, except union lists: a checkpoint must contain all of these, because it is refused
   while some of their subtasks have finished (FLIP-147).
 - A chunk is an Arrow IPC stream with one batch, and its schema names the serializer that wrote it. The rows are typed,
-  so any reader of Arrow can read them. The version of the serializer covers the meaning of types and columns; files
-  have a version of their own.
+  so any reader of Arrow can read them. The serializer's version covers the meaning of types and columns; the file
+  format has a separate version.
 - `verified_state` and `verified_native` yield bytes, a bounded number at a time, and raise at the end if a checksum
-  does not match. A file that `Store.write` makes of them appears only if it is whole.
+  does not match. `Store.write` therefore completes a file made of these bytes only if they are correct.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 _ADVICE = "; restore the file from a copy, or choose another checkpoint"
 INLINE_BYTES_MAX = 20 * 1024
 READ_BYTES_MAX = 16 * 1024 * 1024
-"""Limit in bytes of neighbouring chunks that are fetched with one read. A larger chunk is read alone."""
+"""Limit in bytes of adjacent chunks that are fetched with one read. A larger chunk is read alone."""
 
 Wanted = Callable[[SectionRef], bool]
 
@@ -59,10 +59,10 @@ def write_state(
     inline_bytes_max: int = INLINE_BYTES_MAX,
     compression: Compression | None = None,
 ) -> StateHandle | None:
-    """Stores the states of a subtask, in that order. Returns None if none of them has rows or is a union list.
+    """Stores the states of a subtask in the given order. Returns None if none of them has rows or is a union list.
 
-    Up to `inline_bytes_max` bytes are not written but inlined in the handle. Raises StorageError, and CorruptionError
-    if the rows of a chunk do not fit its key groups.
+    Up to `inline_bytes_max` bytes are inlined in the handle instead of written to a file. Raises StorageError, and
+    CorruptionError if the rows of a chunk do not fit its key groups.
     """
     encoder = _Encoder(states, compression)
     with closing(encoder.pieces()) as pieces:
@@ -89,12 +89,12 @@ def read_state(
     layer: int = 0,
     readers: int = 1,
 ) -> list[StateTable]:
-    """Returns the `wanted` states of one operator, in the order of the sections, one table per chunk, read by range.
+    """Reads the states of one operator that `wanted` selects, in the order of the sections, one table per chunk.
 
     With `key_groups`, tables of keyed state have only the rows of these groups, and chunks without such rows are
-    neither read nor returned. The tables are marked with `layer`. Up to `readers` threads fetch and decode; a single
-    reader is the caller's thread. Every chunk is verified. Raises CorruptionError, NotFoundError, or CodecError if a
-    newer tidegate wrote the state.
+    neither read nor returned. The returned tables get the layer number `layer`. Up to `readers` threads fetch and
+    decode; with 1 the caller's thread does. Every chunk is verified. Raises CorruptionError, NotFoundError, or
+    CodecError if a newer tidegate wrote the state.
     """
     runs = _wanted_runs(store, handle, uid, key_groups, wanted)
     return list(_read_runs(store, handle, runs, layer, readers, ahead_max=len(runs)))
@@ -110,16 +110,16 @@ def iter_state(
     layer: int = 0,
     readers: int = 1,
 ) -> Iterator[StateTable]:
-    """Yields the tables of `read_state` one by one. Memory holds one read of the file per reader, and its tables.
+    """Yields the tables of `read_state` one by one. At most one read of the file for each reader is in memory.
 
-    Several readers read ahead of the caller.
+    With several readers, the threads read ahead of the caller.
     """
     runs = _wanted_runs(store, handle, uid, key_groups, wanted)
     yield from _read_runs(store, handle, runs, layer, readers, ahead_max=readers)
 
 
 def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa.Schema | None:
-    """Returns the columns of a state in a handle from its first chunk, verified, or None if it has no rows.
+    """Returns the columns of a stored state, from its first chunk (verified), or None if the state has no rows.
 
     Raises CorruptionError, NotFoundError, CodecError.
     """
@@ -133,7 +133,7 @@ def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa
 
 
 class _Encoder:
-    """Encodes states into the bytes of a file. The handle is available once all bytes have been consumed."""
+    """Encodes states into the bytes of a state file. The handle is available once all bytes have been consumed."""
 
     def __init__(self, states: Sequence[tuple[OperatorUid, FrozenState]], compression: Compression | None) -> None:
         self._states = states
@@ -198,7 +198,7 @@ class _Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A wanted chunk, and the range of its wanted rows."""
+    """A chunk to read, and the range of its rows that were requested."""
 
     section: SectionRef
     chunk: ChunkRef
@@ -207,7 +207,7 @@ class _Part:
 
 
 def _section(uid: OperatorUid, state: FrozenState, chunks: Sequence[ChunkRef], end: int) -> SectionRef:
-    """Returns the section of a state whose chunks are before `end`."""
+    """Returns the section of a state with the given chunks. `end` is the offset of a section without chunks."""
     offset = chunks[0].offset if chunks else end
     return SectionRef(
         uid=uid,
@@ -234,7 +234,7 @@ def _rows_of(section: SectionRef, chunk: ChunkRef, key_groups: range | None) -> 
 def _wanted_runs(
     store: Store, handle: StateHandle, uid: OperatorUid, key_groups: range | None, wanted: Wanted
 ) -> list[Sequence[_Part]]:
-    """Returns the wanted chunks in file order, grouped into runs that are fetched together."""
+    """Returns the chunks to read in file order, grouped into runs of adjacent chunks that are fetched with one read."""
     if not any(section.uid == uid and wanted(section) for section in handle.sections):
         return []
     parts = [
@@ -250,7 +250,7 @@ def _wanted_runs(
 def _read_runs(
     store: Store, handle: StateHandle, runs: Sequence[Sequence[_Part]], layer: int, readers: int, ahead_max: int
 ) -> Iterator[StateTable]:
-    """Yields the tables of all runs in order. With several readers up to `ahead_max` runs are read ahead."""
+    """Yields the tables of all runs of chunks in order. With several readers, up to `ahead_max` runs are read ahead."""
     if readers == 1 or len(runs) <= 1:
         for run in runs:
             yield from _tables_of(store, handle, run, layer)
@@ -269,7 +269,7 @@ def _read_runs(
 
 
 def _runs(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
-    """Yields adjacent chunks in runs of up to `READ_BYTES_MAX`."""
+    """Groups adjacent chunks into runs of up to `READ_BYTES_MAX` bytes."""
     first = 0
     for following in range(1, len(parts) + 1):
         if following < len(parts):
@@ -283,7 +283,7 @@ def _runs(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
 
 
 def _tables_of(store: Store, handle: StateHandle, run: Sequence[_Part], layer: int) -> list[StateTable]:
-    """Yields the wanted rows of each chunk of a run, which is fetched with one read and verified."""
+    """Fetches a run of chunks with one read, verifies each chunk, and returns the requested rows of each as a table."""
     start, last = run[0].chunk.offset, run[-1].chunk
     data = memoryview(read_range(store, handle, start, last.offset + last.length_bytes - start))
     tables = []
@@ -310,9 +310,9 @@ _PART_BYTES = 8 * 1024 * 1024
 
 
 def verify_state(store: Store, handle: StateHandle) -> None:
-    """Reads all bytes of a handle and compares size, checksum and directory.
+    """Reads all bytes of a state handle, and checks size, checksum and directory.
 
-    Raises CorruptionError for any difference, NotFoundError if the file is gone.
+    Raises CorruptionError for any difference, NotFoundError if the file is missing.
     """
     for _ in verified_state(store, handle):
         pass
@@ -324,13 +324,14 @@ def verify_state(store: Store, handle: StateHandle) -> None:
 
 
 def verify_native(store: Store, file: NativeFile) -> None:
-    """Reads all bytes of a backend's file and compares size and checksum. Raises as `verify_state` does."""
+    """Reads all bytes of a backend's file, and checks size and checksum. Raises as `verify_state` does."""
     for _ in verified_native(store, file):
         pass
 
 
 def verified_state(store: Store, handle: StateHandle, part_bytes: int = _PART_BYTES) -> Iterator[Buffer]:
-    """Yields all bytes of a handle, `part_bytes` at a time, and raises CorruptionError at the end if they are wrong.
+    """Yields all bytes of a state handle, `part_bytes` at a time. Raises CorruptionError at the end if the checksum is
+    wrong.
 
     Raises NotFoundError for a missing file.
     """
@@ -350,7 +351,10 @@ def verified_state(store: Store, handle: StateHandle, part_bytes: int = _PART_BY
 
 
 def verified_native(store: Store, file: NativeFile, part_bytes: int = _PART_BYTES) -> Iterator[Buffer]:
-    """Yields all bytes of a backend's file as `verified_state` does. Its checksum covers all its bytes."""
+    """Yields all bytes of a backend's file, `part_bytes` at a time.
+
+    Raises CorruptionError at the end if the checksum is wrong.
+    """
     where = join_url(store.url, file.path)
     digest = xxhash.xxh3_64()
     handle = StateHandle(file.path, None, file.size_bytes, file.checksum, ())
@@ -361,7 +365,7 @@ def verified_native(store: Store, file: NativeFile, part_bytes: int = _PART_BYTE
 
 
 def _read_parts(store: Store, handle: StateHandle, where: str, part_bytes: int) -> Iterator[memoryview]:
-    """Yields all bytes. Raises CorruptionError if the size is wrong."""
+    """Yields all bytes of a state handle, `part_bytes` at a time. Raises CorruptionError if the size is wrong."""
     position = 0
     # One byte more than expected, to notice a file that has grown.
     while position <= handle.size_bytes:
@@ -395,7 +399,10 @@ _TRAILER_BYTES = _FOOTER_SEAL.size + _DIGEST.size
 @wire
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """A piece of one state. For keyed state `group_rows` has the prefix sums of key groups from `first_group` on."""
+    """Locates a chunk of rows of one state in the file.
+
+    For keyed state `group_rows` has the prefix sums of rows per key group, from `first_group` on.
+    """
 
     offset: int
     length_bytes: int
@@ -405,7 +412,10 @@ class ChunkRef:
     group_rows: tuple[int, ...] = ()
 
     def rows_of(self, key_groups: range) -> tuple[int, int]:
-        """Returns the first row of some key groups, and the row after the last; equal if there is none."""
+        """Returns the first row of the given key groups in the chunk, and the row after the last.
+
+        Equal numbers mean no rows.
+        """
         assert key_groups.step == 1
         start = max(key_groups.start, self.first_group) - self.first_group
         stop = min(key_groups.stop, self.first_group + len(self.group_rows) - 1) - self.first_group
@@ -415,14 +425,14 @@ class ChunkRef:
 @wire
 @dataclass(frozen=True, slots=True)
 class StoredSection:
-    """One state of one operator, and its chunks in the order of their bytes."""
+    """One state of one operator in the directory, with its chunks in the order of their offsets."""
 
     section: SectionRef
     chunks: tuple[ChunkRef, ...]
 
 
 def check_groups(kind: StateKind, first_group: int, group_rows: tuple[int, ...], rows: int, where: str) -> None:
-    """Raises CorruptionError unless the prefix sums of the key groups fit a chunk of `rows` rows."""
+    """Raises CorruptionError unless `group_rows` (prefix sums of rows per key group) fits a chunk of `rows` rows."""
     if kind is not StateKind.KEYED:
         fits = group_rows == ()
     else:
@@ -435,23 +445,26 @@ def check_groups(kind: StateKind, first_group: int, group_rows: tuple[int, ...],
 
 
 def encode_header() -> bytes:
-    """Returns the first bytes of a file."""
+    """Returns the header with which a state file begins."""
     return _HEADER.pack(_MAGIC, STATE_VERSION)
 
 
 def encode_directory(sections: tuple[StoredSection, ...]) -> bytes:
-    """Returns the directory with its length and checksum. The digest of all bytes (`encode_digest`) follows it."""
+    """Returns the encoded directory of a state file, with its length and checksum. The file's digest follows it."""
     footer = encode(sections)
     return footer + _FOOTER_SEAL.pack(len(footer), xxhash.xxh3_64_intdigest(footer))
 
 
 def encode_digest(digest: int) -> bytes:
-    """Returns the last bytes of a file."""
+    """Returns the encoded checksum with which a state file ends."""
     return _DIGEST.pack(digest)
 
 
 def read_range(store: Store, handle: StateHandle, offset: int, length_bytes: int) -> Buffer:
-    """Returns a range of bytes of a handle, without a copy if the store can, and fewer if the handle ends before."""
+    """Returns a byte range of a state handle, or fewer bytes if it ends before.
+
+    Copies nothing if the store allows that.
+    """
     if handle.path is not None:
         # Equals `isinstance(store, ViewedStore)`, which takes fifty times as long.
         shows = hasattr(store, "view")
@@ -461,14 +474,14 @@ def read_range(store: Store, handle: StateHandle, offset: int, length_bytes: int
 
 
 def where_of(store: Store, handle: StateHandle) -> str:
-    """Returns the name of a handle for errors."""
+    """Returns the URL of a state handle's file for errors."""
     return "inlined state" if handle.path is None else join_url(store.url, handle.path)
 
 
 def read_directory(store: Store, handle: StateHandle) -> tuple[StoredSection, ...]:
-    """Returns the directory of a handle, read by range and verified.
+    """Reads the directory of a state handle, and verifies it.
 
-    Raises CorruptionError if it is damaged or does not match the handle, NotFoundError.
+    Raises CorruptionError if the directory is damaged or does not match the handle, NotFoundError.
     """
     where = where_of(store, handle)
     start = handle.size_bytes - handle.directory_bytes
@@ -482,7 +495,8 @@ def read_directory(store: Store, handle: StateHandle) -> tuple[StoredSection, ..
 
 
 def read_footer(store: Store, path: str, size_bytes: int | None = None) -> tuple[SectionRef, ...]:
-    """Returns the states in a state file. Without `size_bytes` the whole file is read, with it only both ends.
+    """Returns the sections of a state file. Without `size_bytes` the whole file is read, otherwise only its header and
+    end.
 
     Raises CorruptionError, NotFoundError, or CodecError if another version of tidegate wrote the file.
     """
@@ -502,7 +516,7 @@ def read_footer(store: Store, path: str, size_bytes: int | None = None) -> tuple
 
 
 def check_whole(data: memoryview, where: str) -> tuple[SectionRef, ...]:
-    """Returns the states in the bytes of a whole file, after verifying all bytes. Raises as `read_footer` does."""
+    """Verifies the bytes of a whole state file, and returns its sections. Raises as `read_footer` does."""
     if len(data) < _HEADER.size + _TRAILER_BYTES:
         raise CorruptionError(f"{where} is damaged: it is too short{_ADVICE}")
     (digest,) = _DIGEST.unpack(data[-_DIGEST.size :])
@@ -553,11 +567,14 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 """Bytes that end an Arrow IPC stream."""
 
 Compression: TypeAlias = Literal["lz4", "zstd"]
-"""Codec that compresses the buffers of a chunk, or None. A reader detects it."""
+"""Codec that compresses the buffers of a chunk. A reader detects the codec."""
 
 
 def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -> tuple[Buffer, ...]:
-    """Returns the bytes of a chunk, in parts. Only its own rows are encoded, also if they are a slice."""
+    """Returns the bytes of a chunk as a sequence of buffers.
+
+    If `rows` is a slice, only the rows of the slice are encoded.
+    """
     stamp = {_SERIALIZER_KEY: _SERIALIZER + str(SERIALIZER_VERSION).encode()}
     stamped = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **stamp})
     if (
@@ -575,7 +592,7 @@ def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -
 
 
 class _Written:
-    """A file that collects what Arrow writes: views of the rows' own memory, without copies."""
+    """A file object that collects the buffers that Arrow writes, without copies."""
 
     closed = False
 
@@ -594,7 +611,7 @@ class _Written:
 
 
 def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
-    """Returns the inverse of `encode_chunk`, over the memory of `data` if it is not compressed. `where` names it in
+    """Decodes a chunk that `encode_chunk` made. Uncompressed rows use the memory of `data`. `where` names the chunk in
     errors.
 
     Raises CodecError for a chunk of a newer serializer, CorruptionError for damaged bytes.
@@ -622,7 +639,7 @@ def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
 
 
 def _has_dictionary(data_type: pa.DataType) -> bool:
-    """Returns whether the stream has messages with dictionaries before the rows."""
+    """Returns whether a type contains a dictionary, so that an Arrow stream has dictionary messages before the rows."""
     if isinstance(data_type, pa.BaseExtensionType):
         return _has_dictionary(data_type.storage_type)
     if pa.types.is_dictionary(data_type):

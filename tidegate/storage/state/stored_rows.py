@@ -1,11 +1,11 @@
-"""How row tables, timers, and rows with watermarks between them are stored.
+"""Column layouts of stored row tables, timers, and rows with watermarks between them.
 
 - Row tables: key columns, a sequence number that distinguishes rows of one key, value columns.
-- Timers: one row per timer, identified by all its columns: key, clock and time. In the canonical order rows are sorted
-  by key group, clock, time and then key, which is the order in which timers fire. Values of a key column ascend, NaN
-  comes after them and null last.
-- Rows with watermarks between them, such as rows in flight on channels or rows that wait for calls: the rows, and for
-  each watermark the number of rows before it. Watermarks therefore cut no chunk of rows.
+- Timers: one row per timer, identified by all its columns: key, clock and time. In the canonical format, timers are
+  sorted by key group, clock, time and then key, which is the order in which they fire. Values of a key column ascend,
+  then NaN, then null.
+- Rows with watermarks between them, such as rows in flight on channels or rows that wait for async calls: the rows, and
+  for each watermark the number of rows before it. Watermarks therefore do not split a chunk of rows.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ SEQUENCE_FIELD = pa.field(ROW_SEQUENCE, pa.int64())
 
 
 def row_identity(keys: pa.Schema) -> pa.Schema:
-    """Returns the columns that identify a row, for some key columns."""
+    """Returns the columns that identify a row of a row table: the key columns and the sequence number."""
     return pa.schema([*keys, SEQUENCE_FIELD])
 
 
 TIMERS_STATE = own_name("timers")
-"""Name of the table of timers, which is stored next to the tables of states."""
+"""Name of the state that stores timers, next to the user's states."""
 
 TIMER_DOMAIN, TIMER_MOMENT = own_name("timer_domain"), own_name("timer_timestamp_ms")
 TIMER_COLUMNS = pa.schema([(TIMER_DOMAIN, pa.string()), (TIMER_MOMENT, pa.int64())])
-"""Columns of a timer that follow its key columns."""
+"""Columns that follow the key columns of a timer: its clock and its time in ms."""
 
 DOMAINS = ("event_time", "processing_time")
-"""Names of the clocks, by their number."""
+"""Names of the clocks of timers. A clock's number is its index here."""
 
 
 def timers_schema(keys: pa.Schema) -> pa.Schema:
-    """Returns the columns of the table of timers for some key columns."""
+    """Returns the schema of stored timers with the given key columns."""
     return pa.schema([*keys, *TIMER_COLUMNS])
 
 
 def check_timers(rows: pa.RecordBatch, keys: pa.Schema) -> None:
-    """Raises CorruptionError if rows have other columns."""
+    """Raises CorruptionError unless `rows` have the columns of stored timers with the key columns `keys`."""
     expected = timers_schema(keys)
     found = rows.schema
     if [(field.name, field.type) for field in found] != [(field.name, field.type) for field in expected]:
@@ -57,12 +57,12 @@ def check_timers(rows: pa.RecordBatch, keys: pa.Schema) -> None:
 
 
 def domain_column(numbers: NDArray[Any]) -> pa.Array:
-    """Returns the column of clocks with these numbers."""
+    """Returns the clock column of timers, given the number of each timer's clock."""
     return pa.array(DOMAINS, pa.string()).take(pa.array(numbers))
 
 
 def domain_numbers(column: pa.Array) -> NDArray[np.uint8]:
-    """Returns the number of each clock of a column. Raises CorruptionError for an unknown clock."""
+    """Returns the number of each clock in a clock column. Raises CorruptionError for an unknown clock."""
     names = column.dictionary_encode()
     known = names.dictionary.to_pylist()
     if names.null_count or any(name not in DOMAINS for name in known):
@@ -80,7 +80,9 @@ _MARKS_SCHEMA = pa.schema([("rows_before", pa.int64()), ("watermark_ms", pa.int6
 
 
 def without_watermarks(elements: Iterable[pa.RecordBatch | int]) -> tuple[list[pa.RecordBatch], list[Mark]]:
-    """Splits batches and times of watermarks, in their order, into batches and marks."""
+    """Splits a sequence of batches and watermarks (ms) into the batches and the marks (position and time of each
+    watermark).
+    """
     batches, marks, rows = list[pa.RecordBatch](), list[Mark](), 0
     for element in elements:
         if isinstance(element, int):
@@ -92,8 +94,9 @@ def without_watermarks(elements: Iterable[pa.RecordBatch | int]) -> tuple[list[p
 
 
 def with_watermarks(batches: Iterable[pa.RecordBatch], marks: Iterable[Mark]) -> Iterator[pa.RecordBatch | int]:
-    """Returns the inverse of `without_watermarks`: yields batches, cut at watermarks between their rows, and
-    watermarks.
+    """Merges batches and marks into the original sequence.
+
+    Yields batches, cut at watermarks between their rows, and watermarks (ms).
     """
     left, before = deque(marks), 0
     for batch in batches:
@@ -111,11 +114,11 @@ def with_watermarks(batches: Iterable[pa.RecordBatch], marks: Iterable[Mark]) ->
 
 
 def marks_as_rows(marks: Sequence[Mark]) -> pa.RecordBatch:
-    """Returns marks as rows, the form in which they are stored."""
+    """Converts marks to a batch, the form in which they are stored."""
     columns = zip(*marks, strict=True) if marks else ((), ())
     return pa.record_batch([pa.array(column, pa.int64()) for column in columns], schema=_MARKS_SCHEMA)
 
 
 def marks_of(rows: pa.RecordBatch) -> list[Mark]:
-    """Returns the inverse of `marks_as_rows`: returns the marks."""
+    """Converts a batch of `marks_as_rows` back to marks."""
     return [*zip(*(rows.column(name).to_pylist() for name in _MARKS_SCHEMA.names), strict=True)]

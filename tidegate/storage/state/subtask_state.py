@@ -1,10 +1,10 @@
-"""Reads the state of one operator in one subtask of a checkpoint, from all the files that hold it.
+"""Reads the state of one operator in one subtask of a checkpoint, from all the files that contain it.
 
 - `read_subtask_state` and `iter_subtask_state` return tables as an operator is restored from them: layers from the base
-  up, each marked with its number, then state that was written whole, then the files of a backend. Applying the tables
-  in this order restores the state.
-- `SubtaskStream` streams a state as data. The newest layer of each key counts, and only the rows of a few key groups
-  are in memory.
+  up, each with its number, then state that was written completely, then the files of a backend. Applying the tables in
+  this order restores the state.
+- `SubtaskStream` streams the current rows of a state: for each key the row of its newest layer. Only the rows of a few
+  key groups are in memory.
 - `stored_columns` finds the columns of all states of an operator without reading the rows. The columns of a state are
   in each of its chunks, and in the description of a backend with files of its own. One file of each folder is read for
   a state, because the subtasks of one checkpoint write the same columns. Bytes in `_metadata` are always read, because
@@ -45,12 +45,12 @@ def read_subtask_state(
     wanted: Wanted = _any,
     readers: int = 1,
 ) -> list[StateTable]:
-    """Returns the verified tables of one operator that `wanted` selects.
+    """Returns the verified tables of one operator's state that `wanted` selects.
 
-    Of keyed state it returns only rows of `key_groups`. Up to `readers` threads read at a time.
+    With `key_groups`, keyed state is limited to the rows of these groups. Up to `readers` threads read at a time.
 
     Raises CorruptionError, NotFoundError, CodecError if a newer tidegate wrote the state, or StorageError if files of a
-    backend cannot be kept on this machine while they are read.
+    backend cannot be stored on this machine while they are read.
     """
     tables: list[StateTable] = []
     for layer, handle in subtask.marked_handles:
@@ -70,9 +70,9 @@ def iter_subtask_state(
     scratch_dir: str | None = None,
     readers: int = 1,
 ) -> Iterator[StateTable]:
-    """Yields the tables of `read_subtask_state`, and holds no more than one read of a file for each reader.
+    """Yields the tables of `read_subtask_state`. At most one read of a file for each reader is in memory.
 
-    Files of a backend are kept in `scratch_dir` meanwhile.
+    Files of a backend are downloaded to `scratch_dir` meanwhile.
     """
     for layer, handle in subtask.marked_handles:
         yield from iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer, readers=readers)
@@ -87,7 +87,7 @@ def _native_states(subtask: SubtaskState, uid: OperatorUid, key_groups: range | 
 
 
 def operators_with_state(subtask: SubtaskState) -> frozenset[OperatorUid]:
-    """Returns the operators of which a subtask has rows."""
+    """Returns the uids of the operators that have state in a subtask."""
     sections = (section for handle in subtask.state_handles for section in handle.sections)
     return frozenset(section.uid for section in sections) | {native.uid for native in subtask.native}
 
@@ -101,7 +101,7 @@ Adapt = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class StoredSchemas:
-    """Schemas of a state's stored rows, oldest first, and the schema of removed keys (None if there are none)."""
+    """Schemas of a state's stored rows, oldest first, and the schema of deleted keys (None if there are none)."""
 
     rows: tuple[pa.Schema, ...]
     removed: pa.Schema | None
@@ -109,7 +109,7 @@ class StoredSchemas:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskStream:
-    """One state of one operator in one subtask."""
+    """Streams the rows of one state of one operator in one subtask."""
 
     store: Store
     subtask: SubtaskState
@@ -117,7 +117,10 @@ class SubtaskStream:
     state: str
 
     def schemas(self) -> StoredSchemas:
-        """Returns the stored columns. Reads a chunk of each file. Raises CorruptionError, NotFoundError, CodecError."""
+        """Returns the schemas of the stored rows. Reads a chunk of each file.
+
+        Raises CorruptionError, NotFoundError, CodecError.
+        """
         rows: list[pa.Schema] = []
         removed: pa.Schema | None = None
         for handle in self.subtask.state_handles:
@@ -133,14 +136,14 @@ class SubtaskStream:
 
     @property
     def has_any(self) -> bool:
-        """Returns True if the subtask has rows or removed keys of the state."""
+        """Returns True if the subtask has rows or deleted keys of the state."""
         if any(self._is_wanted(section) for handle in self.subtask.state_handles for section in handle.sections):
             return True
         return any(t.state == self.state for native in self._natives() for t in tables_of_fetched(native))
 
     @property
     def is_layered(self) -> bool:
-        """Returns True if a key may occur more than once."""
+        """Returns True if several layers may have the same key."""
         sections = [(h, s) for h in self.subtask.state_handles for s in h.sections if self._is_wanted(s)]
         holders = {id(handle) for handle, _ in sections}
         return any(s.removed for _, s in sections) or len(holders) + len(list(self._natives())) > 1
@@ -148,10 +151,11 @@ class SubtaskStream:
     def batches(
         self, schema: pa.Schema, adapt: Adapt, keys: Sequence[str] | None, key_groups: range | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows in `schema`, each key once. Of keyed state it yields rows of `key_groups` only.
+        """Yields the current rows of the state, each key once, converted by `adapt` to `schema`.
 
-        `keys` are the columns that identify a row of the state, or None if unknown. Raises ConfigurationError if they
-        are needed and unknown, and storage errors as `read_subtask_state` does.
+        With `key_groups`, keyed state is limited to the rows of these groups. `keys` are the columns that identify a
+        row of the state, or None if unknown. Raises ConfigurationError if they are needed and unknown, and storage
+        errors as `read_subtask_state` does.
         """
         if not (self._is_keyed and self.is_layered):
             for table in self._tables(key_groups):
@@ -185,7 +189,10 @@ class SubtaskStream:
             yield from read_native(self.store, native, key_groups, only=self.state)
 
     def _runs(self, key_groups: range | None) -> Iterator[range]:
-        """Yields the key groups that have rows, grouped into runs that are read at once."""
+        """Yields ranges of key groups that are read at once, each with a bounded number of rows.
+
+        Skips empty key groups.
+        """
         rows, row_bytes = self._group_rows()
         limit = max(1, min(RUN_ROWS_MAX, int(RUN_BYTES_MAX / max(row_bytes, 1.0))))
         groups = range(len(rows)) if key_groups is None else range(key_groups.start, min(key_groups.stop, len(rows)))
@@ -199,7 +206,7 @@ class SubtaskStream:
             yield range(start, groups.stop)
 
     def _group_rows(self) -> tuple[NDArray[np.int64], float]:
-        """Returns the number of rows of each key group in all files, and the mean bytes of a row."""
+        """Returns the number of rows of each key group in all files, and the mean size of a row in bytes."""
         rows = np.zeros(0, dtype=np.int64)
         size_bytes = 0
         for handle in self.subtask.state_handles:
@@ -228,8 +235,8 @@ class SubtaskStream:
 def newest_rows(tables: Sequence[StateTable], keys: Sequence[str], schema: pa.Schema) -> pa.Table:
     """Returns the current rows of a state, from its tables in the order of their layers.
 
-    `schema` is the schema of all tables with rows; `removed` tables have the columns `keys` alone. Rows keep the order
-    of the tables. Needs memory for all of them once more.
+    `schema` is the schema of all tables with rows; `removed` tables have only the columns `keys`. Rows keep the order
+    of the tables. The function needs memory for all rows once more.
     """
     put = pa.Table.from_batches([table.rows for table in tables if not table.removed], schema)
     parts = [table.rows.select(list(keys)) for table in tables]
@@ -247,7 +254,7 @@ def newest_rows(tables: Sequence[StateTable], keys: Sequence[str], schema: pa.Sc
 
 
 def stored_columns(store: Store, subtasks: Sequence[SubtaskState], uid: OperatorUid) -> list[StateTable]:
-    """Returns a table without rows for each state and each form of its columns, oldest layers first.
+    """Returns an empty table for each state and each schema of its stored rows, oldest layers first.
 
     `subtasks` are the subtasks that ran the operator. Raises CorruptionError, NotFoundError, CodecError and
     StorageError.

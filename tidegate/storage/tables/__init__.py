@@ -1,5 +1,5 @@
-"""Output tables: data files, and the commit log that decides which of them count.
+"""Output tables: data files, and the commit log that defines which files are part of the table.
 
 `table_log.py` has the rules, and writes the log; `log/` has its parts. `table_files.py` reads and writes data files,
-`partitions.py` lays them in folders, `compaction/` puts small ones together. `delta/` mirrors a table for Delta Lake.
+`partitions.py` lays them in folders, `compaction/` merges small files. `delta/` mirrors a table for Delta Lake.
 """

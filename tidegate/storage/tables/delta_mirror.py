@@ -1,18 +1,19 @@
 """Mirrors a table's log as a Delta Lake table: `LogMirror` finds out what has changed, and `DeltaMirror` commits the
 change to Delta.
 
-Both tables consist of the same files in the same folder. tidegate's log in `_tidegate/` decides, and the log in
-`_delta_log/` follows. `TableLog` calls `LogMirror` after each commit. Rules:
+Both tables consist of the same files in the same folder. tidegate's log in `_tidegate/` is authoritative, and the log
+in `_delta_log/` follows. `TableLog` calls `LogMirror` after each commit. Rules:
 
-- One transaction of Delta takes its readers from what one commit of the log shows to what a later one shows. They
-  therefore see whole checkpoints, and rows that a restored job hides disappear in the transaction that adds its own
-  rows.
+- One Delta transaction changes the Delta table from the files of one commit of tidegate's log to the files of a later
+  commit. Readers therefore see complete checkpoints, and rows that a restored job hides disappear in the transaction
+  that adds its new rows.
 - The transaction carries the number of the log's entry, under the identifier of this table (`txn` in Delta's protocol).
-  An entry with that number, or a lower one, is in the Delta table already. Repeating changes nothing, and the next
-  commit completes one whose mirroring was interrupted.
-- Two processes that mirror at once use the same identifier. Delta refuses the second one, which looks again.
-- A compaction of tidegate's is mirrored only if the small files all exist. Where other writers have rewritten some,
-  their files stay.
+  An entry with that number, or a lower one, is in the Delta table already. Repeating a transaction changes nothing, and
+  the next commit completes an interrupted mirroring.
+- Two processes that mirror at the same time use the same identifier. Delta refuses the second transaction, and its
+  process reads the table again.
+- A compaction of tidegate's is mirrored only if the small files all exist. If other writers have rewritten some of
+  them, their files stay.
 - Files that other writers have added to the Delta table stay. A file that must be hidden and is missing was rewritten
   by others, with its rows. These rows cannot be hidden, so it is an error.
 - A file with a deletion vector, by which others have deleted rows, counts as rewritten: `deltalake` removes files
@@ -20,13 +21,13 @@ Both tables consist of the same files in the same folder. tidegate's log in `_ti
 - The table's requirements for writers are read before each transaction (`refusal`). Delta refuses a transaction that
   was made before they changed, so nothing is written by outdated rules.
 
-Of the log `LogMirror` reads the parts with the entries that were added or hidden since. After a restart it reads the
-whole log.
+`LogMirror` reads only the parts of the log with entries that were added or hidden since the last transaction. After a
+restart it reads the whole log.
 
 Rules of writer features. A Delta table states in its log what every writer must do: keep CHECK constraints, compute
 generated columns, use the names of a column mapping. tidegate writes plain Parquet files with the job's values:
 
-- A table is refused where a plain file would break what the table promises, or where readers would see other values.
+- A table is refused if a plain file would violate the table's constraints, or if readers would see other values.
 - A feature that the table only *could* use does not matter: constraints that are not defined, a mapping that is off.
 - A feature that is unknown to this module is refused by name, because its rules are unknown.
 
@@ -65,7 +66,10 @@ if TYPE_CHECKING:
 
 
 class LogMirror:
-    """Mirrors the table at `url` to its Delta table. `tail` is the end of the table's log. Not thread-safe."""
+    """Mirrors the output table at `url` to a Delta table in the same folder. `tail` is the end of the table's log.
+
+    Not thread-safe.
+    """
 
     def __init__(self, url: str, info: TableInfo, tail: TableTail) -> None:
         self.info = info
@@ -73,22 +77,26 @@ class LogMirror:
         self._tail = tail
         self._delta = DeltaMirror(url, info)
         self._known: tuple[int, Ranges] | None = None
-        """The last mirrored entry, and the entries that the log shows with it. None before anything was mirrored."""
+        """The number of the last mirrored log entry, and the entries that the table shows with it.
+
+        None before the first mirroring.
+        """
 
     def create(self, history_ms: int | None = None) -> None:
-        """Creates the Delta table. See `DeltaMirror.create`."""
+        """Creates the Delta table if there is none, or adds new columns. See `DeltaMirror.create`."""
         self._delta.create(history_ms)
 
     def retention_ms(self) -> int:
-        """Returns the retention of the Delta table. See `DeltaMirror.retention_ms`."""
+        """Returns how long the Delta table keeps files that it no longer shows, in ms. 0 without a Delta table."""
         return self._delta.retention_ms()
 
     def check(self, if_exists: IfExists = "append", claim: TableClaim | None = None) -> None:
-        """Raises the errors that `create` would raise, and TableError if other rows of the Delta table are in the way.
+        """Raises the errors that `create` would raise, and TableError if `if_exists` does not allow the Delta table's
+        rows.
 
         - `if_exists`: "append", which restored jobs use too, allows files of other writers.
-        - `claim`: the claim that the job is about to make. Raises TableError if it would have to hide files of the
-          Delta table that cannot be hidden.
+        - `claim`: the claim on the table that the job is about to make. Raises TableError if it would have to hide
+          files of the Delta table that cannot be hidden.
         """
         self._delta.check()
         if claim is not None:
@@ -107,7 +115,10 @@ class LogMirror:
             )
 
     def follow(self) -> None:
-        """Brings the Delta table to what the log shows. Raises StorageError if a retry may help, else TableError."""
+        """Updates the Delta table to show the same files as tidegate's log.
+
+        Raises StorageError if a retry may help, else TableError.
+        """
         fold = self._fold
         # Compare entries, not visible files: the log may show an earlier state again, mirrored by others meanwhile.
         if self._known is not None and self._known[0] == fold.seq:
@@ -121,13 +132,13 @@ class LogMirror:
         return self._tail.fold
 
     def needed_files(self, since_ms: int) -> set[str]:
-        """Returns the files that readers of the Delta table need. See `DeltaMirror.needed_files`."""
+        """Returns the paths of files that the Delta table shows now, or showed at `since_ms` (ms since the epoch)."""
         return self._delta.needed_files(since_ms)
 
     def _change(self, since: int | None, shows: Ranges | None = None) -> DeltaChange | None:
-        """Returns the change from entry `since` to what the log shows, or to `shows`, the result of a planned claim.
+        """Returns the change from log entry `since` (None: from an empty table) to the files that the log shows now.
 
-        Returns None if there is no change.
+        `shows` replaces these by the result of a planned claim. Returns None if there is no change.
         """
         fold = self._fold
         if shows is None:
@@ -154,7 +165,7 @@ class LogMirror:
         return TableVersions(self._url, self._tail.entries_after(-1), self._fold).shown_after(since)
 
     def _is_compaction(self, new: list[TableEntry], gone: list[TableEntry]) -> bool:
-        """Returns whether the change is exactly one compaction, so that readers of changes need not see it."""
+        """Returns whether the change is exactly one compaction, which changes no rows."""
         if len(new) != 1 or self._fold.claim is None:
             return False
         rewrite = new[0].rewrite
@@ -181,7 +192,8 @@ _MOMENT_MAX_MS = 4_102_444_800_000
 
 @dataclass(frozen=True, slots=True)
 class DeltaChange:
-    """The change from an earlier state of a Delta table to what entry `number` of the log shows, made at `at_ms`.
+    """A transaction of the Delta table that makes it show log entry `number` of tidegate, committed at `at_ms` (ms
+    since the epoch).
 
     `same_rows`: the added files have the rows of the removed files.
     """
@@ -194,7 +206,7 @@ class DeltaChange:
 
 
 class DeltaMirror:
-    """The Delta table in the folder of the table at `url`. Not thread-safe."""
+    """Reads and writes the Delta table in the folder of the output table at `url`. Not thread-safe."""
 
     def __init__(self, url: str, info: TableInfo) -> None:
         assert info.delta_id is not None
@@ -204,7 +216,7 @@ class DeltaMirror:
         self._table: DeltaTable | None = None
 
     def check(self) -> None:
-        """Checks that the Delta table can be created, or that the existing one has the same columns and partitions.
+        """Checks that the Delta table can be created, or that an existing one has the same columns and partitions.
 
         Raises TableError if they differ, ConfigurationError if the package `deltalake` or access to the storage is
         missing.
@@ -216,11 +228,10 @@ class DeltaMirror:
                 self._check(self._loaded(), self._info.added)
 
     def create(self, history_ms: int | None = None) -> None:
-        """Creates the Delta table if there is none, else adds columns that the table has gained since.
+        """Creates the Delta table if there is none, else adds columns that the output table has gained.
 
-        Raises as `check` does.
-
-        A new Delta table keeps its log, and files that it no longer shows, for `history_ms`. None: for Delta's default.
+        Raises as `check` does. A new Delta table keeps its log, and files that it no longer shows, for `history_ms`
+        (None: for Delta's default).
         """
         self.check()
         with self._translated_errors("create"):
@@ -244,12 +255,13 @@ class DeltaMirror:
                 self._check(self._loaded())
 
     def foreign_files(self, own: Collection[str]) -> int:
-        """Returns the number of files of the Delta table that are not in `own`. 0 without a Delta table."""
+        """Returns the number of files of the Delta table whose paths are not in `own`. 0 without a Delta table."""
         with self._translated_errors("read"):
             return sum(1 for path in self._active(self._loaded()) if path not in own) if self._is_there() else 0
 
     def show(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
-        """Commits the change that `change_since(N)` returns, if any. N is the entry that the Delta table shows.
+        """Commits the change that `change_since(N)` returns, if any. N is the log entry that the Delta table shows now
+        (None: no entry).
 
         Raises StorageError if a retry may help, else TableError.
         """
@@ -277,7 +289,9 @@ class DeltaMirror:
         )
 
     def check_hides(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
-        """Raises TableError if the change from what the Delta table shows would hide files that cannot be hidden."""
+        """Raises TableError if the change that `change_since` returns would hide files of the Delta table that
+        cannot be hidden.
+        """
         with self._translated_errors("read"):
             if not self._is_there():
                 return
@@ -301,7 +315,9 @@ class DeltaMirror:
         return found
 
     def needed_files(self, since_ms: int) -> set[str]:
-        """Returns the paths of the files that readers of the Delta table need: its files now, and at a time."""
+        """Returns the paths of the files that the Delta table shows now, or showed at `since_ms` (ms since the
+        epoch).
+        """
         from deltalake.exceptions import DeltaError
 
         with self._translated_errors("read"):
@@ -316,9 +332,9 @@ class DeltaMirror:
             return found | self._active(then)
 
     def _refused(self, table: DeltaTable, change: DeltaChange) -> str | None:
-        """Commits the change in one transaction.
+        """Commits the change in one Delta transaction.
 
-        Returns None, or the reason why Delta refused it, for instance a concurrent transaction.
+        Returns None on success, or the reason why Delta refused it, for instance a concurrent transaction.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
@@ -387,7 +403,10 @@ class DeltaMirror:
             )
 
     def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
-        """Returns whether the change has an effect. Raises TableError if it cannot be made."""
+        """Returns whether the change has an effect on the Delta table.
+
+        Raises TableError if the change cannot be made.
+        """
         if not change.removed:
             return True
         there = self._active(table) - self._with_vectors(table)
@@ -418,8 +437,8 @@ class DeltaMirror:
 
     @staticmethod
     def _with_vectors(table: DeltaTable) -> set[str]:
-        """Returns the paths of files with deletion vectors: other writers have deleted rows of them without rewriting
-        them.
+        """Returns the paths of files with deletion vectors, by which other writers have deleted rows without
+        rewriting the files.
         """
         import pyarrow as pa
 
@@ -463,7 +482,10 @@ class DeltaMirror:
 
 @contextmanager
 def translated_errors(what: str, url: str) -> Iterator[None]:
-    """Raises errors of Delta at the table at `url` as TableError, or as StorageError if a retry may help."""
+    """Returns a context that converts errors of Delta to TableError, or to StorageError if a retry may help.
+
+    `what` names the operation on the Delta table at `url`.
+    """
     deltalake = imported()
     try:
         yield
@@ -478,13 +500,13 @@ def translated_errors(what: str, url: str) -> Iterator[None]:
 
 
 def retention_properties(history_ms: int) -> dict[str, str]:
-    """Returns the properties of a Delta table that keeps its versions, and their files, for `history_ms`."""
+    """Returns Delta table properties that keep old versions and their files for `history_ms`."""
     kept = f"interval {max(1, -(-history_ms // 1_000))} seconds"
     return {_FILE_RETENTION: kept, _LOG_RETENTION: kept}
 
 
 def interval_ms(text: str) -> int | None:
-    """Returns the milliseconds of an interval in Delta's form (`interval 1 week 2 days`), or None for other text."""
+    """Parses an interval of Delta (`interval 1 week 2 days`) to ms. Returns None for other text."""
     words = text.lower().removeprefix("interval").split()
     numbers, units = words[::2], [word.removesuffix("s") for word in words[1::2]]
     if not words or len(words) % 2 or not all(n.isdecimal() for n in numbers) or set(units) - _UNITS_MS.keys():
@@ -493,7 +515,9 @@ def interval_ms(text: str) -> int | None:
 
 
 def storage_options(url: str) -> dict[str, str]:
-    """Returns options for Delta's access to the storage, besides the AWS_ variables, which Delta reads itself."""
+    """Returns the options that give Delta access to the storage, in addition to the AWS_ variables, which Delta
+    reads itself.
+    """
     if not url.startswith("s3://"):
         return {}
     from tidegate.storage.files.s3_files import ENDPOINT_VARIABLES
@@ -508,15 +532,19 @@ def storage_options(url: str) -> dict[str, str]:
 
 
 def imported() -> Any:
-    """Returns the package `deltalake`. Raises ConfigurationError with the way to install it if it is missing."""
+    """Imports and returns the package `deltalake`.
+
+    Raises ConfigurationError with the way to install it if it is missing.
+    """
     return load("a Delta Lake table", "delta", "deltalake")
 
 
 def check_place(url: str) -> None:
-    """Raises ConfigurationError for a place where a Delta table cannot be, or for which `deltalake` would use another
+    """Raises ConfigurationError for a URL at which a Delta table cannot be, or for which `deltalake` would use another
     folder.
 
-    It decodes percent escapes in paths and reads a backslash as a slash, so `a%20b` would lead to the folder `a b`.
+    `deltalake` decodes percent escapes in paths and reads a backslash as a slash, so `a%20b` would become the folder `a
+    b`.
     """
     if url.startswith("memory://"):
         raise ConfigurationError(f"a Delta table cannot be in memory ({url}): give a folder or a bucket")
@@ -534,7 +562,7 @@ their own.
 
 
 def is_final(error: Exception) -> bool:
-    """Returns whether an error of Delta comes from the table itself, so that no retry helps."""
+    """Returns whether an error of Delta has its cause in the table itself, so that no retry helps."""
     from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError
 
     if isinstance(error, DeltaProtocolError | SchemaMismatchError):
@@ -551,7 +579,7 @@ _FORBIDDEN_IN_NAMES = " ,;{}()\n\t="
 
 
 def check_delta_schema(schema: pa.Schema) -> None:
-    """Raises TableError, naming the column and what to do, if Delta cannot store a column."""
+    """Raises TableError, naming the column and what to do, if Delta cannot store a column of the schema."""
     seen: dict[str, str] = {}
     for field in schema:
         if bad := sorted(set(field.name) & set(_FORBIDDEN_IN_NAMES)):
@@ -580,7 +608,7 @@ def _leaves(data_type: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _hint(found: pa.DataType) -> str | None:
-    """Returns what to do about a type, or None if Delta can store it."""
+    """Returns advice for a type that Delta cannot store, or None for a type that it can store."""
     types = pa.types
     if types.is_timestamp(found):
         if found.unit != "us":
@@ -605,7 +633,7 @@ def _hint(found: pa.DataType) -> str | None:
 
 
 def unwritable(table: DeltaTable) -> str | None:
-    """Returns why tidegate cannot write to a version of a Delta table and what to do about it, or None if it can."""
+    """Returns why tidegate cannot write to a Delta table and what to do about it, or None if it can write."""
     protocol = table.protocol()
     return refusal(
         protocol.min_reader_version,
@@ -632,7 +660,7 @@ _PLAIN_FILES_SUFFICE = frozenset(
         "v2Checkpoint",
     }
 )
-"""Writer features that do not affect an append unless a column or a property uses them, which `_used` checks."""
+"""Delta writer features that do not affect an append unless a column or a property uses them, which `_used` checks."""
 
 _NEEDED = {
     "allowColumnDefaults": "column defaults",
@@ -665,7 +693,7 @@ def refusal(
     properties: Mapping[str, str],
     schema: Mapping[str, Any],
 ) -> str | None:
-    """Returns why tidegate cannot write to a Delta table and what to do about it, or None if it can.
+    """Returns why tidegate cannot write to a Delta table with this protocol, and what to do, or None if it can write.
 
     `properties` are the properties of the table (`delta.…`). `schema` is its schema as in the log, parsed from JSON.
     """
@@ -689,7 +717,7 @@ def refusal(
 
 
 def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | None:
-    """Returns, as text, a property or column of the table with requirements that tidegate does not meet, or None."""
+    """Returns text about a property or column of the table whose requirements tidegate does not meet, or None."""
     mapping = properties.get("delta.columnMapping.mode", "none")
     if mapping.lower() != "none":
         return (
@@ -727,7 +755,9 @@ def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | Non
 
 
 def _columns(data_type: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each column, and each field of a struct in it, by its path, with its metadata from the log."""
+    """Yields the path and the metadata of each column, and of each field of a struct in it, from a schema in Delta's
+    log.
+    """
     if not isinstance(data_type, Mapping):
         return
     for field in data_type.get("fields", ()):

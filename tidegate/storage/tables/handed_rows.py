@@ -1,6 +1,7 @@
-"""`HandedRows`: which commits of a table were passed to a consumer outside the table, and which one is next.
+"""`HandedRows`: records which commits of a table were handed on (passed to a consumer outside the table), and which
+commit is next.
 
-    _tidegate/handed/<n>    the entries of the log that had been handed on after the n-th mark
+    _tidegate/handed/<n>    the n-th mark: the log entries that were handed on so far
     _tidegate/hold-<job>    exists while the job must not read more input, because too many commits wait
 
 Rules:
@@ -54,7 +55,7 @@ all its entries.
 @wire
 @dataclass(frozen=True, slots=True)
 class HandedMark:
-    """A stored mark: the entries that were handed on so far. `nonce` identifies the writer."""
+    """The content of a mark: the log entries that were handed on so far. `nonce` identifies the writer."""
 
     entries: Ranges
     nonce: str = ""
@@ -62,14 +63,14 @@ class HandedMark:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCommit:
-    """The rows of one commit that wait to be handed on, and the number of its entry."""
+    """The files of one commit that was not handed on yet, and the number of its log entry."""
 
     number: int
     files: tuple[DataFile, ...]
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows in its files."""
+        """Returns the number of rows in the commit's files."""
         return sum(file.rows for file in self.files)
 
 
@@ -79,11 +80,9 @@ def hold_path(job_id: JobId) -> str:
 
 
 def newest_mark(store: Store) -> tuple[int, HandedMark]:
-    """Returns number and content of the newest mark of the table at the store's root.
+    """Returns the number and the content of the newest mark of the table at the store's root.
 
-    Without marks, 0 and an empty mark.
-
-    Raises CorruptionError, CodecError, StorageError.
+    Without marks it returns 0 and an empty mark. Raises CorruptionError, CodecError, StorageError.
     """
     for _ in range(_READS_MAX):
         numbers = [int(name) for name in store.list(HANDED_FOLDER) if name.isascii() and name.isdigit()]
@@ -101,12 +100,12 @@ def newest_mark(store: Store) -> tuple[int, HandedMark]:
 
 
 def encoded_mark(mark: HandedMark) -> bytes:
-    """Returns the bytes of a mark's file."""
+    """Returns the content of the file of a mark."""
     return seal(_MAGIC, _VERSION, encode(mark))
 
 
 def mark_path(number: int) -> str:
-    """Returns the path of a mark."""
+    """Returns the path of the file of the mark with this number."""
     return f"{HANDED_FOLDER}/{number:0{_DIGITS}d}"
 
 
@@ -120,7 +119,7 @@ def _decoded(data: bytes, where: str) -> HandedMark:
 
 
 class HandedRows:
-    """The commits of the append table at the store's root, as the driver of one job hands them on. Thread-safe."""
+    """Hands on the commits of the append table at the store's root, for the driver of one job. Thread-safe."""
 
     def __init__(self, store: Store, job_id: JobId, *, remembered_max: int = ENTRIES_REMEMBERED_MAX) -> None:
         self.store = store
@@ -146,19 +145,19 @@ class HandedRows:
 
     @property
     def info(self) -> TableInfo:
-        """Returns the columns and settings of the table. Read the log first."""
+        """Returns the columns and settings of the table. Call `refresh` first."""
         assert self._info is not None, "the job creates its table before its rows are handed on"
         return self._info
 
     @property
     def owned(self) -> bool:
-        """Returns True if the job owns the table, according to the entries that were read."""
+        """Returns True if the job owns the table, according to the log entries that were read."""
         return self._claim is not None and self._claim.job_id == self._job_id
 
     def refresh(self) -> bool:
-        """Reads new entries and returns whether there were any.
+        """Reads new log entries and returns whether there were any.
 
-        The first call also deletes files that were left behind.
+        The first call also deletes files of commits that were handed on earlier.
         """
         with self._lock:
             if self._read_to - self._log_from >= self._remembered_max:
@@ -174,7 +173,7 @@ class HandedRows:
     def _whole_log(self) -> TableLog:
         """Returns a log that starts from its newest snapshot.
 
-        It raises TableError later if it lacks entries that were read or handed on before.
+        Reading it raises TableError if the log lacks entries that were read or handed on before.
         """
         newest = max((last for _, last in self._handed), default=-1)
         table_log = TableLog(self.store)
@@ -182,15 +181,15 @@ class HandedRows:
         return table_log
 
     def waiting(self) -> tuple[WaitingCommit, ...]:
-        """Returns the commits that are to be handed on, the next one first."""
+        """Returns the commits that were not handed on yet, the next one first."""
         with self._lock:
             return tuple(WaitingCommit(n, files) for n, files in sorted(self._pending.items()) if self._counts(n))
 
     def done(self, commit: WaitingCommit) -> None:
-        """Marks a commit as handed on, durably, and deletes its rows.
+        """Marks a commit as handed on, durably, and deletes its data files.
 
         Raises FencedError if another driver hands on the rows of this table, StorageError if it is unknown whether the
-        mark exists.
+        mark was written.
         """
         with self._lock:
             self._handed = self._with(commit.number)
@@ -201,7 +200,7 @@ class HandedRows:
             self._delete(file.path for file in commit.files)
 
     def hold(self, held: bool) -> None:
-        """Pauses the sources of the job, or lets them continue. Has no effect if the state is already as requested."""
+        """Pauses the sources of the job (`held`), or resumes them. Has no effect if they are already in that state."""
         with self._hold_lock:
             if held and not self._held:
                 self.store.write(hold_path(self._job_id), (b"",))
@@ -232,7 +231,9 @@ class HandedRows:
             self._pending[entry.seq] = files
 
     def _counts(self, number: int) -> bool:
-        """Returns whether an entry is part of the table: the newest claim builds on it, or is older than it."""
+        """Returns whether the log entry is part of the table: it is newer than the newest claim, or the claim builds
+        on it.
+        """
         claim = self._claim
         return claim is not None and claim.claim is not None and (number > claim.seq or covers(claim.claim.own, number))
 
@@ -258,7 +259,10 @@ class HandedRows:
             self._delete([mark_path(self._marks - 2)])
 
     def _delete_left(self, handed: set[str]) -> None:
-        """Deletes the files of handed commits that a driver has left behind because it died or had no storage."""
+        """Deletes the data files of commits that were handed on, if an earlier driver died before it could delete them.
+
+        `handed` has the paths of these files.
+        """
         for job in self.store.list(_DATA_FOLDER):
             for attempt in self.store.list(f"{_DATA_FOLDER}/{job}"):
                 folder = f"{_DATA_FOLDER}/{job}/{attempt}"

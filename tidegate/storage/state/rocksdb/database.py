@@ -25,7 +25,7 @@ _TUNING = DatabaseTuning()
 
 @contextmanager
 def reported(what: str, folder: str) -> Iterator[None]:
-    """Returns a context that converts errors of RocksDB to StorageError, and damaged files to CorruptionError.
+    """Returns a context that converts errors of RocksDB to StorageError, or to CorruptionError for damaged files.
 
     `what` names the operation, for the error text.
     """
@@ -42,7 +42,7 @@ def reported(what: str, folder: str) -> Iterator[None]:
 
 
 def open_database(folder: str, memory_bytes: int, tuning: DatabaseTuning = _TUNING) -> rocksdict.Rdict:
-    """Opens the database in a folder, or creates it. It uses about `memory_bytes` of memory at most.
+    """Opens the database in a folder, or creates the database. RocksDB uses at most about `memory_bytes` of memory.
 
     Raises StorageError for a folder that cannot be used, CorruptionError for files that are damaged.
     """
@@ -55,7 +55,7 @@ def open_database(folder: str, memory_bytes: int, tuning: DatabaseTuning = _TUNI
 
 
 def unflushed_bytes_max(memory_bytes: int, tuning: DatabaseTuning = _TUNING) -> int:
-    """Returns how many bytes the active write buffer may hold without a flush that RocksDB starts by itself.
+    """Returns how many bytes can be written to the active write buffer before RocksDB starts a flush by itself.
 
     RocksDB flushes a buffer when it is full, or when all buffers together are full and this one has a quarter of the
     memory.
@@ -65,7 +65,7 @@ def unflushed_bytes_max(memory_bytes: int, tuning: DatabaseTuning = _TUNING) -> 
 
 
 def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
-    """Opens a stored database for reading only. A missing file is noticed when it is read.
+    """Opens a stored database read-only. A missing file raises an error only when it is read.
 
     Raises StorageError, CorruptionError.
     """
@@ -76,7 +76,7 @@ def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
 
 
 def fetch(database: rocksdict.Rdict, keys: Sequence[bytes], folder: str) -> list[bytes | None]:
-    """Returns the values of some keys, None for each key that does not exist. Raises StorageError, CorruptionError."""
+    """Returns the values of keys, with None for each key that does not exist. Raises StorageError, CorruptionError."""
     with reported("read RocksDB", folder):
         found: list[bytes | None] | None = database.get(list(keys))
     assert found is not None
@@ -84,21 +84,23 @@ def fetch(database: rocksdict.Rdict, keys: Sequence[bytes], folder: str) -> list
 
 
 def unlogged_writes() -> rocksdict.WriteOptions:
-    """Returns the options for all writes: no write-ahead log."""
+    """Returns the RocksDB options of all writes, which disable the write-ahead log."""
     options = rocksdict.WriteOptions()
     options.disable_wal = True  # type: ignore[method-assign,assignment]  # a property, which the stub declares as a method
     return options
 
 
 def moved_files() -> rocksdict.IngestExternalFileOptions:
-    """Returns the options for ingesting files: they are moved into the database, not copied."""
+    """Returns the RocksDB options for ingesting files, which move the files into the database instead of copying
+    them.
+    """
     options = rocksdict.IngestExternalFileOptions()
     options.set_move_files(True)
     return options
 
 
 def write_buffer_bytes(memory_bytes: int, tuning: DatabaseTuning) -> int:
-    """Returns how many bytes a write buffer collects in memory before RocksDB writes them to a file."""
+    """Returns the size in bytes of a write buffer, which RocksDB writes to a file when it is full."""
     memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
     return tuning.write_buffer_bytes or max(MEMORY_BYTES_MIN // 2, memory_bytes // 6)
 

@@ -1,13 +1,14 @@
-"""Keys in RocksDB: decodes the bytes of rows back into key columns, and encodes and decodes timers.
+"""Keys in RocksDB: decodes the bytes of keys into key columns, and encodes and decodes the keys of timers.
 
-A row is its columns in order: a byte 0 for null, or a byte 1 and then 8 bytes (the canonical word of a type of fixed
-width, little-endian), or 8 bytes of length and the bytes themselves. A row is never a prefix of another row, and rows
-are equal exactly when the keys are. `tidegate/state/kernels/row_encoding.py` writes them; this module reads them.
+An encoded row is its columns in order: a byte 0 for null, or a byte 1 and then 8 bytes (the canonical word of a type of
+fixed width, little-endian), or 8 bytes of length and the bytes themselves. A row is never a prefix of another row, and
+rows are equal exactly when the keys are. `tidegate/state/kernels/row_encoding.py` writes them; this module reads them.
 Canonical words: integers, booleans, dates and times as int64, floats as the bits of float64.
 
 Timers (`TimerKeys`) are keys without values, whose bytes ascend in the order in which timers fire. After the head of
-every key come the clock (a byte), the moment (8 bytes, the sign flipped) and the key columns. The first byte of each
-column is 0 for a value, 1 for NaN, 2 for null, so that they sort in this order. A value is either
+every key (key group and state number) come the clock (one byte), the timer's time (8 bytes, with the sign bit flipped)
+and the key columns. The first byte of each column is 0 for a value, 1 for NaN, 2 for null, so that they sort in this
+order. A value is either
 
 - a word of 8 bytes that sorts as the values do. Integers, dates and times have the sign flipped. A float64 has all bits
   flipped if it is negative, else the sign. A decimal is 33 bytes: the unscaled value with the sign flipped.
@@ -37,9 +38,9 @@ COLUMN_BYTES_MAX = (1 << 31) - 1
 """Largest size in bytes of a column of type `string` or `binary`, because its offsets are int32."""
 
 RowLength = Callable[[bytes, int], int]
-"""A function that returns the position at which a row ends, given the bytes and the position at which it begins."""
+"""A function that returns the position at which an encoded row ends, given the bytes and the position of its start."""
 MOMENT = struct.Struct(">BQ")
-"""Binary format of the clock and the time of a timer."""
+"""Binary format of the clock and the time of a timer, which follow the head of its key."""
 _WORD = struct.Struct(">Q")
 _DOUBLE = struct.Struct(">d")
 _SIGN, _WORD_MAX = 1 << 63, (1 << 64) - 1
@@ -49,13 +50,13 @@ _EXACT = Context(prec=100)
 _VALUE, _NAN, _NULL = b"\x00", b"\x01", b"\x02"
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Any, int]]
-"""A function that returns the value at a position, and the position after it."""
+"""A function that returns the decoded value at a position of the bytes, and the position after it."""
 
 
 def decode_rows(rows: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the key columns of rows that consist of key columns only.
+    """Decodes rows that consist of key columns only, into a batch with these columns.
 
-    Raises CorruptionError for bytes that are not such rows, ConfigurationError if a column would get too many bytes.
+    Raises CorruptionError for malformed bytes, ConfigurationError if a column would exceed 2 GiB.
     """
     sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     ends = np.cumsum(sizes)
@@ -86,7 +87,9 @@ def decode_rows(rows: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def row_end(schema: pa.Schema) -> RowLength:
-    """Returns a function that finds the end of a row in bytes that may continue after it."""
+    """Returns a function that finds the end of an encoded row of these key columns, within bytes that may continue
+    after it.
+    """
     words = [has_words(field.type) for field in schema]
 
     def end(data: bytes, position: int) -> int:
@@ -104,7 +107,7 @@ def row_end(schema: pa.Schema) -> RowLength:
 
 
 def has_words(data_type: pa.DataType) -> bool:
-    """Returns whether values of a key column's type are encoded as 8-byte words, and not as strings of bytes."""
+    """Returns whether key columns of a type are encoded as 8-byte words, and not as strings of bytes."""
     kinds = pa.types
     temporal = kinds.is_temporal(data_type) and not kinds.is_interval(data_type)
     number = kinds.is_integer(data_type) or kinds.is_floating(data_type)
@@ -164,9 +167,10 @@ def _strings(
 
 
 def _content(data: NDArray[np.uint8], starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Returns the bytes from each start on, concatenated. String i has the bytes between offsets i and i + 1.
+    """Concatenates strings from `data`: string i begins at `starts[i]` and has the length `offsets[i + 1] -
+    offsets[i]`.
 
-    A few rows are copied at a time, because the positions of bytes need many times the memory of the bytes.
+    About a megabyte is copied at a time, because the positions of bytes need many times the memory of the bytes.
     """
     content = np.empty(int(offsets[-1]), dtype=np.uint8)
     lengths = np.diff(offsets)
@@ -194,24 +198,28 @@ def _damaged(schema: pa.Schema) -> CorruptionError:
 
 
 def moment_bytes(domain: int, moment: int) -> bytes:
-    """Returns the bytes that follow the head in the key of a timer of this clock and moment."""
+    """Returns the bytes that follow the head in the key of a timer: its clock (`domain`) and its time in ms
+    (`moment`).
+    """
     return MOMENT.pack(domain, moment + _SIGN)
 
 
 def end_of_moment(domain: int, moment: int) -> bytes:
-    """Returns the smallest bytes that are greater than every key of this clock up to and including this moment."""
+    """Returns the smallest bytes that are greater than every timer key of a clock up to and including the time
+    `moment` (ms).
+    """
     last = moment + _SIGN == _WORD_MAX
     return bytes((domain + 1,)) if last else moment_bytes(domain, moment + 1)
 
 
 def moment_of(data: bytes, position: int) -> tuple[int, int]:
-    """Returns clock and moment of the key of a timer. `position` is the end of the head."""
+    """Returns the clock and the time (ms) in the key of a timer. `position` is the end of the key's head."""
     domain, moment = MOMENT.unpack_from(data, position)
     return domain, moment - _SIGN
 
 
 class TimerKeys:
-    """Encodes and decodes the key columns of timers of one schema."""
+    """Encodes and decodes the key columns of timers with one key schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -219,7 +227,7 @@ class TimerKeys:
         self._codecs = [_codec(plain) for plain in self._plain]
 
     def encode(self, keys: pa.RecordBatch) -> list[bytes]:
-        """Returns the encoded key of each row of stored key columns."""
+        """Returns the encoded key columns of each row."""
         encoded = [
             [encode(value) for value in (column if plain == column.type else column.view(plain)).to_pylist()]
             for column, plain, (encode, _) in zip(keys.columns, self._plain, self._codecs, strict=True)
@@ -227,7 +235,10 @@ class TimerKeys:
         return list(map(b"".join, zip(*encoded, strict=True)))
 
     def decode(self, rows: Iterable[bytes], position: int) -> pa.RecordBatch:
-        """Returns the stored key columns of rows that begin at `position`. Raises CorruptionError if malformed."""
+        """Decodes the key columns of timers, which begin at `position` of each encoded row.
+
+        Raises CorruptionError if malformed.
+        """
         values: list[list[Any]] = [[] for _ in self._codecs]
         for row in rows:
             at = position
@@ -250,7 +261,10 @@ class TimerKeys:
 
 
 def timer_rows(rows: Sequence[bytes], keys: pa.Schema) -> pa.RecordBatch:
-    """Returns the table of timers with these keys, given without their heads. Raises CorruptionError if malformed."""
+    """Decodes timers into a batch: key columns, clock and time. `rows` are RocksDB keys without their heads.
+
+    Raises CorruptionError for malformed bytes.
+    """
     columns = TimerKeys(keys).decode(rows, MOMENT.size)
     moments = [moment_of(row, 0) for row in rows]
     if any(domain >= len(DOMAINS) for domain, _ in moments):
@@ -264,7 +278,9 @@ def timer_rows(rows: Sequence[bytes], keys: pa.Schema) -> pa.RecordBatch:
 
 
 def _plain_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type with exact Python values. For dates and times that is the integer type that stores them."""
+    """Returns the type whose Python values are exact: the stored integer type for dates and times, else the same
+    type.
+    """
     if pa.types.is_temporal(data_type):
         return pa.int32() if data_type.bit_width == 32 else pa.int64()
     return data_type

@@ -1,4 +1,5 @@
-"""Scans RocksDB for the rows of states, in the form that every backend reads, a bounded number at a time.
+"""Reads the rows of states from RocksDB as batches that every state backend can load, a bounded number of rows at a
+time.
 
 Keys are sorted by key group and state, so a state is read with one seek per key group, and single rows with one seek
 each. The rows of a chunk have the order of the database: sorted by key group. `stored_tables` reads the files of a
@@ -42,7 +43,7 @@ _MEMORY_BYTES = 16 * 1024 * 1024
 def scan_state(
     cursor: rocksdict.RdictIter, description: RocksDescription, state: RocksState, key_groups: range, folder: str
 ) -> Iterator[StateChunk]:
-    """Yields the rows of one state in some key groups. `folder` is for error texts.
+    """Yields the rows of one state in the given key groups. `folder` is for error texts.
 
     Raises CorruptionError, StorageError.
     """
@@ -74,9 +75,9 @@ def scan_keys(
     folder: str,
     missing: bool = False,
 ) -> Iterator[StateChunk]:
-    """Yields the rows of some keys of one state, and skips keys that have no row. Raises as `scan_state` does.
+    """Yields the rows of the given keys of one state, and skips keys that have no row. Raises as `scan_state` does.
 
-    `keys` are encoded as in the database and sorted, each once. With `missing` it yields the key columns of keys
+    `keys` are encoded as in the database, sorted and unique. With `missing` the function yields the key columns of keys
     without a row instead.
     """
     take = _row_reader(description, state)
@@ -106,7 +107,7 @@ def scan_keys(
 
 
 def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
-    """Moves the cursor to the row of a key, or to its first piece. Returns whether the key has a row."""
+    """Moves the cursor to the row of a key, or to the row's first entry. Returns whether the key has a row."""
     with reported("read RocksDB", folder):
         cursor.seek(key)
         if cursor.valid():
@@ -117,7 +118,7 @@ def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Rows that have been read: their keys, and the encoded values from which `_columns` makes columns."""
+    """Rows that have been read: their encoded keys, and the encoded values, which `_columns` decodes."""
 
     first_group: int
     keys: list[bytes] = field(default_factory=list)
@@ -137,9 +138,7 @@ class _Chunk:
 
 
 _Take = Callable[[rocksdict.RdictIter, bytes, _Chunk, str], bool]
-"""A function that reads rows into a chunk, up to the row with which it is full. Returns False if the prefix has no more
-rows.
-"""
+"""A function that reads rows into a chunk until the chunk is full. Returns False if the prefix has no more rows."""
 
 
 def _reader(description: RocksDescription, state: RocksState) -> _Take:
@@ -155,7 +154,7 @@ def _row_reader(description: RocksDescription, state: RocksState) -> _Take:
 
 
 def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
-    """Reads one row: the entry at the cursor."""
+    """Reads one row, which is the single entry at the cursor, into a chunk."""
     with reported("read RocksDB", folder):
         key, value = cursor.key(), cursor.value()
     chunk.keys.append(key[len(prefix) :])
@@ -165,7 +164,10 @@ def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder:
 
 
 def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
-    """Reads several entries, each of which is a row."""
+    """Reads entries, each of which is one row, until the chunk is full.
+
+    Returns False if the prefix has no more entries.
+    """
     head = len(prefix)
     keys, values = chunk.keys, chunk.values
     with reported("read RocksDB", folder):
@@ -185,8 +187,9 @@ def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder
 
 
 class _Pieces:
-    """Reads rows that consist of several entries, such as lists. The key of each entry begins with the key of
-    the row.
+    """Reads rows that consist of several entries: lists and maps.
+
+    The key of each entry begins with the key of the row.
     """
 
     def __init__(self, state: RocksState, end: RowLength) -> None:
@@ -200,7 +203,7 @@ class _Pieces:
             self._list = list_codec(data_type.value_type)
 
     def take(self, cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
-        """Reads one row."""
+        """Reads one row with all its entries into a chunk. Returns False if the prefix has no more rows."""
         with reported("read RocksDB", folder):
             if not cursor.valid():
                 cursor.status()
@@ -232,8 +235,9 @@ class _Pieces:
 def _chunk_of(
     description: RocksDescription, state: RocksState, chunk: _Chunk, group: int | None, keys_alone: bool = False
 ) -> StateChunk:
-    """Returns the rows that were read as a chunk. `group` is the key group that continues in the next chunk, or None at
-    the end.
+    """Decodes the rows that were read into a `StateChunk`.
+
+    `group` is the key group that continues in the next chunk, or None at the end. `keys_alone` omits the value columns.
     """
     ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
     if state.form is RocksForm.TIMERS:
@@ -259,7 +263,7 @@ def _columns(state: RocksState, values: list[Any]) -> list[pa.Array]:
 
 
 def clipped(native: NativeState, key_groups: range | None) -> range:
-    """Returns the requested key groups that the files contain. None as the request means all.
+    """Returns the key groups that were requested and that the stored files contain. `key_groups` None requests all.
 
     Raises CodecError, CorruptionError, or ConfigurationError for groups beyond the max parallelism of the job.
     """
@@ -277,7 +281,10 @@ def clipped(native: NativeState, key_groups: range | None) -> range:
 
 
 def empty_tables(native: NativeState) -> list[StateTable]:
-    """Returns a table without rows for each state. Raises CodecError, CorruptionError."""
+    """Returns an empty table with the right columns for each state in RocksDB files.
+
+    Raises CodecError, CorruptionError.
+    """
     description = describe(native)
     schemas = (
         (state.name, pa.schema([*description.stored_keys(state), *state.values])) for state in description.states
@@ -286,7 +293,7 @@ def empty_tables(native: NativeState) -> list[StateTable]:
 
 
 def stored_tables(native: NativeState, key_groups: range, folder: str, only: str | None = None) -> Iterator[StateTable]:
-    """Yields the rows of some key groups, state by state, from a folder with the files that these key groups need.
+    """Yields the rows of the given key groups, state by state, from a folder with the downloaded RocksDB files.
 
     `only` selects the state of that name.
     """

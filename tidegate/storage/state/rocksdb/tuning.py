@@ -1,4 +1,4 @@
-"""`DatabaseTuning`: the settings of RocksDB that users may choose. Importing it does not load RocksDB."""
+"""`DatabaseTuning`: the settings of RocksDB that users may choose. Importing this module does not load RocksDB."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class DatabaseTuning:
     threads: int = THREADS
     """Number of flushes and compactions that may run at the same time."""
     write_buffer_bytes: int | None = None
-    """Number of bytes that a write buffer collects before they become a file. None for a sixth of the database's
-    memory.
+    """Size in bytes of a write buffer, which is written to a file when it is full.
+
+    None for a sixth of the database's memory.
     """
     block_bytes: int = BLOCK_BYTES
     """Approximate size of a block in bytes. A block is read, compressed and cached as a whole."""
     open_files_max: int = OPEN_FILES_MAX
-    """Limit of files that RocksDB keeps open."""
+    """Maximum number of files that RocksDB keeps open."""
 
     def __post_init__(self) -> None:
         check_whole(self, "threads", "block_bytes", "open_files_max", least=1, most=_INT32_MAX)

@@ -1,12 +1,13 @@
-"""`RocksDescription`: all that a reader of RocksDB files needs: key columns, states, and the layout of their values.
+"""`RocksDescription` describes the RocksDB files of an operator to a reader: key columns, states, and the encoding of
+values.
 
 Every key begins with a head of four bytes: key group and number of the state, both big-endian. After the head come the
-key columns (`keys.py`). The key of a map entry ends with its map key, and the key of a piece of a list with the
-position of the piece (`ValueCodec`).
+key columns (`keys.py`). The key of a map entry ends with its map key, and the key of a part of a list with the position
+of the part (`ValueCodec`).
 
     TABLE   validity bits, then the values of the columns, each in its fixed width; like ROWS if a column has no width
     VALUE   msgpack of the value
-    LIST    msgpack of some values of the list; the list is all pieces in the order of their positions
+    LIST    msgpack of some values of the list; the list is all its parts in the order of their positions
     MAP     msgpack of the value of one entry
     TIMERS  nothing: the key has everything, in another form (`TimerKeys`)
     ROWS    the value columns, encoded as keys are (`unpacked`); the key ends with the number of the row
@@ -45,7 +46,7 @@ from tidegate.storage.state.rocksdb.keys import decode_rows
 from tidegate.storage.state.stored_rows import row_identity
 
 ROCKSDB = "rocksdb"
-"""Value of `NativeState.backend` for RocksDB files."""
+"""Value of `NativeState.backend` for files of RocksDB."""
 
 FORMAT_VERSION = 4
 """The newest format. Version 1 had no timers, 2 no row tables, 3 no tables with columns of varying width.
@@ -60,7 +61,7 @@ HEAD = struct.Struct(">HH")
 """Binary format of the head with which every key begins: key group and state number."""
 _INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 POSITION = struct.Struct(">Q")
-"""Binary format of the position of a list piece, with which its key ends."""
+"""Binary format of the position of a list part, with which the part's key ends."""
 Convert = Callable[[Any], Any]
 _INT64_BIAS = 1 << 63
 _WORD = struct.Struct(">Q")
@@ -79,7 +80,7 @@ _MALFORMED = (
 
 @wire
 class RocksForm(enum.Enum):
-    """How the rows of a state are stored in the database."""
+    """How the rows of a state are stored in the database. The module's docstring describes each form."""
 
     TABLE = "table"
     VALUE = "value"
@@ -92,8 +93,10 @@ class RocksForm(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class RocksState:
-    """Description of one state. `number` is part of its keys. `values` are the value columns: exactly one, except for
-    TABLE and ROWS.
+    """Describes one state.
+
+    `number` is part of its keys in the database. `values` are the value columns: exactly one, except for TABLE and
+    ROWS.
     """
 
     name: str
@@ -103,7 +106,7 @@ class RocksState:
 
 
 def version_for(states: Iterable[RocksState]) -> int:
-    """Returns the oldest format version that supports these states."""
+    """Returns the oldest format version that can store these states."""
     found = list(states)
     if any(state.form is RocksForm.TABLE and is_varying(state.values) for state in found):
         return FORMAT_VERSION
@@ -113,10 +116,10 @@ def version_for(states: Iterable[RocksState]) -> int:
 @wire
 @dataclass(frozen=True, slots=True)
 class RocksDescription:
-    """The states of one operator in one database.
+    """Describes the states of one operator in one RocksDB database.
 
-    `lineage` is shared by all databases that descend from the same one: within it a file name always stands for the
-    same bytes. `next_position` is greater than the position of every piece of a list.
+    `lineage` is an id that is shared by all databases restored from one another: within a lineage, equal file names
+    mean equal bytes. `next_position` is greater than the position of every stored part of a list.
     """
 
     version: int
@@ -131,12 +134,12 @@ class RocksDescription:
         return row_identity(self.keys) if state.form is RocksForm.ROWS else self.keys
 
     def to_bytes(self) -> bytes:
-        """Returns the bytes for `NativeState.description`."""
+        """Returns the description encoded for `NativeState.description`."""
         return encode(self)
 
 
 def describe(native: NativeState) -> RocksDescription:
-    """Returns the description of stored files.
+    """Decodes the description of stored RocksDB files.
 
     Raises CodecError for files of another backend or of a newer tidegate, CorruptionError for damage.
     """
@@ -167,7 +170,7 @@ class TableLayout:
     dtype: np.dtype[Any]
 
     def columns(self, packed: Sequence[bytes]) -> list[pa.Array]:
-        """Returns the columns of some rows. Raises CorruptionError for rows of another size."""
+        """Decodes rows into their value columns. Raises CorruptionError for rows of another size."""
         data = b"".join(packed)
         if len(data) != len(packed) * self.dtype.itemsize:
             raise CorruptionError(
@@ -179,12 +182,12 @@ class TableLayout:
         return [self._column(rows, bits[:, position], position) for position in range(len(self.schema))]
 
     def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """Returns each row of columns of these types as bytes."""
+        """Encodes columns into one bytes object for each row."""
         data, width = self.encoded(columns).tobytes(), self.dtype.itemsize
         return [data[start : start + width] for start in range(0, len(data), width)]
 
     def encoded(self, columns: Sequence[pa.Array]) -> NDArray[np.uint8]:
-        """Returns the bytes of `packed` as one array of shape (rows, bytes)."""
+        """Encodes columns into an array of shape (rows, bytes per row)."""
         rows = np.empty(len(columns[0]), dtype=self.dtype)
         for position, column in enumerate(columns):
             name = f"c{position}"
@@ -209,17 +212,17 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True)
 class VaryingLayout:
-    """Layout of a TABLE row with a column of varying width: all columns are encoded as in keys."""
+    """Layout of a TABLE row with a variable-width column: all columns are encoded as in keys."""
 
     schema: pa.Schema
 
     def columns(self, packed: Sequence[bytes]) -> list[pa.Array]:
-        """Returns the columns of some rows. Raises CorruptionError for malformed bytes."""
+        """Decodes rows into their value columns. Raises CorruptionError for malformed bytes."""
         return unpacked(packed, self.schema)
 
 
 def is_varying(schema: pa.Schema) -> bool:
-    """Returns whether any value column is not of a fixed width of 1 to 8 bytes."""
+    """Returns whether any value column is not a number or a time of a fixed width of 1 to 8 bytes."""
     return not all(_is_fixed(field.type) for field in schema)
 
 
@@ -230,10 +233,7 @@ def _is_fixed(data_type: pa.DataType) -> bool:
 
 
 def table_layout(schema: pa.Schema) -> TableLayout | VaryingLayout:
-    """Returns the layout of value columns.
-
-    Columns of fixed width are stored as bits; their Arrow type gives the meaning.
-    """
+    """Returns the encoding of rows with these value columns: fixed-width if all columns have a fixed width."""
     if is_varying(schema):
         return VaryingLayout(schema)
     columns = [(f"c{i}", f"<i{field.type.bit_width // 8}") for i, field in enumerate(schema)]
@@ -241,13 +241,16 @@ def table_layout(schema: pa.Schema) -> TableLayout | VaryingLayout:
 
 
 def physical(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the same rows in columns of types that keys may have. No bit of a value is lost."""
+    """Returns the batch with each column cast to a type that keys may have. No bit of a value is lost."""
     arrays = [_to_physical(column) for column in rows.columns]
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 
 
 def unpacked(packed: Sequence[bytes], schema: pa.Schema) -> list[pa.Array]:
-    """Returns the columns of rows that were encoded in physical form. Raises CorruptionError for malformed bytes."""
+    """Decodes rows that were encoded from the batch that `physical` returns.
+
+    Raises CorruptionError for malformed bytes.
+    """
     stored = pa.schema([pa.field(field.name, _physical_type(field.type)) for field in schema])
     rows = decode_rows(packed, stored)
     return [_from_physical(column, field.type) for column, field in zip(rows.columns, schema, strict=True)]
@@ -302,7 +305,10 @@ def _from_physical(column: pa.Array, data_type: pa.DataType) -> pa.Array:
 
 
 def _with_integers(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type with dates and times replaced by integers, which `value_codec` encodes in the same way."""
+    """Returns the type with dates and times replaced by integers of the same width.
+
+    `value_codec` encodes both alike.
+    """
     kinds = pa.types
     if kinds.is_temporal(data_type) and not kinds.is_interval(data_type):
         return _INTEGERS[data_type.bit_width]
@@ -330,19 +336,22 @@ def _cast(column: pa.Array, data_type: pa.DataType) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class ValueCodec:
-    """Converts values of one type to bytes and back. `decode` raises CorruptionError for malformed bytes."""
+    """Converts Python values of one Arrow type to bytes and back.
+
+    `decode` raises CorruptionError for malformed bytes.
+    """
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
 
 
 def value_codec(data_type: pa.DataType) -> ValueCodec:
-    """Returns the codec of values of a type. Values are not None."""
+    """Returns the codec for values of an Arrow type. It does not encode None."""
     return _packed(*_conversion(data_type))
 
 
 def list_codec(data_type: pa.DataType) -> ValueCodec:
-    """Returns the codec of a piece of a list, which contains several values of a type."""
+    """Returns the codec for a part of a list, which contains several values of an Arrow type."""
     to, back = _conversion(data_type)
     if to is None or back is None:
         return _packed(None, None)
@@ -350,7 +359,10 @@ def list_codec(data_type: pa.DataType) -> ValueCodec:
 
 
 def map_key_codec(data_type: pa.DataType) -> ValueCodec:
-    """Returns the codec of the keys of a map, which are of a plain type. Their bytes sort as the keys do."""
+    """Returns the codec for map keys of an Arrow type.
+
+    The encoded bytes sort as the keys do for numbers and strings.
+    """
     if pa.types.is_integer(data_type):
         bias = 0 if pa.types.is_unsigned_integer(data_type) else _INT64_BIAS
         return ValueCodec(lambda key: _WORD.pack(key + bias), _checked(lambda data: _WORD.unpack(data)[0] - bias))
@@ -389,7 +401,7 @@ def _checked(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _conversion(data_type: pa.DataType) -> tuple[Convert | None, Convert | None]:
-    """Returns the conversions to and from a value that msgpack supports.
+    """Returns two functions that convert values of an Arrow type to values that msgpack supports, and back.
 
     Both are None if msgpack supports the type itself.
     """
@@ -474,7 +486,7 @@ def _same(value: Any) -> Any:
 
 
 def _arrow(data_type: pa.DataType) -> tuple[Convert, Convert]:
-    """Returns the conversions of one value to and from an Arrow stream with one row."""
+    """Returns two functions that convert one value to an Arrow stream with one row, and back."""
     schema = pa.schema([pa.field("value", data_type)])
 
     def to_stream(value: Any) -> bytes:

@@ -1,1 +1,3 @@
-"""The log of an output table: its entries and their fold, what a job may claim, versions, vacuums and cuts."""
+"""The commit log of an output table: its entries, the table state computed from them, claims of jobs, versions,
+vacuums and cuts.
+"""

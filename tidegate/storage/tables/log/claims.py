@@ -1,8 +1,9 @@
-"""`ClaimHistory`: the lines of jobs in a table's log: what a checkpoint covers, and what a claim builds on.
+"""`ClaimHistory`: computes from a table's log which entries a checkpoint covers, and on which entries a job's claim
+builds.
 
 A job that is restored from a checkpoint of another job continues the *line* of that job. The newest job of a line that
-has committed decides what the line shows: the rows that its checkpoint covered, and its own. Rows of other lines are
-not touched. Only a job that was started with `if_exists="overwrite"` hides them.
+has committed defines the visible rows of the line: the rows that its checkpoint covered, and its own. Rows of other
+lines do not change. Only a job that was started with `if_exists="overwrite"` hides them.
 
 A compaction belongs to a line like a job of it. A job that continues from a checkpoint which covers everything that a
 compaction replaced gets the compacted files. From any other checkpoint it gets the files that were replaced, unless a
@@ -34,7 +35,10 @@ Restored = tuple[JobId, CheckpointId]
 
 
 class ClaimHistory:
-    """The lines of jobs in a table's log, computed from all of its entries and their fold. `url` is for error texts."""
+    """The claims and commits of all jobs in a table's log, from its entries and the table state `fold`.
+
+    `url` is for error texts.
+    """
 
     def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
         self._url = url
@@ -54,7 +58,11 @@ class ClaimHistory:
         self._rewrites = LogRewrites(entries, fold.cut)
 
     def covered(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
-        """Returns the entries with the rows that a checkpoint covers: of its job, and of earlier jobs in its line."""
+        """Returns the log entries whose rows a checkpoint covers: entries of its job, and of the earlier jobs that it
+        continues.
+
+        Raises TableError if the log was cut after the checkpoint.
+        """
         claim = self._period(job_id, checkpoint_id)
         if claim is not None:
             assert claim.claim is not None
@@ -72,7 +80,8 @@ class ClaimHistory:
     def uncommitted(
         self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
     ) -> tuple[CheckpointId, ...]:
-        """Returns the checkpoints in `candidates` that `checkpoint_id` covers and that were not committed, ascending.
+        """Returns the checkpoints in `candidates` that `checkpoint_id` covers and that were not committed to the table,
+        ascending.
 
         `candidates` are completed checkpoints of the job.
         """
@@ -99,7 +108,11 @@ class ClaimHistory:
     def claim(
         self, job_id: JobId, restored_from: Restored | None, if_exists: IfExists, next_checkpoint_id: int | None
     ) -> TableClaim | None:
-        """Returns the claim for a job that starts, or None if the job already owns the table as it should."""
+        """Returns the claim that a starting job must write, or None if the job already owns the table with the right
+        content.
+
+        Raises FencedError if another job has taken the table over.
+        """
         if self._claims(job_id):
             if self._fold.owner != job_id:
                 raise FencedError(owned_by(self._url, self._fold.owner, job_id))
@@ -111,7 +124,7 @@ class ClaimHistory:
         return self._goes_on(first.line, self.covered(*restored_from))
 
     def shown_by_line(self) -> dict[JobId, list[int]]:
-        """Returns the visible entries, by the line whose jobs made them."""
+        """Returns the numbers of the visible entries, grouped by the line of jobs that wrote them."""
         line_of = {e.job_id: e.claim.line for e in self._entries if e.claim is not None}
         found: dict[JobId, list[int]] = {}
         for seq in self._bearing:
@@ -120,7 +133,10 @@ class ClaimHistory:
         return found
 
     def compaction(self, line: JobId) -> TableClaim:
-        """Returns the claim for compacting what a line shows. Raises TableError if a job is about to change that."""
+        """Returns the claim for compacting the visible rows of a line.
+
+        Raises TableError if a pending claim will change these rows.
+        """
         fold = self._fold
         # Equal sets may have different ranges, because entries without files are ignored.
         hides = members_of(fold.shown, self._bearing) != members_of(fold.shown_next, self._bearing)
@@ -179,7 +195,7 @@ class ClaimHistory:
         )  # fmt: skip
 
     def _goes_on(self, line: JobId, own: frozenset[int]) -> TableClaim:
-        """Returns the claim of a job that continues a line from a checkpoint that covers the entries `own`."""
+        """Returns the claim of a job that continues a line from a checkpoint that covers the log entries `own`."""
         claims = [e for e in self._entries if e.claim is not None and e.claim.line == line]
         jobs = {entry.job_id for entry in claims}
         root = claims[0]
@@ -200,9 +216,9 @@ class ClaimHistory:
         )
 
     def restorable(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
-        """Returns the entries with the rows that a checkpoint covers.
+        """Returns the log entries with the rows that a checkpoint covers.
 
-        Empty if a vacuum has deleted some of the rows.
+        Empty if a vacuum has deleted some of the rows, or the log was cut after the checkpoint.
         """
         if not self.reaches(job_id, checkpoint_id):
             return frozenset()
@@ -212,7 +228,7 @@ class ClaimHistory:
         return frozenset(self._rewrites.whole(covered, self._fold.vacuum.gone, line.line) or ())
 
     def reaches(self, job_id: JobId, checkpoint_id: CheckpointId) -> bool:
-        """Returns whether the log goes back as far as a checkpoint of a job that has claimed the table."""
+        """Returns whether the log still has the entries of a checkpoint of a job that has claimed the table."""
         if self._period(job_id, checkpoint_id) is not None:
             return True
         base = self._bases.get(job_id)
@@ -228,9 +244,9 @@ class ClaimHistory:
         )
 
     def _whole(self, members: Collection[int], line: JobId | None) -> frozenset[int]:
-        """Returns entries with the rows of `members`, compacted if possible.
+        """Returns entries that contain the rows of the entries `members`, compacted entries if possible.
 
-        Raises TableError if a vacuum deleted rows.
+        Raises TableError if a vacuum has deleted some of the rows.
         """
         found = self._rewrites.whole(members, self._fold.vacuum.gone, line)
         if found is None:
@@ -248,7 +264,9 @@ class ClaimHistory:
         return [entry for entry in self._commits_of.get(job_id, ()) if entry.seq > after]
 
     def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry | None:
-        """Returns the claim after which a checkpoint of a job was taken, or None if the log was cut after that time."""
+        """Returns the claim that was in force when a checkpoint of a job was taken, or None if the log was cut after
+        that time.
+        """
         claims = self._claims(job_id)
         since = [e for e in claims if e.seq > self._cut_at]
         first = since[0] if since == claims and since else None
@@ -259,7 +277,7 @@ class ClaimHistory:
 
 
 def owned_by(url: str, owner: JobId | None, job_id: JobId | None) -> str:
-    """Returns the error text for a job that may not write to a table."""
+    """Returns the error text for a job that may not write to the table because another job owns it."""
     return f"the table at {url} is owned by {repr(owner) if owner else 'no job'}, not by {job_id!r}"
 
 

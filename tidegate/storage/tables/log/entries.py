@@ -1,21 +1,23 @@
-"""`TableEntry`: an entry of a table's log. `TableFold`: the state of a table, folded from the entries of its log.
+"""`TableEntry`: an entry of a table's commit log. `TableFold`: the state of a table, computed from the entries of its
+log.
 
-Sets of entries are stored as ranges of their numbers. Only entries with files matter to a set, so a range may span
-entries without files, such as claims. The visible rows of a table are then one range, however many jobs have added to
-it. Only hidden entries split a range.
+Sets of entries are stored as ranges of their numbers. Only entries with data files matter to a set, so a range may span
+entries without files, such as claims. The visible entries of a table are then one range, unless hidden entries split
+it.
 
 Rules of the fold:
 
 - A claim changes the owner at once. It changes what the table shows together with the first commit after it, in that
   one entry: what the claim was built on, its files, and the files of the commit. Until then readers see the old rows.
-- Only the owner commits, each checkpoint once, in the order of their numbers. Checkpoints that the owner left behind
-  when it fell back to an older checkpoint are never committed, also if a late request for one arrives.
-- A compaction next to a running job replaces entries that are shown, and nothing else. It is refused while a claim is
-  about to change what is shown. Of the owner's processes only one may compact: the newest that declared it. That
-  process may therefore delete what earlier processes left unfinished.
-- A vacuum changes nothing that is shown. Entries that it removed are never shown again. A cut changes nothing for
+- Only the owner commits, each checkpoint once, in the order of their numbers. When the owner falls back to an older
+  checkpoint, later checkpoints of the time before are never committed, also if a late request for one arrives.
+- A compaction next to a running job replaces only visible entries. It is refused while a claim is about to change what
+  is shown. Of the owner's processes only one may compact: the newest one that wrote a COMPACTING entry. That process
+  may therefore delete unfinished files of earlier ones.
+- A vacuum does not change the visible rows. Entries that it removed are never shown again. A cut changes nothing for
   readers: the entries that it drops are not shown, and cannot be shown again.
-- The fold does not grow with commits. Only hidden commits split a range, and entries that compactions left apart.
+- The fold does not grow with the number of commits. Only hidden commits, and the gaps that compactions leave, split a
+  range.
 """
 
 from __future__ import annotations
@@ -39,30 +41,31 @@ Ranges = tuple[tuple[int, int], ...]
 
 @wire
 class TableEntryKind(enum.Enum):
-    """The kind of an entry of the log."""
+    """Kind of an entry of a table's log."""
 
     CREATED = "created"
     CLAIMED = "claimed"
     COMMITTED = "committed"
     COMPACTING = "compacting"
-    """A process of the owner starts to compact. No other process can compact until the table has another owner."""
+    """A process of the owner starts to compact. Other processes cannot compact until the table has another owner."""
     COMPACTED = "compacted"
     VACUUMED = "vacuumed"
     ALTERED = "altered"
     """The table has gained columns."""
     CUT = "cut"
-    """Older entries that are no longer needed are not part of the log from here on."""
+    """Older entries that are no longer needed are not part of the log from this entry on."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TableClaim:
-    """The state on which the first commit after a claim builds.
+    """A job's claim on a table: it defines the table content on which the job's first commit builds.
 
-    - `line` is the first of the jobs that continue one another. Rows of a line are versions of one output.
-    - `own` is what the line showed at the checkpoint from which the job starts.
-    - `shows` is what the table shows with the first commit, besides the files of that commit: `shows_rows` rows. Files
-      of the claim itself are in both sets.
+    - `line` is the first of a series of jobs, each of which was restored from a checkpoint of an earlier one. It
+      identifies the series, whose jobs write one output.
+    - `own` are the entries of the line that were visible at the checkpoint from which the job starts.
+    - `shows` are the entries that are visible after the first commit, in addition to that commit. They have
+      `shows_rows` rows. Files of the claim's own entry are in both sets.
     """
 
     line: JobId
@@ -70,24 +73,24 @@ class TableClaim:
     shows: Ranges
     shows_rows: int
     home: str | None = None
-    """The checkpoint storage of the job, where its lease shows whether it lives."""
+    """URL of the job's checkpoint storage, whose lease shows whether the job is alive. None if unknown."""
     overwrites: bool = False
-    """True if the line replaces what the table showed before."""
+    """True if the line replaces all rows that were visible before."""
     falls_back_to: CheckpointId | None = None
-    """The older checkpoint of its own from which the owner continues, or None."""
+    """The job's own older checkpoint from which the owner continues, or None if it does not fall back."""
     next_checkpoint_id: int = 0
-    """Number below which checkpoints of the job, after the one to which it falls back, are never committed."""
+    """After a fallback: checkpoints between `falls_back_to` and this number are never committed."""
     replaces: Ranges = ()
-    """For a compaction: the entries that the line showed. The files of its one commit have the same rows."""
+    """For a compaction: the visible entries of the line that its one commit replaces. The commit has the same rows."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TableRewrite:
-    """The entries that a compaction replaces. They had `rows_before` rows.
+    """The entries that a compaction replaces, which had `rows_before` rows.
 
-    `position` is where these rows are in the order of the table, given as the newest entry that brought any of them.
-    `level` is the greatest number of compactions that any of the rows has been through.
+    `position` is where these rows are in the order of the table, given as the newest entry that originally added any of
+    them. `level` is the greatest number of compactions that any of the rows has been through.
     """
 
     replaces: Ranges
@@ -99,8 +102,8 @@ class TableRewrite:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableVacuum:
-    """The result of all vacuums so far: the entries with deleted files (`gone`), and the first commit that can still be
-    read.
+    """The result of all vacuums so far: the entries whose files were deleted (`gone`), and the first commit that can
+    still be read.
     """
 
     gone: Ranges = ()
@@ -110,7 +113,9 @@ class TableVacuum:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableBase:
-    """The entries with which a job continues that is restored from this checkpoint of `job_id` or a later one."""
+    """The entries (`own`) with which a job continues that is restored from this checkpoint of `job_id` or a later
+    one.
+    """
 
     job_id: JobId
     checkpoint_id: CheckpointId
@@ -122,8 +127,8 @@ class TableBase:
 class TableCut:
     """The remainder of a log up to entry `seq`, which is a commit or a compaction.
 
-    Of these entries only those in `kept` are part of the log. The entries in `shown` are what the table showed with
-    `seq`, `rows` rows. What a compaction among them has replaced no longer matters.
+    Of these entries only those in `kept` are part of the log. The entries in `shown` were visible at entry `seq`, and
+    had `rows` rows. Entries that compactions among them replaced are dropped.
     """
 
     seq: int
@@ -131,11 +136,11 @@ class TableCut:
     shown: Ranges
     rows: int
     commit: int
-    """The newest commit up to `seq`, which is the oldest one that can be read."""
+    """The newest commit up to `seq`, which is the oldest commit that can be read."""
     commit_rows: int
-    """The number of rows that the table showed with it."""
+    """Number of rows that the table showed after that commit."""
     commit_holder: int
-    """The entry in `shown` that contains its rows."""
+    """The entry in `shown` that contains the rows of that commit."""
     bases: tuple[TableBase, ...]
     """The jobs that can be restored from checkpoints of that time. Other jobs with older claims cannot be restored."""
     shown_now: Ranges
@@ -149,14 +154,14 @@ class TableCut:
     """The newest remaining entry with files."""
 
     def keeps(self, seq: int) -> bool:
-        """Returns whether an entry is part of the log."""
+        """Returns whether the entry with number `seq` is still part of the log."""
         return seq > self.seq or covers(self.kept, seq)
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """An entry of the log.
+    """An entry of a table's log.
 
     The first entry and alterations have `info`, commits a checkpoint, claims a `claim`, compactions a `rewrite`,
     vacuums a `vacuum`, and cuts a `cut`.
@@ -181,28 +186,28 @@ class TableEntry:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows in its files."""
+        """Returns the number of rows in the entry's files."""
         return sum(file.rows for file in self.files)
 
     @property
     def position(self) -> int:
-        """Position of its rows in the order of the table."""
+        """Position of the entry's rows in the order of the table."""
         return self.seq if self.rewrite is None else self.rewrite.position
 
 
 def in_order(entry: TableEntry) -> int:
-    """Returns a sort key that puts entries into the order of the table."""
+    """Returns a sort key that sorts entries by the position of their rows in the table."""
     return entry.position
 
 
 def covers(ranges: Ranges, seq: int) -> bool:
-    """Returns whether a set contains an entry that has files."""
+    """Returns whether a set of ranges contains an entry number. The entry must have files."""
     at = bisect_right(ranges, seq, key=lambda bounds: bounds[0])
     return at > 0 and seq <= ranges[at - 1][1]
 
 
 def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
-    """Returns the set of `members` as ranges. `bearing` are all entries with files, ascending."""
+    """Returns a set of entry numbers as ranges. `bearing` are the numbers of all entries with files, ascending."""
     found: list[tuple[int, int]] = []
     joined = False
     for seq in bearing:
@@ -217,7 +222,9 @@ def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
 
 
 def joined(members: Iterable[int]) -> Ranges:
-    """Returns the set of `members` as ranges, when it is unknown which entries between them have files."""
+    """Returns a set of entry numbers as ranges of consecutive numbers, if it is unknown which other entries have
+    files.
+    """
     found: list[tuple[int, int]] = []
     for seq in sorted(members):
         if found and found[-1][1] == seq - 1:
@@ -228,14 +235,17 @@ def joined(members: Iterable[int]) -> Ranges:
 
 
 def added(ranges: Ranges, seq: int, newest_bearing: int) -> Ranges:
-    """Returns the set with a new entry, newer than `newest_bearing`, which was the newest entry with files."""
+    """Returns a set of ranges with the new entry `seq` added.
+
+    `newest_bearing` was the newest entry with files before.
+    """
     if ranges and newest_bearing <= ranges[-1][1]:
         return (*ranges[:-1], (ranges[-1][0], seq))
     return (*ranges, (seq, seq))
 
 
 def without(ranges: Ranges, gone: Ranges) -> Ranges:
-    """Returns the set without the members of another set."""
+    """Returns a set of ranges without the entries of the set `gone`."""
     found: list[tuple[int, int]] = []
     for first, last in ranges:
         at = max(0, bisect_right(gone, first, key=lambda bounds: bounds[0]) - 1)
@@ -251,7 +261,10 @@ def without(ranges: Ranges, gone: Ranges) -> Ranges:
 
 
 def members_of(ranges: Ranges, bearing: Sequence[int]) -> list[int]:
-    """Returns the members of a set, ascending. `bearing` are all entries with files, ascending."""
+    """Returns the entry numbers in a set of ranges, ascending.
+
+    `bearing` are the numbers of all entries with files, ascending.
+    """
     return [seq for first, last in ranges for seq in bearing[bisect_left(bearing, first) : bisect_right(bearing, last)]]
 
 
@@ -261,8 +274,9 @@ log = logging.getLogger(__name__)
 @wire
 @dataclass(frozen=True, slots=True)
 class TableFold:
-    """State of a table, computed from all entries up to `seq`. `entry_checksum` is the checksum of that entry's
-    file.
+    """State of a table, computed from all log entries up to `seq`.
+
+    `entry_checksum` is the checksum of that entry's file.
     """
 
     seq: int
@@ -271,34 +285,34 @@ class TableFold:
     shown: Ranges = ()
     rows: int = 0
     newest_bearing: int = 0
-    """The newest entry with files, by number."""
+    """Number of the newest entry with files."""
     claims: int = 0
     owner: JobId | None = None
     claim: TableClaim | None = None
     pending: bool = False
-    """True if nothing was committed since the newest claim."""
+    """True if no checkpoint was committed since the newest claim."""
     newest_commit: CheckpointId | None = None
     """The newest checkpoint that the owner has committed."""
     newest_files: str = ""
     newest_at_ms: int | None = None
     """Time, in ms, at which the visible rows last changed."""
     compactor: str = ""
-    """The nonce of the process that may compact for the owner, or None."""
+    """The nonce of the owner's process that may compact; empty if there is none."""
     compactor_seq: int = 0
-    """Number of the entry in which that process declared that it compacts."""
+    """Number of the COMPACTING entry in which that process announced that it compacts."""
     vacuum: TableVacuum = field(default_factory=TableVacuum)
-    """The entries whose files were deleted for good."""
+    """The entries whose files were deleted by vacuums."""
     cut: TableCut | None = None
     """The cut with which the log begins, or None if it begins with its first entry."""
 
     @staticmethod
     def first(entry: TableEntry, checksum: str) -> TableFold:
-        """Returns the fold of a log with only its first entry."""
+        """Returns the table state after the first entry of the log."""
         assert entry.info is not None
         return TableFold(entry.seq, checksum, entry.info)
 
     def after(self, entry: TableEntry, checksum: str) -> TableFold:
-        """Returns the fold after one more entry."""
+        """Returns the table state after one more entry of the log."""
         assert entry.seq == self.seq + 1
         fold = replace(self, seq=entry.seq, entry_checksum=checksum)
         match entry.kind:
@@ -322,23 +336,23 @@ class TableFold:
 
     @property
     def shown_next(self) -> Ranges:
-        """The entries that are shown with the next commit, besides its files."""
+        """The entries that will be visible after the next commit, in addition to that commit."""
         return self.claim.shows if self.pending and self.claim is not None else self.shown
 
     @property
     def switches(self) -> bool:
-        """Returns True if the next commit changes what is shown even if it has no files."""
+        """Returns True if the next commit changes the visible rows even if it has no files."""
         return self.shown_next != self.shown
 
     def may_compact(self, job_id: JobId, nonce: str, replaced: Iterable[int]) -> bool:
-        """Returns whether a process of a job may replace these entries by a compaction."""
+        """Returns whether the process `nonce` of a job may replace the entries `replaced` by a compaction."""
         in_charge = self.owner == job_id and self.compactor == nonce and not self.pending
         return in_charge and all(covers(self.shown, seq) for seq in replaced)
 
     def is_decided(self, url: str, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> bool:
-        """Returns whether a checkpoint of the owner needs no commit.
+        """Returns whether a checkpoint of the owner needs no commit to the table.
 
-        That is the case if it was committed before, can never be committed, or would change nothing. Raises TableError
+        True if the checkpoint was committed before, can never be committed, or would change nothing. Raises TableError
         if the checkpoint was committed with other files.
         """
         assert self.claim is not None and self.owner is not None
