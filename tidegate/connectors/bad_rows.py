@@ -1,13 +1,12 @@
-"""Dead letters: records of a source that cannot be read, with their bytes, place and reason.
+"""Dead letters: records of a source that cannot be parsed, with their bytes, position and the reason.
 
 Rules:
 
-- `bad_rows` of a source decides: "fail" fails the job at the first one, "skip" drops them, "side" sends them to
-  the stream `bad_rows()`.
-- A reader returns dead letters with the rows around them (`ReadResult.bad`). They count together with these rows, so
+- The option `bad_rows` of a source decides: "fail" fails the job at the first dead letter, "skip" drops them, "side"
+  sends them to the stream `bad_rows()`.
+- A reader returns dead letters together with the rows around them (`ReadResult.bad`), and its position covers both, so
   each is emitted once, also after restarts.
-- They are counted (`numRecordsInErrors`) and logged, at most LOGGED_MAX of a reader in a row and then one in a
-  thousand.
+- Dead letters are counted (`numRecordsInErrors`) and logged: the first LOGGED_MAX of a reader, then one in a thousand.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from tidegate.storage.user_values import logged_text, unmarked
 
 @dataclass(frozen=True, slots=True)
 class RowsRead:
-    """The result of reading rows of a file: `rows` rows, of which `bad` could not be read."""
+    """The result of reading `rows` records of a file: a batch of good rows and a batch of dead letters (None if
+    empty).
+    """
 
     batch: pa.RecordBatch | None
     bad: pa.RecordBatch | None
@@ -41,7 +42,7 @@ LOGGED_EVERY = 1_000
 
 
 def check_bad_rows(bad_rows: object, method: str) -> BadRows:
-    """Checks a user's `bad_rows`. Raises ConfigurationError for an unknown value."""
+    """Checks the value of a user's `bad_rows` option and returns it. Raises ConfigurationError for an unknown value."""
     known = get_args(BadRows)
     if bad_rows not in known:
         raise ConfigurationError(f"{method}(bad_rows={bad_rows!r}): give one of {', '.join(map(repr, known))}")
@@ -49,15 +50,15 @@ def check_bad_rows(bad_rows: object, method: str) -> BadRows:
 
 
 class BadRowsLog:
-    """Logs the dead letters of one reader: each of the first ones, then one in a thousand."""
+    """Logs the dead letters of one reader: each of the first 20, then one in a thousand."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._seen = 0
 
     def add(self, letters: pa.RecordBatch, place: str) -> pa.RecordBatch:
-        """Logs some of the dead letters, and returns all of them without the marks of user values (`user_values.py`),
-        as they leave the reader.
+        """Logs some of the dead letters, and returns all of them, with the marks of user values removed from the
+        reasons.
 
         `place` is a format string with the columns of a letter, such as "line {line} of {file}".
         """

@@ -1,21 +1,20 @@
 """`CommittingSink` is the interface of sinks that commit in their tasks, and therefore write rows exactly once.
 
 A `tg.Sink` commits in the coordinator, in one call for all subtasks. That suits a manifest or a rename. A committing
-sink suits rows: each subtask commits what it has prepared itself, as Flink's committer does. Rules for a sink:
+sink suits rows: each subtask commits the rows that it has prepared itself, as Flink's committer does. Rules for a sink:
 
 - Rows passed to `CommittingWriter.write` are invisible until they are committed. `CommittingWriter.prepare` makes them
   durable and returns *committables* for them, a few bytes each. Committables are part of the checkpoint.
-- After the checkpoint completed, the subtask calls `Committer.commit` with a `CommitToken`, once for each `prepare`,
-  in their order. It repeats the call until the call returns, also after a restart: at least once for each token.
-- So a commit stores the token of each bucket in the same transaction as the rows. A bucket with that token, or a later
-  one of the same job, is committed already, and is skipped. Tokens of other jobs do not count.
+- After the checkpoint completed, the subtask calls `Committer.commit` with a `CommitToken`, once for each `prepare`, in
+  their order. The call is repeated until it returns, also after a restart: at least once for each token.
+- A commit must therefore store the token of each bucket in the same transaction as the rows. A bucket with that token,
+  or a later one of the same job, is committed already, and is skipped. Tokens of other jobs do not count.
 - A *bucket* belongs to one subtask at a time. Committables keep their buckets when the parallelism changes, and the
-  subtask that owns a bucket after a restore commits what is in it.
+  subtask that owns a bucket after a restore commits its rows.
 - Two calls for one bucket can overlap only if the earlier subtask was lost and still runs (a zombie). The system must
   let at most one of them store the token, for example by a lock of the bucket's row or a fixed transactional id.
 
-The engine gives the sink a place for files in checkpoint storage (`SinkFiles`), and deletes these files when no
-retained checkpoint refers to them.
+A sink may write files to checkpoint storage (`SinkFiles`). They are deleted when no retained checkpoint refers to them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import pyarrow as pa
 DEFAULT_BUCKETS = 128
 BUCKETS_MAX = 1 << 15
 PENDING_COMMITS = "pendingCommits"
-"""The metric of completed checkpoints with rows that a subtask has not committed yet."""
+"""Name of the metric that counts completed checkpoints whose rows a subtask has not committed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class SinkFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommittingContext:
-    """Place of one subtask of a committing sink in the job, and its services."""
+    """The position of one subtask of a committing sink in the job, and the services that it may use."""
 
     job_id: str
     job_name: str
@@ -100,14 +99,15 @@ class CommittingContext:
 
     @property
     def prefix(self) -> str:
-        """Returns a unique prefix for the names of everything that this writer writes. It begins with the id of the
-        job.
+        """Returns a unique prefix for the names of all objects that this writer creates.
+
+        It begins with the id of the job.
         """
         return f"{self.job_id}-{self.uid}-{self.subtask}-{self.attempt}".replace("/", "-")
 
 
 class CommittingWriter(ABC):
-    """Writes the rows of one subtask. Calls come one at a time, from changing threads."""
+    """Writes the rows of one subtask of a committing sink. Calls come one at a time, from changing threads."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
@@ -118,8 +118,8 @@ class CommittingWriter(ABC):
 
     @abstractmethod
     def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
-        """Called when a checkpoint begins, if there are rows since the last call. Makes these rows durable, and returns
-        their committables.
+        """Makes the rows since the last call durable, and returns their committables. Called when a checkpoint begins,
+        if there are such rows.
 
         The machine may be lost right after the call: what a commit needs must be in the committables, or in a place
         that outlives this process.
@@ -131,7 +131,10 @@ class CommittingWriter(ABC):
 
 
 class Committer(ABC):
-    """Commits what one subtask has prepared, or has taken over from another. Calls come one at a time."""
+    """Commits the rows that one subtask has prepared, or has taken over from another subtask.
+
+    Calls come one at a time.
+    """
 
     @abstractmethod
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
@@ -149,10 +152,11 @@ class Committer(ABC):
 
 
 class CommittingSink(ABC):
-    """Writes to a system of the user's, exactly once, with one commit for each subtask. Give `to_sink` an object.
+    """Writes exactly once to a system that the user integrates, with one commit for each subtask. Pass an object to
+    `to_sink`.
 
-    It travels to the tasks with the program, and is copied. Each subtask opens a writer of its own, and a committer as
-    soon as there is something to commit.
+    The object is pickled and copied to the tasks. Each subtask opens its own writer, and a committer as soon as there
+    are rows to commit.
 
     >>> import tidegate as tg
     >>> VISIBLE, TOKENS = [], {}
@@ -188,7 +192,7 @@ class CommittingSink(ABC):
     """True if batches may have the column `row_kind`, and the sink retracts rows. `to_sink` then needs `keys`."""
 
     def check(self) -> None:
-        """Called when a job is submitted, in the program that submits it, before anything starts.
+        """Checks the sink's settings. Called in the program that submits a job, before anything starts.
 
         Raise ConfigurationError if the system cannot take the rows. Attributes that are set here travel to the tasks.
         """
@@ -196,8 +200,8 @@ class CommittingSink(ABC):
 
     @abstractmethod
     def open_writer(self, context: CommittingContext) -> CommittingWriter:
-        """Called once in each subtask that has rows, before the first of them."""
+        """Returns the writer of one subtask. Called once in each subtask that has rows, before the first of them."""
 
     @abstractmethod
     def open_committer(self, context: CommittingContext) -> Committer:
-        """Called in each subtask that has something to commit, before the first commit, and again after a restart."""
+        """Returns the committer of one subtask. Called before the subtask's first commit, and again after a restart."""

@@ -1,4 +1,4 @@
-"""Parses durations and sizes as people write them, exactly: no rounding, no guessed unit. Writes durations for people.
+"""Parses durations and sizes in human-readable form, without rounding or guessing units, and formats durations.
 
 Units follow Flink: `kb` is 1,024 bytes, and a number without a unit is milliseconds or bytes. Durations may also be
 written as Spark's intervals ("1 hour 30 minutes") and in ISO 8601 ("PT1H30M").
@@ -37,9 +37,9 @@ _ISO_UNITS = ("w", "d", "h", "min", "s")
 
 
 def parse_duration_ms(value: str | timedelta | int, *, setting: str = "duration") -> int:
-    """Returns the milliseconds of `"250ms"`, `"5 seconds"`, `"1h 30min"`, `"PT1H30M"`, a timedelta, or a number.
+    """Returns the milliseconds of `"250ms"`, `"5 seconds"`, `"1h 30min"`, `"PT1H30M"`, a timedelta, or a number of ms.
 
-    Raises ConfigurationError, naming `setting`, for anything else, a negative value, or a part of a millisecond.
+    Raises ConfigurationError, naming `setting`, for any other value, a negative value, or a fraction of a millisecond.
     """
     if isinstance(value, timedelta):
         microseconds = value // timedelta(microseconds=1)
@@ -57,7 +57,10 @@ def parse_duration_ms(value: str | timedelta | int, *, setting: str = "duration"
 
 
 def _duration_parts(text: str) -> list[str]:
-    """Returns the parts (amount with unit) of which a duration consists. Empty if it has only one part, or none."""
+    """Splits a duration such as "1h 30min" into its parts (amount with unit).
+
+    Empty if it has only one part, or none.
+    """
     if (iso := _ISO.fullmatch(text.strip())) is not None and any(iso.groups()) and text.strip()[-1] not in "Tt":
         return [f"{amount}{unit}" for amount, unit in zip(iso.groups(), _ISO_UNITS, strict=True) if amount]
     if _SUM.fullmatch(text):
@@ -68,7 +71,7 @@ def _duration_parts(text: str) -> list[str]:
 def parse_size_bytes(value: str | int, *, setting: str = "size") -> int:
     """Returns the bytes of `"64mb"`, `"20kb"`, `"1gib"`, or a number of bytes. `kb` and `kib` are both 1,024 bytes.
 
-    Raises ConfigurationError, naming `setting`, for anything else, a negative value, or a part of a byte.
+    Raises ConfigurationError, naming `setting`, for any other value, a negative value, or a fraction of a byte.
     """
     return _parse(value, setting, _SIZE_UNITS_BYTES, 'write "512b", "20kb", "64mb" or "1gb"')
 
@@ -93,7 +96,7 @@ def _parse(value: object, setting: str, units: dict[str, int], advice: str) -> i
 
 
 def duration_text(duration_ms: int) -> str:
-    """Returns a duration in its two largest units, such as `2 h 5 min`. A negative one (clocks may differ) is `0 s`."""
+    """Returns a duration in ms as text in its two largest units, such as `2 h 5 min`. A negative duration is `0 s`."""
     seconds = max(0, duration_ms) // 1_000
     units = [("d", seconds // 86_400), ("h", seconds // 3_600 % 24), ("min", seconds // 60 % 60), ("s", seconds % 60)]
     first = next((place for place, (_, count) in enumerate(units) if count), len(units) - 1)

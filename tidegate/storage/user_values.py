@@ -2,14 +2,14 @@
 
 Rules:
 
-- Code that writes a value of a row, a key or a record into an error puts it between two marks (`value_text`,
-  `marked`). The marks are plain characters. They survive when the text is nested in other errors, pickled, or sent to
-  another process.
+- Code that writes a value of a row, a key or a record into an error puts it between two marks (`value_text`, `marked`).
+  The marks are plain characters. They survive when the text is nested in other errors, pickled, or sent to another
+  process.
 - A text for a log, an event log, a page or REST passes through `shown_text`. Text between marks is withheld there,
   unless the setting `log_rows` is on.
 - The program's own driver gets the values: `unmarked` removes the marks.
-- Secrets are removed from every such text, whatever the setting is (`without_secrets`): passwords in URLs, and the
-  value after a name such as `password`, `token` or `secret`.
+- `without_secrets` removes secrets from every such text, whatever the setting is: passwords in URLs, and the value
+  after a name such as `password`, `token` or `secret`.
 - A value never contains a mark: `marked` replaces marks in it.
 """
 
@@ -20,7 +20,7 @@ from collections import OrderedDict
 
 OPEN, CLOSE = "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 WITHHELD = "<withheld>"
-"""Text that replaces each value where `log_rows` is off."""
+"""Text that replaces each value if `log_rows` is off."""
 _BETWEEN_MARKS = re.compile(f"{OPEN}[^{OPEN}{CLOSE}]*(?:{CLOSE}|$)")
 _STAND_INS = str.maketrans({OPEN: "<", CLOSE: ">"})
 _REMOVED = str.maketrans({OPEN: None, CLOSE: None})
@@ -49,17 +49,17 @@ _rows_in_logs = False
 
 
 def marked(text: str) -> str:
-    """Returns the text of a value between marks."""
+    """Returns a value's text between marks, so that `shown_text` can withhold it."""
     return f"{OPEN}{text.translate(_STAND_INS)}{CLOSE}"
 
 
 def value_text(value: object, characters_max: int = 500) -> str:
-    """Returns the repr of a value between marks, shortened, for an error's text. Never raises."""
+    """Returns the repr of a row's value between marks, shortened, for an error text. Never raises."""
     return marked(repr_text(value, characters_max))
 
 
 def repr_text(value: object, characters_max: int = 500) -> str:
-    """Returns the repr of a program's argument, shortened, for an error's text. Never raises.
+    """Returns the repr of a program's argument, shortened, for an error text. Never raises.
 
     For values of rows use `value_text`.
     """
@@ -72,7 +72,7 @@ def repr_text(value: object, characters_max: int = 500) -> str:
 
 
 def mark_values(text: str, values: list[str]) -> str:
-    """Returns a foreign text, such as an exception of a library, with marks around each of the values in it."""
+    """Returns a text from elsewhere, such as a library's exception, with marks around each occurrence of the values."""
     wanted = sorted({value.translate(_STAND_INS) for value in values if value and value in text}, key=len, reverse=True)
     if not wanted:
         return text
@@ -85,8 +85,9 @@ def mark_values(text: str, values: list[str]) -> str:
 
 
 def _place_of(value: str) -> str:
-    """Returns a pattern that finds a value in a text. A short value matches only as a word, and a very short one only
-    in quotes.
+    """Returns a regular expression that finds a value in a text.
+
+    A short value matches only as a word, and a very short value only in quotes.
     """
     exact = re.escape(value)
     if len(value) < _WORD_CHARACTERS:
@@ -95,7 +96,7 @@ def _place_of(value: str) -> str:
 
 
 def with_marks_of_cut(head: str, tail: str) -> tuple[str, str]:
-    """Returns both ends of a text with its middle cut out, each with the marks that the cut removed."""
+    """Returns both ends of a text whose middle was cut out, with opening and closing marks balanced in each."""
     if head.count(OPEN) > head.count(CLOSE):
         head += CLOSE
     if CLOSE in tail and (OPEN not in tail or tail.index(CLOSE) < tail.index(OPEN)):
@@ -104,12 +105,15 @@ def with_marks_of_cut(head: str, tail: str) -> tuple[str, str]:
 
 
 def unmarked(text: str) -> str:
-    """Returns the text with its values and without marks, for the program's own driver and for tables."""
+    """Returns the text with its values but without the marks, for the program's own driver and for tables."""
     return text.translate(_REMOVED)
 
 
 def shown_text(text: str, rows: bool) -> str:
-    """Returns a text for a log, an event log, a page or REST. `rows` is True if the setting `log_rows` is on."""
+    """Returns the text for a log, an event log, a page or REST, without secrets.
+
+    Values between marks are withheld, unless `rows` is True (the setting `log_rows` is on).
+    """
     text = without_secrets(text)
     if OPEN not in text and CLOSE not in text:
         return text
@@ -117,31 +121,33 @@ def shown_text(text: str, rows: bool) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Returns the text with stars in place of passwords, tokens and keys."""
+    """Returns the text with `***` in place of passwords, tokens and keys."""
     for pattern, shown in _SECRETS:
         text = pattern.sub(shown, text)
     return text
 
 
 def logged_text(text: str) -> str:
-    """Returns a text as the logs of this process may show it."""
+    """Returns the text for the logs of this process: without secrets, and without values unless `show_rows_in_logs`
+    allows them.
+    """
     return shown_text(text, _rows_in_logs)
 
 
 def show_rows_in_logs(rows: bool) -> None:
-    """Sets whether the logs of this process may have values of rows. The newest call wins, as for log levels."""
+    """Sets whether the logs of this process may contain values of rows. The newest call wins."""
     global _rows_in_logs
     _rows_in_logs = rows
 
 
 class WithheldTexts:
-    """Remembers the newest texts with withheld values, in memory only, for the program's own driver."""
+    """Remembers the original texts of the newest withheld texts, in memory only, for the program's own driver."""
 
     def __init__(self) -> None:
         self._whole: OrderedDict[str, str] = OrderedDict()
 
     def withhold(self, text: str, rows: bool) -> str:
-        """Returns the result of `shown_text`, and remembers the text with its values."""
+        """Returns the result of `shown_text`, and remembers the original text."""
         shown = shown_text(text, rows)
         if shown != text:
             self._whole[shown] = without_secrets(unmarked(text))
@@ -151,7 +157,10 @@ class WithheldTexts:
         return shown
 
     def whole(self, text: str | None) -> str | None:
-        """Returns the text with the withheld values, if they are still known."""
+        """Returns the text with its withheld values restored, if they are remembered.
+
+        Otherwise returns the text unchanged.
+        """
         for shown, whole in list(self._whole.items()):
             if text is not None and shown in text:
                 return text.replace(shown, whole)

@@ -1,1 +1,4 @@
-"""Reads Delta Lake tables, and merges rows into them by keys. Appends are tables of tidegate with a mirror."""
+"""Reads Delta Lake tables, and merges rows into them by keys.
+
+Appending to Delta uses tidegate's own tables with a mirror.
+"""

@@ -1,16 +1,16 @@
-"""The client of Delta tables that rows are merged into (`deltalake`): which tables are accepted, and fenced commits.
+"""Client of Delta tables for MERGE (package `deltalake`): checks which tables are accepted, and commits exactly once.
 
 Rules:
 
-- The token of a checkpoint is a transaction identifier of Delta (`txn`): its application is the job's sink, and its
-  version is the checkpoint. Delta writes it in the transaction that changes the rows.
-- `deltalake` writes a token again that the table has already. So the token is looked up in one version of the table,
+- The commit token of a checkpoint is a transaction identifier of Delta (`txn`): its application is the job's sink, and
+  its version is the checkpoint id. Delta writes the token in the transaction that changes the rows.
+- `deltalake` does not refuse a token that the table has already. So the token is looked up in one version of the table,
   and the commit must become the next version. `deltalake` makes no second attempt (`max_commit_retries=0`). Of two
   coordinators with the same rows one is refused, looks the token up again, and finds it.
-- A merge that changes nothing makes no version. Then a transaction without files carries the token, because the files
-  of waiting rows are deleted after the commit.
-- Columns, protocol and properties are read in the version that the commit follows. So nothing is written by outdated
-  rules.
+- A merge that changes nothing creates no version. The token is then written in a transaction without files, because the
+  staged files are deleted after the commit.
+- Columns, protocol and properties are read in the version that the commit follows. A change of the table's rules
+  meanwhile is therefore never missed.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
 RACES_MAX = 32
-"""How often one commit may lose against other writers before the caller has to pause."""
+"""Number of times that one commit may lose against other writers before StorageError is raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaPlace:
-    """A Delta table that rows of a stream are merged into."""
+    """A Delta table into which the rows of a stream are merged."""
 
     url: str
     schema: pa.Schema
     """The columns of the stream."""
     partition_by: tuple[str, ...]
-    """The partitions of a table that is created."""
+    """The partition columns for a table that does not exist yet."""
     history_ms: int | None
-    """How long a table that is created keeps the files of older versions. None: for Delta's default."""
+    """How long a new table keeps the files of older versions, in ms. None: Delta's default."""
 
     @property
     def named(self) -> str:
-        """The table, for errors."""
+        """Text that names the table in errors."""
         return f"the Delta table at {self.url}"
 
     def is_there(self) -> bool:
@@ -68,7 +68,7 @@ class DeltaPlace:
             return found
 
     def load(self) -> DeltaTable:
-        """Returns the newest version of the table. Raises StorageError, TableError."""
+        """Loads the newest version of the table. Raises StorageError, TableError."""
         with translated_errors("read", self.url):
             found: DeltaTable = imported().DeltaTable(self.url, storage_options=storage_options(self.url))
             return found
@@ -87,9 +87,9 @@ class DeltaPlace:
             )
 
     def check(self) -> str | None:
-        """Returns the id of the table, or None if there is no table yet.
+        """Checks that rows can be merged into the table. Returns the id of the table, or None if there is no table yet.
 
-        Raises TableError if rows cannot be merged into the table, ConfigurationError if it cannot be there.
+        Raises TableError if the existing table cannot be used, ConfigurationError if a table cannot be at this URL.
         """
         check_place(self.url)
         check_delta_schema(self.schema)
@@ -111,7 +111,7 @@ class DeltaPlace:
         return str(table.metadata().id)
 
     def check_version(self, table: DeltaTable) -> None:
-        """Raises TableError if rows of the stream cannot be merged into a version of the table."""
+        """Raises TableError if rows of the stream cannot be merged into this version of the table."""
         if (reason := unwritable(table)) is not None:
             raise TableError(f"{self.named} {reason}")
         if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
@@ -141,18 +141,18 @@ class DeltaPlace:
 
 
 def token_app(context: CommitContext) -> str:
-    """Returns the application of the transaction identifiers of a job's sink. Their versions are checkpoints."""
+    """Returns the application id of a sink's transaction identifiers in Delta. Their versions are checkpoint ids."""
     return f"tidegate.{context.uid}.{context.job_id}"
 
 
 def commit_once(
     place: DeltaPlace, context: CommitContext, table_id: str, merge: Callable[[DeltaTable, CommitProperties], None]
 ) -> None:
-    """Commits a checkpoint in one transaction, unless the table has it.
+    """Commits a checkpoint in one transaction, unless the table has its transaction identifier already.
 
-    - `table_id`: the table that the rows were written for.
-    - `merge`: changes the rows of the loaded version in one transaction, or in none if nothing changes. It is called
-      again for each version that another writer has committed meanwhile.
+    - `table_id`: the id of the table for which the rows were prepared.
+    - `merge`: merges the rows into the given version in one transaction, or in none if nothing changes. It is called
+      again for the new version if another writer has committed meanwhile.
 
     Raises TableError, and StorageError if a retry may help.
     """
@@ -201,5 +201,5 @@ def commit_once(
 
 
 def required_columns(table: DeltaTable) -> list[str]:
-    """Returns the columns of a table that must have a value in each row."""
+    """Returns the names of a table's columns that are not nullable."""
     return [field["name"] for field in json.loads(table.schema().to_json())["fields"] if not field["nullable"]]

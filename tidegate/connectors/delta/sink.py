@@ -3,16 +3,15 @@
 Each subtask stores its rows in files outside of the table (`upserts.py`), and the coordinator merges the rows of all
 subtasks (`client.py`). Rules:
 
-- MERGE is `deltalake`'s: it rewrites the data files that have rows with these keys (copy-on-write), applies and removes
-  deletion vectors, and writes the change data feed of a table that has one.
-- Columns of the changes have names of their own in the MERGE, so that no name of a table's column needs a meaning in
-  SQL.
-- Files of the table are skipped by the least and greatest keys in Delta's log only for whole numbers, strings and
-  dates. The log may have rounded values of other types, and a file that is wrongly skipped would duplicate its keys.
+- `deltalake` executes the MERGE: it rewrites the data files that have rows with these keys (copy-on-write), applies and
+  removes deletion vectors, and writes the change data feed of a table that has one.
+- The MERGE renames the columns of the changes to c0, c1, ..., so that user names need no SQL quoting there.
+- Files of the table are skipped by the minimum and maximum keys in Delta's log only for integers, strings and dates.
+  The log may have rounded values of other types, and a file that is wrongly skipped would duplicate its keys.
 - Keys of floats are refused: with NaN among them `deltalake` duplicates rows (seen in 1.6.6).
 - An empty string in a column by which the table is partitioned is a null in Delta, which no key equals. So a key that
-  is one is refused.
-- A file of rows that wait is deleted after the commit. A repeated commit finds its token first, and needs no file.
+  is an empty string is refused.
+- Staged files are deleted after the commit. A repeated commit finds its token in the table, and needs no file.
 """
 
 from __future__ import annotations
@@ -45,7 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STAGED_FOLDER = "_tidegate_staged"
-"""The folder in the table's folder in which rows wait. Delta and its VACUUM ignore names that begin with `_`."""
+"""Subfolder of the table for staged rows (prepared, not merged yet).
+
+Delta and its VACUUM ignore names that begin with `_`.
+"""
 _TARGET = "there"
 _SOURCE = "changes"
 _DELETED = "deleted"
@@ -54,14 +56,16 @@ _DELETED = "deleted"
 @wire
 @dataclass(frozen=True, slots=True)
 class DeltaRows:
-    """Files with rows of an upsert, in their order, and the id of the table that they are for."""
+    """The committable of a Delta upsert: the paths of staged files, in order, and the id of the table for which they
+    are.
+    """
 
     table_id: str
     paths: tuple[str, ...]
 
 
 class DeltaUpsert(Sink):
-    """Replaces and deletes rows of the table at `place` by their keys."""
+    """A sink that replaces and deletes rows of the Delta table at `place` by their keys."""
 
     def __init__(self, place: DeltaPlace, keys: tuple[str, ...]) -> None:
         self._place = place
@@ -69,7 +73,7 @@ class DeltaUpsert(Sink):
         self._table_id: str | None = None
 
     def check(self) -> None:
-        """Checks the table, and creates it if there is none."""
+        """Checks the table, and creates it if it does not exist."""
         found = self._place.check()
         if found is None:
             self._place.create()
@@ -77,7 +81,7 @@ class DeltaUpsert(Sink):
         self._table_id = found
 
     def open(self, context: SinkContext) -> None:
-        """Opens the store for rows that wait."""
+        """Opens the store for staged rows."""
         store = open_store(self._place.url)
         unique = f"{context.prefix}-{uuid4().hex[:8]}"
         names = (f"{unique}-{number}.parquet" for number in itertools.count())
@@ -92,11 +96,11 @@ class DeltaUpsert(Sink):
         self._staged = StagedUpserts(self._keys, write, STAGED_BYTES_MAX)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Stores rows for the next commit. Raises ConfigurationError for a key without a value."""
+        """Stages rows in files for the next commit. Raises ConfigurationError for a key without a value."""
         self._staged.add(batch)
 
     def prepare(self) -> Iterable[bytes]:
-        """Returns one committable, with all files since the last call."""
+        """Returns one committable with all files staged since the last call, or none if there are no rows."""
         paths = self._staged.take()
         if not paths:
             return []
@@ -104,7 +108,9 @@ class DeltaUpsert(Sink):
         return [encode(DeltaRows(self._table_id, tuple(paths)))]
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
-        """Makes the changes in one transaction, unless they are made, and deletes the files of the rows."""
+        """Merges the staged rows in one transaction, unless the table has the transaction already, and deletes the
+        staged files.
+        """
         prepared = [_decoded(committable) for committable in committables]
         ids = {one.table_id for one in prepared}
         if len(ids) > 1:
@@ -128,7 +134,7 @@ class DeltaUpsert(Sink):
         store.delete_all(paths)
 
     def abort(self, job_id: str) -> None:
-        """Deletes rows of failed attempts."""
+        """Deletes staged rows of the job's failed attempts."""
         store = open_store(self._place.url)
         prefix = f"{job_id}-".replace("/", "-")
         store.delete_all(f"{STAGED_FOLDER}/{name}" for name in store.list(STAGED_FOLDER) if name.startswith(prefix))
@@ -162,7 +168,9 @@ class DeltaUpsert(Sink):
             )
 
     def _check_rows(self, table: DeltaTable, changes: pa.Table, partition_by: Sequence[str]) -> None:
-        """Raises TableError for rows that the table cannot hold, and for keys that it would store as another value."""
+        """Raises TableError for rows that the table cannot store, and for keys that Delta would store as another
+        value.
+        """
         rows = changes
         if DELETED_COLUMN in changes.schema.names:
             rows = changes.filter(pc.invert(changes.column(DELETED_COLUMN)))
@@ -185,7 +193,7 @@ class DeltaUpsert(Sink):
 
 
 def check_delta_keys(schema: pa.Schema, keys: Sequence[str], where: str) -> None:
-    """Raises ConfigurationError for a key column that MERGE does not compare reliably."""
+    """Raises ConfigurationError for a key column whose type MERGE does not compare reliably (floats)."""
     for name in keys:
         if pa.types.is_floating(decoded_type(schema.field(name).type)):
             raise ConfigurationError(
@@ -195,7 +203,7 @@ def check_delta_keys(schema: pa.Schema, keys: Sequence[str], where: str) -> None
 
 
 def _has_exact_bounds(data_type: pa.DataType) -> bool:
-    """Returns whether Delta's log has the least and greatest values of a type, or bounds that include them."""
+    """Returns whether Delta's log has reliable minimum and maximum values for columns of a type."""
     found = decoded_type(data_type)
     return bool(pa.types.is_integer(found) or pa.types.is_date32(found) or _is_text(found))
 

@@ -3,12 +3,12 @@
 A split is a file. Rules:
 
 - The version is chosen once, when the job is submitted. A restored job continues in the files of its checkpoint, even
-  if the table has changed. Delta never changes a file, and a file that was changed all the same is detected by size and
+  if the table has changed. Delta never changes a file; a file that was changed by other means is detected by size and
   time.
-- Columns by which the table is partitioned have the values of Delta's log. A column that was added to the table is null
-  in files that lack it. Files are skipped whose values the program's filter drops.
-- A table that this source would read differently than Spark is refused with the reason: deletion vectors, column
-  mapping, and features that came later. A table that only could use them is accepted.
+- Partition columns have the values from Delta's log. A column that was added to the table is null in older files. Files
+  are skipped if the program's filter drops their partition values.
+- A table that uses a feature which this source does not support is refused: deletion vectors, column mapping, and later
+  features. A table that only enables such a feature, without using it, is accepted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READER_VERSION_MAX = 3
 _READ_ALIKE = frozenset(
     {"appendOnly", "deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 )
-"""Reader features of a Delta table that do not change how this source must read it, or that are checked one by one."""
+"""Reader features of a Delta table that do not change how this source must read it, or that are checked separately."""
 _ADVICE = Advice(
     "Delta never changes a file, so something else did; put it back as it was, or start without restore",
     "A vacuum may have deleted it: let vacuums keep files for longer than jobs run (RETAIN n HOURS), and start without "
@@ -50,7 +50,7 @@ _ADVICE = Advice(
 @wire
 @dataclass(frozen=True, slots=True)
 class DeltaFile:
-    """A data file of the table. Its partition values are one row, encoded as an Arrow stream."""
+    """A data file of the table. `constants` are its partition values: one row, encoded as an Arrow stream."""
 
     file: FileAt
     constants: bytes
@@ -58,7 +58,7 @@ class DeltaFile:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSource:
-    """A bounded source over the files of one version of the Delta table at `url`, in the order of their commits."""
+    """A bounded source that reads the files of one version of the Delta table at `url`, in commit order."""
 
     url: str
     version: int
@@ -66,11 +66,11 @@ class DeltaSource:
     files: tuple[tuple[DeltaFile, int], ...]
     """The data files, each with its number of rows, or -1 if Delta's log does not state it."""
     rows: Rows = None
-    """The rows that the program needs, or None for all rows."""
+    """A filter on the rows that the program needs, or None for all rows."""
 
     @staticmethod
     def open(url: str, version: int | None = None) -> DeltaSource:
-        """Opens the newest version, or an earlier one. Raises ConfigurationError, StorageError."""
+        """Opens a version of the table (None: the newest). Raises ConfigurationError, StorageError."""
         store = open_store(url)
         check_place(store.url)
         if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
@@ -98,11 +98,11 @@ class DeltaSource:
         return DeltaSource(store.url, table.version(), schema, tuple(files))
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns one split for each file."""
+        """Returns one split for each data file."""
         return tuple(SourceSplit(file.file.path, encode(file), rows) for file, rows in self.files)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError for splits of another source.
+        """Raises ConfigurationError for splits of a checkpoint that another kind of source wrote.
 
         A restored job reads the files of the version that was found at the first submission.
         """
@@ -113,11 +113,11 @@ class DeltaSource:
             )
 
     def projected(self, columns: Sequence[str]) -> DeltaSource:
-        """Returns the source restricted to these columns."""
+        """Returns a copy of the source that reads only these columns."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def filtered(self, rows: Rows) -> DeltaSource:
-        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
+        """Returns a copy of the source that may skip rows which do not match the filter `rows`."""
         return replace(self, rows=rows)
 
     def reader(self) -> SourceReader:
@@ -132,7 +132,7 @@ class _DeltaReader:
         self._open: OpenFile | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of a file. Raises UnreadableFileError, StorageError."""
+        """Returns the next rows of the split's file from row `offset`. Raises UnreadableFileError, StorageError."""
         source = self._source
         if self._open is None or self._open.path != split.split_id:
             file = decode(split.payload)
@@ -147,7 +147,7 @@ class _DeltaReader:
         return ReadResult(batch, offset + (0 if batch is None else batch.num_rows), at_end=batch is None)
 
     def close(self) -> None:
-        """Releases the file."""
+        """Releases the open file."""
         self._open = None
 
 
@@ -169,7 +169,7 @@ def _stream_of(batch: pa.RecordBatch) -> bytes:
 
 
 def _check_readable(url: str, table: DeltaTable) -> None:
-    """Raises ConfigurationError for a table whose rows cannot be read from its files alone, such as one with deletion
+    """Raises ConfigurationError for a table that uses features which this source does not support, such as deletion
     vectors.
     """
     protocol = table.protocol()

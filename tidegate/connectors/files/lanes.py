@@ -1,18 +1,19 @@
-"""`Lane`: the state of one split of a growing folder: which files it has read, and its position in the current file.
+"""`Lane`: one split of a folder that grows. It records which files it has read, and its position in the current file.
 
-A folder that grows is read in a fixed number of lanes. Rules:
+A folder that grows is read by a fixed number of lanes (splits). Rules:
 
 - The hash of a file's path determines its lane. Two subtasks therefore never read the same file, wherever they run, and
   need no coordination.
-- A lane takes its files by the time of their last change, then by path. It reads one file at a time.
-- A time of change may be wrong: before 1970, or in the future. The newest time that a lane has seen is never later than
-  the clock, so a file with a future date does not make all later files too old.
+- A lane reads its files in the order of modification time, then path, one file at a time.
+- A modification time may be wrong: before 1970, or in the future. The newest time that a lane has seen is never later
+  than the clock, so a file with a future date does not make all later files too old.
 - The payload of a lane lists the files that it has read, and is stored in each checkpoint together with their rows.
   Each file is therefore read once, whatever restarts.
-- It remembers files for `age` behind the newest that it took (Spark's maxFileAge). A file that is already older when it
-  appears is skipped, because it is unknown whether it was read. This bounds the payload. Files are forgotten many at a
-  time, up to an eighth of `age` later, so that the cost of one more file does not depend on their number.
-- A file that was taken is never taken again, even if it changes.
+- A lane remembers files up to `age` older than the newest file that it has read (Spark's maxFileAge). A file that is
+  already older when it appears is skipped, because it is unknown whether it was read. This bounds the payload. Files
+  are forgotten many at a time, up to an eighth of `age` later, so that the cost of one more file does not depend on
+  their number.
+- A file is never read twice, even if it changes.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ TIME_BYTES = 8
 _ENTRY_BYTES = DIGEST_BYTES + TIME_BYTES
 _LATER = 8
 FILES_MAX = 1_000_000
-"""Limit of files that a lane remembers. Each takes 24 bytes."""
+"""Limit of files that a lane remembers. Each needs 24 bytes in the checkpoint."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class FileAt:
-    """A file as it was when reading began, and the index of its first row that has not been read."""
+    """A file as it was when reading began, and the index of its first row that was not read yet."""
 
     path: str
     size_bytes: int
@@ -48,33 +49,35 @@ class FileAt:
 
     @staticmethod
     def of(file: FileInfo) -> FileAt:
-        """Returns the position at the first row of a file, in its present state."""
+        """Returns a position at the first row of a file, with the file's present size and modification time."""
         return FileAt(file.path, file.size_bytes, file.modified_at_ms or 0, tag=file.tag)
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """The state of a lane in a checkpoint. `read` has, for each file that was read, 16 bytes of the hash of its path
-    and 8 bytes of its time.
+    """The state of a lane in a checkpoint.
+
+    `read` has, for each file that was read, the hash of its path (16 bytes) and its modification time in ms (8 bytes).
     """
 
     lanes: int
     newest_ms: int | None = None
-    """The latest time of change among the files that were read, in ms, but at most the time of the clock. None before
-    the first file.
+    """The latest modification time among the files that were read, in ms since the epoch, but at most the clock's time.
+
+    None before the first file.
     """
     read: bytes = b""
     file: FileAt | None = None
 
 
 def digest_of(path: str) -> bytes:
-    """Returns the hash that identifies a file and decides its lane."""
+    """Returns the 16-byte hash of a file's path, which identifies the file and determines its lane."""
     return xxhash.xxh3_128_digest(path.encode("utf-8", "surrogateescape"))
 
 
 def lane_of(digest: bytes, lanes: int) -> int:
-    """Returns the number of the lane to which a file belongs."""
+    """Returns the number of the lane that reads a file with this hash."""
     return int.from_bytes(digest[:8], "big") % lanes
 
 
@@ -84,21 +87,21 @@ def _entry(digest: bytes, at_ms: int) -> bytes:
 
 @dataclass(slots=True)
 class Lane:
-    """A lane that is being read. `payload` is its encoded state, for checkpoints."""
+    """One split of a growing folder while it is read. `payload` is its encoded state, for checkpoints."""
 
     payload: bytes
     state: LaneState
     known: dict[bytes, int] = field(default_factory=dict)
-    """Hash and time of change of every file that was read and is still remembered."""
+    """Hash of the path, and modification time in ms, of every file that was read and is still remembered."""
     oldest_ms: int = field(init=False)
-    """The earliest of these times of change. If there is none, the newest time so far, or 0."""
+    """The earliest modification time (ms) in `known`. Without files in `known`: the newest time so far, or 0."""
 
     def __post_init__(self) -> None:
         self.oldest_ms = min(self.known.values(), default=self.state.newest_ms or 0)
 
     @classmethod
     def of(cls, payload: bytes) -> Lane:
-        """Returns the lane for the state in a checkpoint."""
+        """Restores a lane from its payload in a checkpoint."""
         state = decode(payload)
         assert isinstance(state, LaneState)
         entries = (state.read[at : at + _ENTRY_BYTES] for at in range(0, len(state.read), _ENTRY_BYTES))
@@ -106,30 +109,31 @@ class Lane:
         return cls(payload, state, known)
 
     def is_too_old(self, file: FileInfo, age_ms: int) -> bool:
-        """Returns whether a file is older than the files that the lane remembers, so that it may have been read."""
+        """Returns whether a file is older than the files that the lane remembers, so that it may have been read
+        before.
+        """
         newest_ms = self.state.newest_ms
         return newest_ms is not None and (file.modified_at_ms or 0) < newest_ms - age_ms
 
     def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
-        """Returns the files of this lane that are not read yet, in reverse order of reading. Called between two
-        files.
-        """
+        """Returns the files of this lane that were not read yet, the next one last. Called between two files."""
         assert self.state.file is None, "a lane reads one file at a time"
         chosen = [file for digest, file in files if digest not in self.known and not self.is_too_old(file, age_ms)]
         return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
 
     def take(self, file: FileInfo) -> None:
-        """Starts to read a file at its first row."""
+        """Starts reading a file at its first row."""
         self._become(replace(self.state, file=FileAt.of(file)))
 
     def advance(self, rows: int) -> None:
-        """Records that `rows` more rows of the file have been read."""
+        """Records that `rows` more rows of the current file have been read."""
         assert self.state.file is not None
         self._become(replace(self.state, file=replace(self.state.file, row=self.state.file.row + rows)))
 
     def leave(self, age_ms: int, now_ms: int) -> None:
-        """Records that the whole file has been read, and forgets files that are too old. Raises ConfigurationError if
-        too many remain.
+        """Records that the current file has been read completely, and forgets files that are too old.
+
+        Raises ConfigurationError if too many files remain.
         """
         file = self.state.file
         assert file is not None

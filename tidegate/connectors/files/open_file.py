@@ -1,15 +1,15 @@
-"""`OpenFile` and `OpenText`: the rows of a file that must stay as it was when it was taken.
+"""`OpenFile` and `OpenText`: read the rows of a file, and detect if the file changes meanwhile.
 
 Rules:
 
-- Each range of bytes must be of the file that was taken, by size, time of change, and the ETag if the storage has one.
-  So rows of another file, or of a mixture, are never returned.
+- With each byte range that is read, size, modification time and ETag (if the storage has ETags) of the file are
+  compared. So rows of a changed file are never returned.
 - The file is compared once more after its last row: a file that grows while it is read could be cut anywhere.
 - A file that cannot be read is an UnreadableFileError, which names the file and what to do; a restart does not help.
   Storage that does not answer is a StorageError.
-- Only the wanted columns are read, with the order and types of the schema. A value that does not fit its type is an
+- Only the requested columns are read, with the order and types of the schema. A value that does not fit its type is an
   error, and so is a missing column.
-- Parquet is read by row groups (`formats/parquet.py`), text from its begin (`text_rows.py`).
+- Parquet is read by row groups (`formats/parquet.py`), text from the beginning (`text_rows.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class UnreadableFileError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Sentences of advice that end the errors about a file. Each source has its own."""
+    """Sentences of advice at the end of error texts about a file. Each source has its own."""
 
     changed: str
     unreadable: str
@@ -61,25 +61,26 @@ OF_FILES = Advice(
 
 
 class TakenFile:
-    """The bytes of a file that must not change. Reading raises an error once the file has changed."""
+    """Reads the bytes of a file that must not change. Reading raises an error once the file has changed."""
 
     def __init__(self, store: FileSystemStore, file: FileAt, advice: Advice) -> None:
-        """Does not open the file. `open` does."""
+        """Prepares reading. `open` opens the file."""
         self._store = store
         self._file = file
         self._url = join_url(store.url, file.path)
         self.advice = advice
 
     def compare(self) -> None:
-        """Compares the file with its state when reading began. Raises UnreadableFileError if it has changed or no
-        longer exists, and StorageError.
+        """Compares the file with its state when reading began.
+
+        Raises UnreadableFileError if the file has changed or no longer exists, and StorageError.
         """
         with self._there():
             now = self._store.info(self._file.path)
         self._check(now)
 
     def open(self) -> StoreFile:
-        """Opens the file. Reads of it raise as `compare` does."""
+        """Opens the file. Reading from it raises UnreadableFileError if the file has changed, and StorageError."""
         return StoreFile(self._url, self._file.size_bytes, self._range)
 
     def _range(self, at: int, size: int) -> bytes:
@@ -105,7 +106,7 @@ class TakenFile:
 
 
 class OpenFile:
-    """The rows of one file of Parquet or Avro, in file order."""
+    """Reads the rows of one Parquet or Avro file, in file order."""
 
     def __init__(
         self,
@@ -120,8 +121,10 @@ class OpenFile:
         limit_bytes: int = LIMIT_BYTES,
         is_avro: bool = False,
     ) -> None:
-        """Opens the file. Only the rows `rows` are needed. The other arguments are as for `open_rows`. Raises
-        UnreadableFileError, StorageError.
+        """Opens the file. `rows` is a filter for rows that the program needs. The other arguments are as for
+        `open_rows`.
+
+        Raises UnreadableFileError, StorageError.
         """
         self.path = file.path
         self._taken = TakenFile(store, file, advice)
@@ -135,7 +138,10 @@ class OpenFile:
                 )
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
-        """Returns rows from `row` on, or None after the last one. Raises UnreadableFileError, StorageError."""
+        """Returns up to `rows_max` rows from row `row` on, or None after the last row.
+
+        Raises UnreadableFileError, StorageError.
+        """
         with reading(self._bytes, self._taken.advice):
             batch = self._rows.read(row, rows_max)
         if batch is None:
@@ -143,12 +149,12 @@ class OpenFile:
         return batch
 
     def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
-        """Returns rows as `read` does, in the form that readers of text return (`RowsRead`)."""
+        """Returns rows as `read` does, as a `RowsRead` without dead letters."""
         batch = self.read(row, rows_max)
         return None if batch is None else RowsRead(batch, None, batch.num_rows)
 
     def next_row(self, row: int) -> int:
-        """Returns the first row, from `row` on, that the program may need."""
+        """Returns the index of the first row, from `row` on, that the program's filter may keep."""
         return self._rows.next_row(row)
 
     def compare(self) -> None:
@@ -157,7 +163,7 @@ class OpenFile:
 
 
 class OpenText:
-    """The rows of one text file, in file order, and its dead letters."""
+    """Reads the rows of one text file (CSV, JSON or plain text) in file order, and its dead letters."""
 
     def __init__(
         self,
@@ -170,8 +176,9 @@ class OpenText:
         *,
         fails: bool = True,
     ) -> None:
-        """Opens the file. `constants` is one row with the columns that are the same in all rows. With `fails`, a bad
-        row is an error.
+        """Opens the file.
+
+        `constants` is one row with the columns that have one value in all rows. With `fails`, a bad row is an error.
         """
         self.path = file.path
         self._taken = TakenFile(store, file, advice)
@@ -180,7 +187,10 @@ class OpenText:
         self._rows = TextRows(self._bytes, file.path, form, wanted, partial(_with_constants, schema, constants), fails)
 
     def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
-        """Returns rows from `row` on, or None after the last one. Raises UnreadableFileError, StorageError."""
+        """Returns up to `rows_max` rows from row `row` on, or None after the last row.
+
+        Raises UnreadableFileError, StorageError.
+        """
         with reading(self._bytes, self._taken.advice):
             found = self._rows.read(row, rows_max)
         if found is None:
@@ -188,12 +198,12 @@ class OpenText:
         return found
 
     def next_row(self, row: int) -> int:
-        """Returns `row`: rows of text cannot be skipped before they are read."""
+        """Returns `row`, because rows of text cannot be skipped without reading them."""
         return row
 
 
 def difference_of(file: FileAt, now: FileInfo) -> str | None:
-    """Returns a description of how a file differs from its state when reading began, or None if it is unchanged."""
+    """Describes how a file differs from its state when reading began. Returns None if it is unchanged."""
     before = file.size_bytes, file.modified_at_ms
     if before == (after := (now.size_bytes, now.modified_at_ms or 0)):
         if not file.tag or not now.tag or file.tag == now.tag:
@@ -240,19 +250,19 @@ _SUFFIXES = {
 
 
 class FileRows(Protocol):
-    """The rows of one open file."""
+    """Reads the rows of one open file."""
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
-        """Returns up to `rows_max` rows from `row` on, or None after the last row."""
+        """Returns up to `rows_max` rows from row `row` on, or None after the last row."""
         ...
 
     def next_row(self, row: int) -> int:
-        """Returns the first row, from `row` on, that the program may need."""
+        """Returns the index of the first row, from `row` on, that the program's filter may keep."""
         ...
 
 
 def format_of(path: str) -> str | None:
-    """Returns the format by the name of a file or pattern, or None."""
+    """Returns the format that the suffix of a file name or pattern implies, or None."""
     bare = without_compression(path)
     return next((known for suffix, known in _SUFFIXES.items() if bare.endswith(suffix)), None)
 
@@ -267,11 +277,11 @@ def open_rows(
     may_lack: bool = False,
     limit_bytes: int = LIMIT_BYTES,
 ) -> FileRows:
-    """Opens a Parquet file to read the columns of a schema. Only the rows `rows` are needed.
+    """Opens a Parquet file to read the columns of a schema. `rows` is a filter for rows that the program needs.
 
-    - `constants`: one row with columns that have the same value in all rows, whatever the file has there.
+    - `constants`: one row with columns that have this value in all rows, even if the file has such columns.
     - `may_lack`: any other column that the file lacks is null.
-    - `limit_bytes`: the limit of a row, and of large pages in total, if few bytes of the file stand for them.
+    - `limit_bytes`: limit of the decoded size of a row, and of large pages in total, if they are highly compressed.
 
     Raises ConfigurationError, ArrowInvalid, StorageError.
     """
@@ -287,20 +297,20 @@ def open_avro(
 
 
 def schema_of(file: StoreFile, kind: str = "parquet") -> pa.Schema:
-    """Returns the columns of a file of Parquet or Avro."""
+    """Returns the columns of a Parquet or Avro file. `kind` is "parquet" or "avro"."""
     if kind == "avro":
         return avro_file_schema(file)
     return parquet_schema(pa.PythonFile(file, mode="r")).remove_metadata()
 
 
 def without_constants(schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Schema:
-    """Returns the columns that the file itself must have: all without the constant ones."""
+    """Returns the columns that the file itself must have: all columns of the schema that are not constant."""
     known = () if constants is None else constants.schema.names
     return pa.schema([field for field in schema if field.name not in known])
 
 
 def _with_constants(schema: pa.Schema, constants: pa.RecordBatch | None, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns rows of a file with the columns that it does not have itself."""
+    """Returns rows of a file with the constant columns added."""
     if constants is None:
         return batch
     table = completed(pa.Table.from_batches([batch]), batch.num_rows, schema, constants)
@@ -308,7 +318,10 @@ def _with_constants(schema: pa.Schema, constants: pa.RecordBatch | None, batch: 
 
 
 def completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Table:
-    """Returns the rows with all columns of a schema, in its order. Constant and missing columns are added."""
+    """Returns the rows with all columns of a schema, in its order.
+
+    Constant columns are added, and missing columns as nulls.
+    """
 
     def column(field: pa.Field) -> pa.Array | pa.ChunkedArray:
         if constants is not None and field.name in constants.schema.names:

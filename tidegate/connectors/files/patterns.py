@@ -1,15 +1,15 @@
-"""`FilePattern`: which files of a folder are read, their names, and the columns in the names of their folders.
+"""`FilePattern`: selects files by a pattern, and parses partition columns from the names of folders.
 
 Rules:
 
 - `*` and `?` match anything but a slash, `[ab]` one of these characters, `[!ab]` any other character, and `**/` any
   number of folders. A pattern that ends with a slash matches all files directly in that folder.
 - `[[]`, `[*]` and `[?]` match the characters themselves, as `glob.escape` writes them. A file that matches only if
-  brackets stand for themselves is refused, because the pattern is ambiguous.
+  brackets are taken literally is refused, because the pattern is ambiguous.
 - A name that begins with `_` or `.` is hidden, as in Spark, and so is everything below such a folder. So a writer can
   use a hidden name and rename the file when it is complete. A folder such as `_day=2024-01-01` is not hidden: it has
   the value of a column that begins with `_`.
-- A folder that is a symbolic link is read like any other.
+- Symbolic links to folders are followed.
 - A file is named by its path below the folder, which is the part of the pattern before the first wildcard. The path
   must be UTF-8, because checkpoints store it.
 - Columns in names of folders are written as Hive and Spark do: `day=2013-01-01/shop=a%2Fb/x`.
@@ -37,22 +37,22 @@ _WILDCARDS = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class FilePattern:
-    """A set of files: all files below `folder` with a relative path that matches `expression`."""
+    """Matches files: all files below `folder` whose relative path matches the regular expression `expression`."""
 
     folder: str
     expression: str
 
     below: tuple[str, ...] = ("",)
-    """Names of the partition folders below `folder`."""
+    """Subfolders of `folder` that are listed, as relative paths."""
 
     literal: str = "(?!)"
-    """A second expression in which brackets stand for themselves. It detects ambiguous patterns."""
+    """A second regular expression in which brackets are literal. It detects ambiguous patterns."""
 
     @staticmethod
     def of(url: str | Sequence[str]) -> FilePattern:
-        """Returns the pattern that a user has written, or the union of several.
+        """Parses the pattern or patterns that a user has written.
 
-        Raises ConfigurationError if it names no folder.
+        Raises ConfigurationError if a pattern names no folder.
         """
         if isinstance(url, str):
             return FilePattern._of_one(url)
@@ -62,7 +62,7 @@ class FilePattern:
 
     @staticmethod
     def _together(patterns: Sequence[FilePattern]) -> FilePattern:
-        """Returns one pattern for the files of all patterns, below the folder that they share."""
+        """Returns one pattern that matches the files of all patterns, below their common folder."""
         folders = [pattern.folder.rstrip("/").split("/") for pattern in patterns]
         pairs = zip(min(folders), max(folders), strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -101,7 +101,7 @@ class FilePattern:
         )
 
     def store(self) -> FileSystemStore:
-        """Opens the folder."""
+        """Opens the store at `folder`."""
         return open_store(self.folder)
 
     def files(self) -> list[FileInfo]:
@@ -131,7 +131,7 @@ class FilePattern:
 
 
 def _check_name(path: str, folder: str) -> None:
-    """Raises ConfigurationError for a name that a checkpoint cannot store."""
+    """Raises ConfigurationError for a path that is not UTF-8, because a checkpoint cannot store it."""
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -166,7 +166,7 @@ def _literal(pattern: str) -> str:
 
 
 def _choice(part: str) -> str | None:
-    """Returns the expression for characters in brackets, or None for any other text."""
+    """Returns the regular expression for a set of characters in brackets, or None for any other text."""
     if len(part) < 3 or part[0] != "[" or part[-1] != "]":
         return None
     negated = part[1] in "!^" and len(part) > 3
@@ -183,7 +183,7 @@ _FLOAT_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def folder_values(path: str, partitions: pa.Schema) -> pa.RecordBatch:
-    """Returns one row with the partition columns of a path. Values are parsed as in CSV.
+    """Parses the partition columns in a path, and returns them as one row. Values are parsed as in CSV.
 
     Raises ConfigurationError if a folder is missing, occurs twice, or has a value of another type.
     """

@@ -1,16 +1,16 @@
-"""Keeps a table's files few and its history short: compaction of small files, and vacuums, while its job runs.
+"""Compacts small files of a table, and vacuums old ones, while the table's job runs.
 
 Rules of any compaction:
 
-- A compaction of a table at rest owns the table meanwhile. Only the owner commits, so no other commit can come in
-  between, and the compaction itself is fenced when a job takes the table.
+- A compaction of a table that no job writes becomes the owner of the table. Only the owner commits, so no other commit
+  can happen meanwhile, and the compaction is fenced when a job claims the table.
 - One line of jobs at a time is compacted. Rows of different lines never meet in a file, because a restored job hides
   rows of its own line and of no other.
 - The replaced entries stay in the log, and their files stay: any checkpoint can be restored, and any version read.
 - Rows keep their order within a line and a partition. In an upsert table only the newest row of a key stays in a file.
-- A row that marks its key as deleted stays as long as an older row of the key may show with it. It is dropped from the
-  first file of a partition, if only one line of jobs has ever claimed the table: everything else that shows with that
-  file is newer. A restored job of another line may show rows that are older, also rows that are not committed yet.
+- A row that marks its key as deleted is kept as long as an older row of the key may be visible with it. It is dropped
+  from the first file of a partition if only one line of jobs has ever claimed the table, because all other visible
+  files are newer. With several lines, older rows may become visible later.
 - A file that is large enough is not read; the commit names it again.
 """
 
@@ -47,9 +47,9 @@ from tidegate.storage.tables.table_log import TableLog
 
 
 class RunningCompaction:
-    """Compacts the table at the store's root, which one job owns, in one process of that job. Not thread-safe.
+    """Compacts small files of the table at the store's root while the job `job_id` owns and writes it. Not thread-safe.
 
-    `log` is the log with which the process commits.
+    `log` is the `TableLog` with which this process commits.
     """
 
     def __init__(self, store: Store, log: TableLog, job_id: JobId, settings: CompactionSettings) -> None:
@@ -60,19 +60,20 @@ class RunningCompaction:
         self._settings = settings
         self._nonce = uuid.uuid4().hex[:8]
         self._units: list[Unit] | None = None
-        """Visible units of the line, in order, up to entry `_read_to`. None if they have to be read again."""
+        """The visible units of the owner's line, in order, up to entry `_read_to`. None if they must be read again."""
         self._read_to = -1
         self._mark: int | None = None
-        """Number under which this process compacts. None if it has not declared that it compacts."""
+        """A number that identifies this process in file names.
+
+        None until the process has registered as the compactor.
+        """
         self._steps = 0
 
     def step(self, may_go_on: Callable[[], None] = lambda: None) -> bool:
-        """Makes one compaction if one is due. Returns whether it did.
+        """Performs one compaction if one is due, and returns whether it did.
 
-        `may_go_on` may raise to end the work before any file.
-
-        Raises StorageError, after which it can be called again, and CorruptionError or NotFoundError for a damaged or
-        lost file.
+        `may_go_on` is called before each file, and may raise an exception to stop the work. Raises StorageError, after
+        which `step` can be called again, and CorruptionError or NotFoundError for a damaged or lost file.
         """
         fold = self._log.state()
         if fold is None or fold.owner != self._job_id or fold.pending:
@@ -98,7 +99,7 @@ class RunningCompaction:
         return True
 
     def close(self) -> None:
-        """Deletes files that were written in vain, at the end of the job. Raises StorageError."""
+        """Deletes files of unfinished compactions at the end of the job. Raises StorageError."""
         fold = self._log.state()
         if fold is None or fold.owner != self._job_id or not fold.compactor:
             return  # No process has ever compacted, so there are no files.
@@ -130,7 +131,7 @@ class RunningCompaction:
         return self._units
 
     def _with(self, units: list[Unit], entries: Iterable[TableEntry]) -> list[Unit]:
-        """Returns the units after these entries, all of which are by the owner."""
+        """Returns the units after applying these newer entries of the owner."""
         for entry in entries:
             if entry.rewrite is not None:
                 replaced = [n for n, unit in enumerate(units) if covers(entry.rewrite.replaces, unit.seq)]
@@ -140,7 +141,7 @@ class RunningCompaction:
         return units
 
     def _is_own(self, fold: TableFold, entry: TableEntry) -> bool:
-        """Returns whether a visible entry belongs to the owner's line."""
+        """Returns whether a visible entry was written by the owner's line of jobs."""
         assert fold.claim is not None
         return entry.job_id == self._job_id or covers(fold.claim.own, entry.seq)
 
@@ -152,14 +153,15 @@ class RunningCompaction:
 FILES_A_STEP = 500
 LOOKS_A_HISTORY = 20
 FIRST_LOOK_MS = 60_000
-"""Delay in ms before the first vacuum of a process, if the history is long. A shorter job does not vacuum."""
+"""Maximum delay in ms before the first vacuum of a process. A shorter job does not vacuum."""
 LOOK_EVERY_MS_MAX = 24 * 3_600_000
 
 
 class RunningVacuum:
-    """Vacuums the table at the store's root, which one job owns, in one process of that job. Not thread-safe.
+    """Deletes old files of the table at the store's root while the job `job_id` owns and writes it. Not thread-safe.
 
-    `log` is the log with which the process commits. `checkpoints` lists the existing checkpoints of the job.
+    `log` is the `TableLog` with which this process commits. `history_ms` is how long old versions are kept.
+    `checkpoints` returns the existing checkpoints of the job.
     """
 
     def __init__(
@@ -179,17 +181,15 @@ class RunningVacuum:
         self._now_ms = now_ms
         self._look_at_ms = now_ms() + min(history_ms // LOOKS_A_HISTORY, FIRST_LOOK_MS)
         self._due: tuple[str, ...] = ()
-        """Files that have to be deleted, according to the log."""
+        """Paths of files that a vacuum in the log has declared deleted, and that were not deleted yet."""
         self._looked: Retention | None = None
-        """Retention of the last check, or None once the log was cut after it."""
+        """Retention of the last vacuum, or None once the log was cut after it."""
 
     def step(self, may_go_on: Callable[[], None] = lambda: None) -> bool:
-        """Deletes some files that are due, or else cuts the log. Returns whether it did anything.
+        """Deletes some files that are due, or else cuts the log. Returns whether it did either.
 
-        `may_go_on` may raise to end the work before that.
-
-        Raises StorageError, after which it can be called again, and TableError or CorruptionError if the log is
-        damaged.
+        `may_go_on` is called first, and may raise an exception to stop the work. Raises StorageError, after which
+        `step` can be called again, and TableError or CorruptionError if the log is damaged.
         """
         if not self._due:
             self._look()
@@ -226,13 +226,15 @@ class RunningVacuum:
 FAN_IN = 10
 FILES_A_UNIT_MAX = 5_000
 READ_FACTOR = 8
-"""Limit of the bytes that one compaction reads, as a multiple of the target size of files."""
+"""Limit of the bytes that one compaction reads, as a multiple of the target file size."""
 _SEALED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionSettings:
-    """The target size of files, in stored bytes, and the number of units of a level that are compacted together."""
+    """The target file size in stored bytes, and the number of units of one level that are compacted together
+    (`fan_in`).
+    """
 
     file_bytes: int
     fan_in: int = FAN_IN
@@ -240,7 +242,9 @@ class CompactionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A visible entry: its number, the compactions that its rows went through, its files, and bytes of small ones."""
+    """A visible log entry as compaction sees it: its number, how often its rows were compacted (`level`), the number
+    of its files, and the total bytes of its small files.
+    """
 
     seq: int
     level: int
@@ -249,7 +253,10 @@ class Unit:
 
 
 def next_compaction(units: Sequence[Unit], settings: CompactionSettings) -> tuple[int, tuple[Unit, ...]]:
-    """Returns the adjacent units that are due for compaction, and the level of the result. No units: nothing is due."""
+    """Returns the level of the result of the next compaction, and the adjacent units to compact.
+
+    No units if none is due.
+    """
     levels = [_SEALED if unit.files >= FILES_A_UNIT_MAX else unit.level for unit in units]
     for at in range(len(levels) - 2, -1, -1):
         levels[at] = max(levels[at], levels[at + 1])
@@ -264,7 +271,7 @@ def next_compaction(units: Sequence[Unit], settings: CompactionSettings) -> tupl
 
 
 def _bounded(units: Sequence[Unit], settings: CompactionSettings) -> tuple[Unit, ...]:
-    """Returns the first units whose total size is within the limit, but at least as many as the fan-in."""
+    """Returns the first units whose total size is within the limit, but at least `fan_in` units."""
     taken = sum_bytes = 0
     bytes_max = settings.file_bytes * READ_FACTOR
     for unit in units:
@@ -276,30 +283,30 @@ def _bounded(units: Sequence[Unit], settings: CompactionSettings) -> tuple[Unit,
 
 
 FILE_BYTES = 64 << 20
-"""The target size of files, in stored bytes."""
+"""The default target file size, in stored bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Files of one partition whose rows are joined into one file. A single file stays as it is."""
+    """Files of one partition whose rows are merged into one file. A single file stays unchanged."""
 
     files: tuple[DataFile, ...]
     is_first: bool = False
-    """True if none of the other compacted files precedes these in their partition."""
+    """True if these are the oldest of the compacted files in their partition."""
 
     @property
     def folder(self) -> str:
-        """Folder of their partition, relative to the folder of an attempt. Empty without partitions."""
+        """Partition folder of the files, relative to the folder of an attempt. Empty without partitions."""
         return folder_of(self.files[0].path)
 
 
 def is_small(file: DataFile, file_bytes: int) -> bool:
-    """Returns whether a file is to be joined with others, if `file_bytes` is the target size."""
+    """Returns whether a file is small enough to be merged with others: below half of the target size `file_bytes`."""
     return file.size_bytes < file_bytes // 2
 
 
 def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
-    """Returns how to join a line's files: adjacent small files of a partition become one file of up to `file_bytes`.
+    """Plans how to merge files: adjacent small files of a partition become one file of up to `file_bytes`.
 
     A file is small below half of `file_bytes`.
     """
@@ -331,7 +338,7 @@ def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
 
 
 def worth_it(rewrites: Sequence[Rewrite]) -> bool:
-    """Returns whether a rewrite would reduce the number of files."""
+    """Returns whether the rewrites would reduce the number of files."""
     return any(len(rewrite.files) > 1 for rewrite in rewrites)
 
 
@@ -345,11 +352,11 @@ def rewritten(
     *,
     from_beginning: bool = False,
 ) -> tuple[DataFile, ...]:
-    """Returns the files that replace all these, in order, and writes the new ones.
+    """Writes the merged files of all rewrites, and returns the files that replace the originals, in order.
 
-    They are in `folder` or its partition folders, with names that begin with `prefix`. `may_go_on` is called before
-    each file is read, and may raise to end the work. `from_beginning`: nothing older than these files can ever show
-    with them, because they begin what the only line of the table shows.
+    The new files are in `folder` or its partition folders, with names that begin with `prefix`. `may_go_on` is called
+    before each file is read, and may raise an exception to stop the work. `from_beginning`: no older rows can ever
+    become visible with these files, so rows that mark deleted keys can be dropped.
     """
 
     def written(number: int, rewrite: Rewrite) -> DataFile:
@@ -365,7 +372,7 @@ def rewritten(
 def _write(
     store: Store, info: TableInfo, path: str, rewrite: Rewrite, may_go_on: Callable[[], None], forgets: bool
 ) -> DataFile:
-    """Writes the rows of a rewrite as one file. `forgets` drops the rows that mark their key as deleted."""
+    """Writes the rows of a rewrite as one file. `forgets` drops rows that mark their key as deleted."""
 
     def tables() -> Iterator[pa.Table]:
         for file in rewrite.files:

@@ -1,4 +1,4 @@
-"""Partitions of a table: the folder of a row's file, and the files that filters on partition columns select.
+"""Partitions of a table: computes the partition folder of a row, and selects files by filters on partition columns.
 
     data/<job>/<attempt>/carrier=AA/day=2013-01-01/<name>.parquet
 
@@ -10,13 +10,14 @@ Rules of folders:
 - A null is `__HIVE_DEFAULT_PARTITION__`. A string with this text is encoded, so that it differs.
 - The columns are in the files as well. Folders help to choose files; values of rows are never read from a name.
 - The path of a file is in the table's log, and with it the partition values of its rows.
-- No folder's name ends like the name of a data file, so that a listing can distinguish the two.
+- No folder name ends with the suffix of a data file, so that a listing can distinguish folders and files.
 
 Rules of filters:
 
-- A filter compares a partition column with a value. All rows of a file have the same value there, so files are chosen
-  whole, without opening any, and their rows are exactly the rows that match.
-- In an upsert table all rows of a key are in one partition, so the newest of them is in one of the chosen files.
+- A filter compares a partition column with a value. All rows of a file have the same value in that column, so a filter
+  selects whole files without opening them.
+- In an upsert table all rows of a key are in one partition, so the newest row of the key is in one of the selected
+  files.
 - As in SQL, a null is neither equal nor unequal to a value, nor less or greater. `= None` matches nulls, `!= None`
   matches everything else, and `in` matches a null if None is among its values.
 """
@@ -41,11 +42,11 @@ from tidegate.storage.schemas.arrow_types import decoded_type
 
 
 class PartitionedTable(Protocol):
-    """The properties of a table with partitions that filters use (`TableInfo` has them)."""
+    """The part of `TableInfo` that partition filters use."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """Returns the schema of all columns."""
+        """Returns the schema of all columns of the table."""
 
     @property
     def partition_by(self) -> tuple[str, ...]:
@@ -57,7 +58,7 @@ DATA_FILE_SUFFIX = ".parquet"
 TEXT_BYTES_MAX = 64
 """Limit of the size of a partition value, in bytes of UTF-8.
 
-Encoded, and with its column's name, such a value fits into the 255 bytes of a file name.
+Encoded, and with its column's name, a value of this size fits into the 255 bytes of a file name.
 """
 
 _ESCAPED_COLUMN_BYTES_MAX = 60
@@ -69,7 +70,9 @@ _ATTEMPT_PARTS = 3
 
 
 def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Sequence[str]) -> None:
-    """Raises TableError, naming the column, if a table of these columns cannot be partitioned like this."""
+    """Raises TableError, naming the column, if a table with these columns and keys cannot be partitioned by
+    `partition_by`.
+    """
     for name in partition_by:
         if name not in schema.names:
             raise TableError(
@@ -103,7 +106,7 @@ def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Seq
 
 
 def check_texts(rows: pa.RecordBatch, partition_by: Sequence[str]) -> None:
-    """Raises TableError if a string is too long for the name of a folder."""
+    """Raises TableError if a string in a partition column is too long for the name of a folder."""
     for name in partition_by:
         column = rows.column(name)
         if pa.types.is_dictionary(column.type):
@@ -119,19 +122,22 @@ def check_texts(rows: pa.RecordBatch, partition_by: Sequence[str]) -> None:
 
 
 def partition_folders(rows: pa.RecordBatch, partition_by: Sequence[str]) -> list[str]:
-    """Returns the folder of each row, without slashes at its ends."""
+    """Returns the partition folder of each row, such as `day=2013-01-01/shop=a`."""
     columns = [[folder_name(name, value) for value in rows.column(name).to_pylist()] for name in partition_by]
     return ["/".join(names) for names in zip(*columns, strict=True)]
 
 
 def folder_name(column: str, value: object) -> str:
-    """Returns the name of the folder of a column's value."""
+    """Returns the name of the folder for one value of a partition column, such as `day=2013-01-01`."""
     name = escape(column) if _NO_FOLDER.search(column) else column
     return f"{name}={_text(value)}"
 
 
 def folder_of(path: str) -> str:
-    """Returns the partition folders in the path of a data file. Empty without partitions."""
+    """Returns the partition folders in the path of a data file, such as `day=2013-01-01/shop=a`.
+
+    Empty without partitions.
+    """
     return "/".join(path.split("/")[_ATTEMPT_PARTS:-1])
 
 
@@ -178,9 +184,9 @@ _Test = Callable[[object], bool]
 def matching_files(
     info: PartitionedTable, files: Sequence[DataFile], filters: Sequence[PartitionFilter]
 ) -> tuple[DataFile, ...]:
-    """Returns the files of a table whose rows match every filter.
+    """Returns the files whose partition values match every filter.
 
-    Raises ConfigurationError for a filter on another column, and for an unknown comparison or a value of the wrong
+    Raises ConfigurationError for a filter on another column, for an unknown comparison, and for a value of the wrong
     type.
     """
     if not filters:
@@ -197,7 +203,7 @@ def matching_files(
 
 
 def _test(info: PartitionedTable, given: PartitionFilter) -> tuple[int, _Test]:
-    """Returns the index of a filter's column among the partition columns, and a function that tests a value."""
+    """Returns the index of the filter's column among the partition columns, and a function that tests a value."""
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ConfigurationError(
             f'filter {given!r}: give column, comparison and value, such as ("carrier", "=", "AA"), in a list of filters'

@@ -3,8 +3,7 @@
 The log is read once, so the copy is the table as it was at one moment, also while its owner continues to write. Entries
 are written in reverse order, the first one last: until then the table does not exist. The snapshot of a log that was
 cut is written last, and until then the table is damaged. An interrupted copy may be repeated. Rows that were handed on
-are deleted at the source, possibly during the copy. The copy does without them, and contains the mark that records
-this.
+are deleted at the source, possibly during the copy. The copy omits these rows, and contains the mark that records this.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from tidegate.storage.tables.table_log import TableLog
 
 
 def copy_table(source: Store, target: Store, uncommitted: Iterable[DataFile] = ()) -> list[NativeFile]:
-    """Copies a table with all files that its log names, hidden ones too, and `uncommitted` files that it will name.
+    """Copies a table with all files that its log names (also hidden ones), and the files `uncommitted`, to another
+    store.
 
     Returns every file of the copy, with its checksum. Paths are relative to the table. Raises CorruptionError,
     NotFoundError, StorageError.
@@ -65,6 +65,9 @@ def _written(target: Store, path: str, data: bytes) -> NativeFile:
 
 
 def copy_file(source: Store, target: Store, file: NativeFile) -> NativeFile:
-    """Copies a file to the same path of another store, a part at a time. It appears only if size and checksum match."""
+    """Copies a file to the same path of another store, a part at a time.
+
+    The copy appears only if size and checksum match. Raises CorruptionError, NotFoundError, StorageError.
+    """
     target.write(file.path, verified_native(source, file))
     return file

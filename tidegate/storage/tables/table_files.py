@@ -1,7 +1,7 @@
 """Writes, reads and deletes the data files of output tables.
 
     data/<job>/<attempt>/[<column>=<value>/…]part-<subtask>-<number>-<uid>.parquet     under the table's url
-    data/<job>/compacted/[<column>=<value>/…]<name>.parquet     of compactions while the job runs
+    data/<job>/compacted/[<column>=<value>/…]<name>.parquet     written by compactions while the job runs
 
 Rules:
 
@@ -10,7 +10,7 @@ Rules:
 - A file to which no entry refers may be deleted once its attempt is over.
 - In an upsert table the row of a key with the highest version counts, or the row with the greatest value in the
   `order_by` column. Hidden columns are not shown to readers.
-- Reading returns the types that were written, with dictionaries widened, whatever Parquet makes of them.
+- Reading returns the Arrow types that were written, with dictionaries widened, even if Parquet stores another type.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ _COMPACTED = "compacted"
 _MARK_DIGITS = 12
 _COMPRESSION: Literal["zstd"] = "zstd"
 _GROUP_BYTES = 32 << 20
-"""Size in memory, in bytes, of a row group in a file that joins many others."""
+"""Size in memory, in bytes, of a row group in a file that merges several tables."""
 _GROUP_ROWS = 1 << 17
 """Limit of rows of a row group.
 
-A reader decodes one group at a time, and skips groups of which a filter drops all rows.
+A reader decodes one group at a time, and skips groups in which no row matches its filter.
 """
 _CALENDAR = {"org.apache.spark.version": "3.5.0"}
 """A Spark version of at least 3.0 as the writer of a file.
 
-Arrow writes dates and times in the Gregorian calendar, as these versions of Spark do. Without it Spark assumes the old
-calendar, or fails.
+Arrow writes dates and times in the Gregorian calendar, as these versions of Spark do. Without this metadata Spark
+assumes the Julian calendar, or fails.
 """
 _ARROW_SCHEMA = b"ARROW:schema"
 _PARQUET_MAGIC = b"PAR1"
 
 
 def data_dir(job_id: JobId, attempt: AttemptNumber) -> str:
-    """Returns the folder of the files that one attempt of a job writes."""
+    """Returns the folder of the data files that one attempt of a job writes."""
     return f"{DATA_FOLDER}/{job_id}/{attempt:06d}"
 
 
 def data_file_name(subtask: SubtaskIndex, index: int, uid: OperatorUid) -> str:
-    """Returns the name of the `index`-th file that a subtask of a sink writes in an attempt.
+    """Returns the name of the data file number `index` of a sink's subtask in an attempt.
 
     The name begins with a constant, because Spark and others skip names that begin with `_` or `.`, and a uid may. The
     uid is escaped, so that no uid adds a folder or a wildcard to the path, and two uids never share a name.
@@ -79,7 +79,7 @@ def compacted_dir(job_id: JobId) -> str:
 
 
 def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) -> DataFile:
-    """Writes batches of one schema as one Parquet file. `batches` must not be empty. Raises StorageError."""
+    """Writes batches of one schema (at least one batch) as one Parquet file. Raises StorageError."""
     assert batches, "a data file needs at least one batch, for its schema"
     table = pa.Table.from_batches(batches)
     sink = pa.BufferOutputStream()
@@ -89,9 +89,9 @@ def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) 
 
 
 def write_joined_file(store: Store, path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> DataFile:
-    """Writes the rows of tables of one schema, in order, as one Parquet file. Raises StorageError.
+    """Writes the rows of several tables of one schema, in order, as one Parquet file. Raises StorageError.
 
-    At most the rows of a row group, and of the table that fills it, are in memory.
+    At most the rows of one row group, and of the table that fills it, are in memory.
     """
     sink = pa.BufferOutputStream()
     rows = waiting_bytes = 0
@@ -122,7 +122,7 @@ def _stored(store: Store, path: str, rows: int, data: memoryview) -> DataFile:
 
 
 def read_data_file(store: Store, file: DataFile) -> pa.Table:
-    """Returns all columns of a data file, hidden ones included, with dictionaries widened.
+    """Reads all columns of a data file, including hidden columns, with dictionaries widened.
 
     Raises CorruptionError, NotFoundError.
     """
@@ -142,11 +142,11 @@ def read_data_file(store: Store, file: DataFile) -> pa.Table:
 
 
 def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pa.Table:
-    """Returns the visible rows of the table at the store's root, in its schema: now, or as of an earlier commit.
+    """Returns the visible rows of the table at the store's root: now, or as of an earlier commit or time.
 
-    Append mode: in commit order. Upsert mode: one row a key, the newest. With `filters` only files of partitions that
-    match are read. Raises TableError if there is no such table or commit, ConfigurationError for an invalid filter, and
-    CorruptionError or NotFoundError for a damaged or lost file.
+    In append mode the rows have commit order. In upsert mode the newest row of each key is returned. With `filters`
+    only files of matching partitions are read. Raises TableError if there is no such table or commit,
+    ConfigurationError for an invalid filter, and CorruptionError or NotFoundError for a damaged or lost file.
     """
     snapshot = TableLog(store).snapshot(as_of)
     files = matching_files(snapshot.info, snapshot.files, filters)
@@ -157,7 +157,7 @@ def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[Partit
 
 
 def read_head(store: Store, n: int) -> tuple[pa.Table, bool]:
-    """Returns the first `n` visible rows, and whether there are more. Raises as `read_table` does.
+    """Returns the first `n` visible rows of the table, and whether there are more. Raises as `read_table` does.
 
     In append mode only the files with these rows are read.
     """
@@ -179,7 +179,8 @@ def read_head(store: Store, n: int) -> tuple[pa.Table, bool]:
 
 
 def read_files(store: Store, info: TableInfo, files: Sequence[DataFile]) -> pa.Table:
-    """Returns the rows of some files of a table, in its schema. Rows of an upsert table include their hidden columns.
+    """Returns the rows of the given data files, in the table's schema. Rows of an upsert table include their hidden
+    columns.
 
     Raises CorruptionError or NotFoundError for a damaged or lost file.
     """
@@ -189,10 +190,11 @@ def read_files(store: Store, info: TableInfo, files: Sequence[DataFile]) -> pa.T
 
 
 def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None) -> int:
-    """Deletes a job's data files to which no log entry refers, except compacted files. Returns how many it deleted.
+    """Deletes a job's data files to which no log entry refers, except compacted files. Returns the number of deleted
+    files.
 
-    It deletes only files of attempts below `before_attempt`, or of all attempts if it is None. These attempts must be
-    over: a file that is written but not yet committed looks just like a file that will never be committed.
+    Only files of attempts below `before_attempt` are deleted, or of all attempts if it is None. These attempts must
+    have ended: a file that is not committed yet looks the same as one that will never be committed.
     """
     referenced = TableLog(store).referenced_paths()
     folder = f"{DATA_FOLDER}/{job_id}"
@@ -213,19 +215,15 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
 
 
 def compacted_name(mark: int, step: int) -> str:
-    """Returns the beginning of the names of files that a step of a compaction writes.
-
-    `mark` is unique to its process.
-    """
+    """Returns the prefix of the file names that one step of a compaction writes. `mark` is unique to the process."""
     return f"{mark:0{_MARK_DIGITS}d}-{step:06d}-"
 
 
 def delete_unfinished(store: Store, job_id: JobId, before_mark: int) -> int:
-    """Deletes files that compactions of a job have written and to which no log entry refers.
+    """Deletes files that compactions of a job have written and to which no log entry refers. Returns the number of
+    deleted files.
 
-    Returns how many it deleted.
-
-    It deletes only files of marks below `before_mark`. Processes with such a mark can no longer append to the log.
+    Only files of marks below `before_mark` are deleted. Processes with such a mark can no longer append to the log.
     """
     paths = _data_files(store, compacted_dir(job_id))
     earlier = [path for path in paths if int(path.rpartition("/")[2][:_MARK_DIGITS]) < before_mark]
@@ -238,7 +236,7 @@ def delete_unfinished(store: Store, job_id: JobId, before_mark: int) -> int:
 
 
 def _data_files(store: Store, folder: str) -> list[str]:
-    """Returns the paths of the data files below a folder, including its partition folders."""
+    """Returns the paths of the data files in a folder and its partition folders."""
     found = []
     for name in store.list(folder):
         path = f"{folder}/{name}"
@@ -247,7 +245,7 @@ def _data_files(store: Store, folder: str) -> list[str]:
 
 
 def _decoded_file(data: Buffer) -> pa.Table:
-    """Returns the rows of a Parquet file. Raises pa.ArrowException, OSError or ValueError for malformed bytes."""
+    """Decodes all rows of a Parquet file. Raises pa.ArrowException, OSError or ValueError for malformed bytes."""
     # One file per call, without the dataset layer, which would take folder names for partitions.
     file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
     stored = (file.metadata.metadata or {}).get(_ARROW_SCHEMA)
@@ -267,16 +265,16 @@ def _decoded_file(data: Buffer) -> pa.Table:
 
 
 def _rows_of(file: pq.ParquetFile) -> pa.Table:
-    """Returns all rows, read by this thread alone.
+    """Returns all rows of a Parquet file, read by this thread alone.
 
     Arrow's threads keep the Python buffer for a moment after a read has returned, and so do threads that read ahead
-    (`pre_buffer`). A thread that releases it while the interpreter ends aborts the process.
+    (`pre_buffer`). A thread that releases the buffer while the interpreter ends aborts the process.
     """
     return file.read(use_threads=False)
 
 
 def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
-    """Returns a Parquet file's metadata without the Arrow schema, which would set the types of the columns."""
+    """Returns a Parquet file's metadata without the embedded Arrow schema, so that columns get Parquet's own types."""
     whole = memoryview(data)
     footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
     footer = bytes(whole[-footer_bytes:]).replace(_ARROW_SCHEMA, _ARROW_SCHEMA.lower())
@@ -284,7 +282,9 @@ def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
 
 
 def with_added(table: pa.Table, schema: pa.Schema, added: Collection[str]) -> pa.Table:
-    """Returns the rows of a file, with nulls in columns of `schema` that the table gained after it was written."""
+    """Returns the rows of a data file, with null columns for columns of `schema` that the table gained later
+    (`added`).
+    """
     for name in added:
         if name in schema.names and name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
@@ -292,14 +292,14 @@ def with_added(table: pa.Table, schema: pa.Schema, added: Collection[str]) -> pa
 
 
 def stored_schema(info: TableInfo) -> pa.Schema:
-    """Returns the table's columns and types, and the hidden columns of an upsert table."""
+    """Returns the schema of a table's data files: its columns, and the hidden columns of an upsert table."""
     schema = info.arrow_schema
     schema = schema.append(pa.field(VERSION_COLUMN, pa.int64())) if info.mode == "upsert" else schema
     return schema.append(pa.field(DELETED_COLUMN, pa.bool_())) if info.deletes else schema
 
 
 def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
-    """Returns a file's rows, with the columns of `stored_schema`. Raises CorruptionError, NotFoundError."""
+    """Returns the rows of a data file, with the columns of `stored_schema`. Raises CorruptionError, NotFoundError."""
     schema = stored_schema(info)
     table = with_added(read_data_file(store, file), schema, info.added)
     try:
@@ -312,10 +312,12 @@ def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
 
 
 def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
-    """Returns for each key of an upsert table the row that counts, in the order of the rows. Needs the hidden columns.
+    """Returns the current row of each key of an upsert table, in the order of the rows. The table must have its hidden
+    columns.
 
-    The row that counts has the highest version. In a table with an `order_by` column it has the greatest value there,
-    and among equal values the highest version. A null is less than any value, NaN is greater.
+    The current row is the row with the highest version. In a table with an `order_by` column it is the row with the
+    greatest value there, and among equal values the one with the highest version. A null is less than any value, NaN is
+    greater.
     """
     # Imported late: every task imports this module, and only readers of upsert tables need polars.
     import polars as pl
@@ -338,7 +340,7 @@ def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Returns a column that polars orders as Arrow would order this one."""
+    """Returns the column in a type that polars sorts in the same order as Arrow would."""
     kind = decoded_type(column.type)
     column = column.cast(kind)
     if polars_has(kind):
@@ -350,14 +352,16 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
 
 
 def shown_rows(table: pa.Table) -> pa.Table:
-    """Returns the newest rows of an upsert table as readers see them: without deletions, and without hidden columns."""
+    """Returns the rows of an upsert table that readers see: without rows that mark deletions, and without hidden
+    columns.
+    """
     if DELETED_COLUMN in table.column_names:
         table = table.filter(pc.invert(table.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
     return table.drop_columns([VERSION_COLUMN])
 
 
 def files_there(store: Store, paths: Iterable[str]) -> tuple[str, ...]:
-    """Returns the paths that exist. Raises StorageError."""
+    """Returns the given paths that exist in the store. Raises StorageError."""
     wanted = set(paths)
     folders = sorted({path.rpartition("/")[0] for path in wanted})
     return tuple(path for folder in folders for name in store.list(folder) if (path := f"{folder}/{name}") in wanted)

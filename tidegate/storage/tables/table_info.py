@@ -1,4 +1,4 @@
-"""`TableInfo`: the columns, mode, keys and partitions of an output table, and how two descriptions differ.
+"""`TableInfo`: describes the columns, mode, keys and partitions of an output table, and compares two descriptions.
 
 `check_parquet_types` refuses columns that the table's files cannot hold, before a job runs.
 """
@@ -24,7 +24,7 @@ IfExists = Literal["error", "append", "overwrite"]
 @wire
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """The description of a table: an Arrow schema (serialised), mode, keys in upsert mode, and partition columns."""
+    """Describes an output table: its Arrow schema (serialised), mode, keys in upsert mode, and partition columns."""
 
     schema: bytes
     mode: TableMode
@@ -37,9 +37,9 @@ class TableInfo:
     deletes: bool = False
     """True if each row of an upsert table's files has a flag that marks its key as deleted."""
     order_by: str | None = None
-    """In upsert mode: the column whose greatest value decides which row of a key counts.
+    """In upsert mode: the column whose greatest value selects the current row of a key.
 
-    None: the latest row counts.
+    None: the latest row is current.
     """
 
     @staticmethod
@@ -52,7 +52,7 @@ class TableInfo:
         deletes: bool = False,
         order_by: str | None = None,
     ) -> TableInfo:
-        """Returns the description of a table with these columns.
+        """Builds the description of a table with these columns.
 
         Raises TableError for keys or an order that do not fit mode or schema, for columns that cannot be partition
         columns, and for columns that a table cannot store (some dictionaries, and types that Parquet lacks).
@@ -76,18 +76,18 @@ class TableInfo:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """Returns the schema as an Arrow schema. Dictionaries are widened, also in a table that is older than that
-        rule.
-        """
+        """Returns the schema of the table as a pyarrow Schema, with dictionaries widened."""
         return widened_schema(pa.ipc.read_schema(pa.py_buffer(self.schema)))
 
     @property
     def format(self) -> str:
-        """Returns the readers of the table: "tidegate" alone, or "delta" if it is a Delta Lake table too."""
+        """Returns the formats of the table: "tidegate", or "delta" if it is a Delta Lake table as well."""
         return "tidegate" if self.delta_id is None else "delta"
 
     def check_same(self, wanted: TableInfo, url: str) -> None:
-        """Raises TableError, naming the difference, if a job describes the table at `url` differently."""
+        """Raises TableError, naming the difference, if the job's description `wanted` differs from the existing
+        table at `url`.
+        """
         for what, is_, other in (
             ("mode", self.mode, wanted.mode),
             ("keys", self.keys, wanted.keys),
@@ -111,7 +111,8 @@ class TableInfo:
             )
 
     def evolved(self, wanted: TableInfo, url: str) -> TableInfo:
-        """Returns the table at `url` with the columns that a job appends, or itself if there are none.
+        """Returns the description of the table at `url` with the new columns of a job added, or unchanged if there are
+        none.
 
         Raises TableError, naming the difference, if anything else differs, or if a new column is not nullable: older
         rows have no values for it.
@@ -181,7 +182,7 @@ def check_parquet_types(schema: pa.Schema) -> None:
 
 
 def _parquet_refusal(schema: pa.Schema) -> str | None:
-    """Returns the reason why Arrow cannot write such a Parquet file, or None if it can."""
+    """Returns the reason why Arrow cannot write a Parquet file with this schema, or None if it can."""
     try:
         pq.ParquetWriter(io.BytesIO(), schema).close()
     except (pa.ArrowException, OSError) as error:  # for a scale below zero it is an OSError

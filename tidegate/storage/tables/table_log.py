@@ -1,4 +1,5 @@
-"""`TableLog`: the commit log of an output table: which data files are its content, decided by conditional creates.
+"""`TableLog`: the commit log of an output table, which defines the data files that are its content. Entries are
+conditional creates.
 
 The store is rooted at the table's url. Rules:
 
@@ -8,9 +9,9 @@ The store is rooted at the table's url. Rules:
 - If two writers try to create the same entry, the conditional create lets one win.
 - A table that is a Delta Lake table too is mirrored after each commit (`delta_mirror.py`), by the writer that commits
   or finds that a commit exists. A commit that is repeated therefore repairs a mirror.
-- The visible files are a fold over the log (`log/entries.py`). The entries on which a claim builds follow from the
-  lines of its jobs (`log/claims.py`). How the log is stored and stays short is described in `log/tail.py`.
-- Every read first reads on to the log's end, and returns the state of that one moment.
+- The visible files are computed from all entries of the log (`log/entries.py`). `log/claims.py` computes on which
+  entries a claim builds. `log/tail.py` describes how the log is stored and kept short.
+- Every read first reads new entries up to the end of the log, and returns the state at that point.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ENTRIES_PER_SNAPSHOT = 25
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """The content of a table: its committed, visible files in commit order, as of entry `seq`."""
+    """The content of a table: its visible data files in commit order, as of entry `seq`."""
 
     info: TableInfo
     files: tuple[DataFile, ...]
@@ -55,20 +56,20 @@ class TableSnapshot:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows in the files. In an upsert table several of them may be versions of one row."""
+        """Returns the number of rows in the files. In an upsert table several rows may have the same key."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class TableOwner:
-    """The job that may commit, and the checkpoint root of that job (None if unknown)."""
+    """The job that may commit to a table, and the checkpoint root of that job (None if unknown)."""
 
     job_id: JobId
     home: str | None
 
 
 class TableLog:
-    """The log of the table at the store's root. Thread-safe. Caches the end of the log."""
+    """The commit log of the table at the store's root. Thread-safe. Caches the end of the log."""
 
     def __init__(
         self,
@@ -84,14 +85,14 @@ class TableLog:
         self._nonce = uuid.uuid4().hex[:8]
         self._mirror: LogMirror | None = None
         self._known_commits: dict[JobId, CheckpointId] = {}
-        """The newest checkpoint of each job that is known to be committed in this table."""
+        """The newest checkpoint of each job that is certainly committed to this table."""
 
     # --- reading --------------------------------------------------------------------------------------------------
 
     def snapshot(self, as_of: AsOf | None = None) -> TableSnapshot:
-        """Returns the visible files, now or with an earlier commit. See `TableVersions`.
+        """Returns the visible files, now or as of an earlier commit or time. See `TableVersions`.
 
-        Raises TableError if there is no table, or nothing was committed by then.
+        Raises TableError if there is no table, or no commit by then.
         """
         with self._lock:
             return self._tail.with_parts(self._shown if as_of is None else lambda: self._shown_at(as_of))
@@ -102,7 +103,10 @@ class TableLog:
             return self._tail.with_parts(lambda: self._versions().commits())
 
     def files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
-        """Returns the visible files, by the line of jobs that wrote them. Raises TableError if there is no table."""
+        """Returns the visible files, grouped by the line of jobs that wrote them.
+
+        Raises TableError if there is no table.
+        """
         with self._lock:
             return self._tail.with_parts(self._files_by_line)
 
@@ -113,13 +117,13 @@ class TableLog:
             return self._existing().rows
 
     def exists(self) -> bool:
-        """Returns whether there is a table."""
+        """Returns whether there is a table at the store's root."""
         with self._lock:
             self._tail.refresh()
             return self._tail.fold is not None
 
     def owner(self) -> TableOwner | None:
-        """Returns the job that may commit, or None before the first claim and without a table."""
+        """Returns the job that may commit, or None if no job has claimed the table or there is no table."""
         with self._lock:
             self._tail.refresh()
             fold = self._tail.fold
@@ -128,7 +132,7 @@ class TableLog:
             return TableOwner(fold.owner, fold.claim.home)
 
     def claims(self) -> int:
-        """Returns the number of claims so far. A later owner finds more."""
+        """Returns the number of claims so far. The number increases when another job becomes the owner."""
         with self._lock:
             self._tail.refresh()
             return 0 if self._tail.fold is None else self._tail.fold.claims
@@ -148,26 +152,30 @@ class TableLog:
             return history.uncommitted(job_id, checkpoint_id, candidates) if history.knows(job_id) else None
 
     def state(self) -> TableFold | None:
-        """Returns the state computed from the whole log, or None without a table."""
+        """Returns the current state of the table, computed from its log, or None if there is no table."""
         with self._lock:
             self._tail.refresh()
             return self._tail.fold
 
     def entries_of(self, members: Collection[int]) -> tuple[TableEntry, ...]:
-        """Returns these entries, ascending. Parts of the log with none of them are not read."""
+        """Returns the log entries with these numbers, ascending. Reads only the parts of the log that have them."""
         with self._lock:
             return tuple(self._tail.with_parts(lambda: self._tail.entries_of(members)))
 
     def has_one_line(self) -> bool:
-        """Returns whether all jobs that have ever claimed the table continue one another. Reads the whole log."""
+        """Returns whether all jobs that have ever claimed the table are of one line (each restored from an earlier
+        one).
+
+        Reads the whole log.
+        """
         with self._lock:
             return self._tail.with_parts(
                 lambda: len({e.claim.line for e in self._tail.entries_after(-1) if e.claim is not None}) == 1
             )
 
     def shown_entries(self) -> tuple[TableFold, tuple[TableEntry, ...]]:
-        """Returns the state computed from the whole log, and the entries whose files are visible, in the order of the
-        table.
+        """Returns the current state of the table, and the entries whose files are visible, in the order of the
+        table's rows.
         """
         with self._lock:
             return self._tail.with_parts(
@@ -175,13 +183,13 @@ class TableLog:
             )
 
     def entries(self) -> tuple[TableEntry, ...]:
-        """Returns all entries that are part of the log, read from its beginning. Empty without a table."""
+        """Returns all entries of the log, read from its beginning. Empty without a table."""
         with self._lock:
             self._tail.refresh()
             return () if self._tail.fold is None else tuple(self._tail.with_parts(lambda: self._tail.entries_after(-1)))
 
     def whole(self) -> tuple[TableFold | None, tuple[TableEntry, ...]]:
-        """Returns the state and all entries of the log, read at the same moment.
+        """Returns the current state of the table and all entries of the log, from one consistent read.
 
         Returns None and () without a table.
         """
@@ -192,7 +200,7 @@ class TableLog:
             return self._tail.with_parts(lambda: (self._existing(), tuple(self._tail.entries_after(-1))))
 
     def entries_after(self, seq: int) -> tuple[TableEntry, ...]:
-        """Returns the entries after an entry. Older parts of the log are not read."""
+        """Returns the log entries after entry `seq`. Older parts of the log are not read."""
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is None or self._tail.fold.seq <= seq:
@@ -200,7 +208,8 @@ class TableLog:
             return tuple(self._tail.with_parts(lambda: self._tail.entries_after(seq)))
 
     def referenced_paths(self) -> frozenset[str]:
-        """Returns every path to which any entry refers, hidden entries included: a later restore may show them again.
+        """Returns the paths of all files that any log entry names, also hidden ones: a later restore may show them
+        again.
 
         Entries that a cut has dropped are not included, because their files are deleted.
         """
@@ -209,12 +218,12 @@ class TableLog:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, info: TableInfo, *, evolves: bool = False, history_ms: int | None = None) -> None:
-        """Creates the table, or checks that the existing one is as described. With `evolves` it adds missing columns.
+        """Creates the table, or checks that the existing one matches `info`. With `evolves`, missing columns are added.
 
         `history_ms` is how long a new Delta table keeps its versions and their files. None: Delta's default.
 
-        Raises TableError, naming the difference, if it exists with another schema, mode or keys, and ConfigurationError
-        if it cannot be a Delta table here although `info` requests one.
+        Raises TableError, naming the difference, if the table exists with another schema, mode or keys, and
+        ConfigurationError if `info` requests a Delta table that cannot be at this URL.
         """
         with self._lock:
             self._tail.refresh()
@@ -237,7 +246,7 @@ class TableLog:
         *,
         evolves: bool = False,
     ) -> None:
-        """Raises the errors that `create` and `claim` would raise now, and changes nothing."""
+        """Raises the errors that `create` and `claim` would raise now. Changes nothing."""
         with self._lock:
             self._tail.refresh()
             claim: TableClaim | None = None
@@ -249,14 +258,14 @@ class TableLog:
                 mirror.check(if_exists if restored_from is None else "append", claim)
 
     def check_description(self, info: TableInfo, *, evolves: bool) -> None:
-        """Raises TableError if the table exists and a job that describes it as `info` cannot write it."""
+        """Raises TableError if the table exists and does not match the job's description `info`."""
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is not None:
                 self._described(info, evolves)
 
     def check_delta(self) -> None:
-        """Raises TableError if the table is a Delta table too that does not accept tidegate's transactions now."""
+        """Raises TableError if the table is also a Delta table that does not accept tidegate's transactions now."""
         with self._lock:
             self._tail.refresh()
             info = self._existing().info
@@ -264,9 +273,8 @@ class TableLog:
                 LogMirror(self._store.url, info, self._tail).check()
 
     def delta_retention_ms(self) -> int:
-        """Returns how long the Delta table in the same folder keeps files that it does not show.
-
-        0 without a Delta table.
+        """Returns how long, in ms, the Delta table in the same folder keeps files that it does not show. 0 without a
+        Delta table.
 
         Raises StorageError, and TableError for a property that cannot be parsed.
         """
@@ -276,7 +284,7 @@ class TableLog:
             return 0 if info.delta_id is None else LogMirror(self._store.url, info, self._tail).retention_ms()
 
     def expect(self, job_id: JobId, head: TableHead) -> None:
-        """Records what a job has seen of the log. From now on a log that lacks any of it is a TableError."""
+        """Records up to where a job has read the log. A later read of a log without these entries raises TableError."""
         with self._lock:
             self._tail.expect(head.seq)
             if head.commit is not None:
@@ -291,7 +299,7 @@ class TableLog:
         """Raises TableError if the log has lost a commit that a restored checkpoint needs and that cannot be repeated.
 
         `expected` are checkpoints of the job that were committed, or about to be. `retained` are checkpoints whose
-        metadata still exists, from which the restore commits what is missing.
+        metadata still exists, from which the restore commits missing ones.
         """
         with self._lock:
             job_id, checkpoint_id = restored
@@ -307,7 +315,7 @@ class TableLog:
     def head(self, job_id: JobId) -> TableHead:
         """Returns the number of the last entry of the log, and the newest committed checkpoint of a job.
 
-        Raises TableError as for `expect`.
+        Raises TableError if the log has lost entries that a job has seen.
         """
         with self._lock:
             self._tail.refresh()
@@ -337,14 +345,14 @@ class TableLog:
     ) -> TableHead:
         """Makes a job the owner of the table. Each job claims once, when it is submitted. Safe to repeat.
 
-        The owner changes at once, the visible rows with the job's first commit. A job restored from a checkpoint of a
-        job that knew the table starts from the rows that this checkpoint covered: rows that the same line of jobs
-        committed later are hidden then, rows of other lines never. Any other job finds the table as it is: if it shows
-        rows, `if_exists` decides between TableError, adding to them, and replacing them.
+        The owner changes at once, the visible rows with the job's first commit. A job restored from a checkpoint of an
+        earlier owner starts from the rows that this checkpoint covered: rows that the same line of jobs committed later
+        are then hidden, rows of other lines never. For any other job `if_exists` decides, if the table has visible
+        rows: TableError, adding to the rows, or replacing them.
 
         An owner that falls back to an older checkpoint claims again, with `restored_from=(job_id, checkpoint)`, or with
-        the checkpoint from which it was started itself. `next_checkpoint_id` is then the first that it can still take:
-        checkpoints in between are never committed any more, even if their commit is on its way.
+        the checkpoint from which it was started itself. `next_checkpoint_id` is then the first checkpoint that it can
+        still take: checkpoints in between are never committed any more, even if their commit is in progress.
 
         `home` is the root of the job's checkpoints. `uncommitted` are files that the restored checkpoint covers and
         that were not committed; the first commit shows them too. Returns the end of the log. Raises FencedError if
@@ -362,9 +370,10 @@ class TableLog:
             raise self._lost_races("claim")
 
     def commit(self, job_id: JobId, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> TableHead:
-        """Shows the files of a completed checkpoint, once however often it is called. Returns the end of the log.
+        """Makes the files of a completed checkpoint visible. Repeated calls have no further effect. Returns the end of
+        the log.
 
-        Without files it makes an entry only if the claim has yet to change what is shown.
+        Without files an entry is written only if the job's claim has not yet changed the visible rows.
 
         Raises FencedError if another job owns the table. Raises TableError if there is no owner, if the log has lost
         entries, or if the checkpoint was committed before with other files. Raises StorageError if it is unknown
@@ -398,11 +407,12 @@ class TableLog:
             raise self._lost_races("commit")
 
     def claim_compaction(self, job_id: JobId, line: JobId, owner: JobId | None) -> tuple[DataFile, ...]:
-        """Makes a compaction the owner after `owner`. Its only commit will replace what a line shows.
+        """Makes the compaction `job_id` the owner of the table, if `owner` owns it now. Its only commit will replace
+        the visible files of a line of jobs.
 
         Returns the files that it replaces, in order. Until it commits, or another job claims the table, nothing else is
-        committed. Raises TableError if a job has claimed the table that will hide rows with its first commit,
-        FencedError if the owner is another one by now.
+        committed. Raises TableError if the first commit of the present owner will hide rows, FencedError if the table
+        has another owner by now.
         """
         with self._lock:
             for _ in range(RACES_MAX):
@@ -414,7 +424,7 @@ class TableLog:
             raise self._lost_races("claim")
 
     def take_compacting(self, job_id: JobId, nonce: str) -> int | None:
-        """Makes the process with this nonce the only one that may compact while its job owns the table.
+        """Registers the process with this nonce as the only one that may compact while its job owns the table.
 
         Returns a number that no other process gets, or None if the job is not the owner. Files that another process of
         the job has written for a compaction can no longer become part of the table.
@@ -433,10 +443,10 @@ class TableLog:
     def compact(
         self, job_id: JobId, nonce: str, members: Collection[int], level: int, files: tuple[DataFile, ...]
     ) -> bool:
-        """Replaces these entries of the owner by `files`, which have the same rows. Returns whether it did.
+        """Replaces the owner's entries `members` by `files`, which have the same rows. Returns whether it did.
 
-        It does not if one of the entries is hidden or about to be, or if another process compacts. Raises StorageError
-        if the outcome is unknown.
+        Returns False if one of the entries is hidden or about to be, or if another process compacts. Raises
+        StorageError if the outcome is unknown.
         """
         with self._lock:
             for _ in range(RACES_MAX):
@@ -458,11 +468,11 @@ class TableLog:
             raise self._lost_races("commit")
 
     def vacuum(self, retention: Retention, *, dry_run: bool = False) -> tuple[dict[str, DataFile], int]:
-        """Declares for good which entries lose their files. Returns the files that may be deleted then, by path.
+        """Records in the log which entries lose their files. Returns the files that may then be deleted, by path.
 
-        Also returns the oldest commit from which on each can be read. Files of earlier vacuums are included. `dry_run`
-        declares nothing. Files that may be deleted are in no version that can still be read, neither here nor in a
-        Delta table. Raises TableError if there is no table.
+        Also returns the oldest commit from which on every commit can be read. Files of earlier vacuums are included.
+        `dry_run` writes nothing. Files that may be deleted are in no version that can still be read, neither here nor
+        in a Delta table. Raises TableError if there is no table.
         """
         with self._lock:
             for _ in range(RACES_MAX):
@@ -486,9 +496,9 @@ class TableLog:
             raise self._lost_races("vacuum")
 
     def cut(self, retention: Retention, files_there: Callable[[Iterable[str]], Collection[str]]) -> bool:
-        """Drops entries from the log that a vacuum with this retention has left without files. Returns whether it did.
+        """Drops entries from the log whose files a vacuum with this retention has deleted. Returns whether it did.
 
-        `files_there` returns the paths that exist: the log must name a file while it exists. Raises TableError if there
+        `files_there` returns the paths that exist: while a file exists, its entry is kept. Raises TableError if there
         is no table.
         """
         with self._lock:
@@ -520,7 +530,8 @@ class TableLog:
         self._mirror.follow()
 
     def _described(self, info: TableInfo, evolves: bool) -> TableInfo:
-        """Returns the description of the table for a job that describes it as `info`.
+        """Returns the table's description, after comparing it with the job's description `info`. With `evolves`, new
+        columns of `info` are added.
 
         Raises TableError if they conflict.
         """
@@ -541,9 +552,10 @@ class TableLog:
         raise self._lost_races("alter the table")
 
     def _check_not_gone(self, files: Collection[DataFile]) -> None:
-        """Raises TableError if a vacuum has deleted files that a restored checkpoint covers.
+        """Raises TableError if a vacuum has deleted any of the files, which a restored checkpoint covers.
 
-        A job that was restored from the same checkpoint may have committed them, and later jobs may have hidden them.
+        Another job that was restored from the same checkpoint may have committed the files, and later jobs may have
+        hidden them.
         """
         if not files or self._tail.fold is None or not self._tail.fold.vacuum.gone:
             return

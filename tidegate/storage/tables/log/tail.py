@@ -1,38 +1,40 @@
-"""`TableTail`: the end of a table's log as one process has read it. It reads on, appends and compacts the log.
+"""`TableTail`: the end of a table's commit log as one process has read it. It reads new entries, appends entries, and
+compacts the log.
 
 `TableParts` reads and writes the files of the log:
 
     _tidegate/log/<seq>               one entry
     _tidegate/log/snapshot-<seq>      the fold of all entries up to `seq`, and the list of the parts with these entries
     _tidegate/parts/<first>-<last>    entries `first` to `last`, in columns; a part is never changed
-    _tidegate/parts/<first>-<last>-<cut>    the entries of the range that a cut left
+    _tidegate/parts/<first>-<last>-<cut>    the entries of the range that a cut has kept
 
 Rules of reading and appending:
 
 - A created entry counts only after its writer has seen that the entry before it still exists. If it does not, the log
-  was truncated, the writer was behind, and takes its entry back.
-- A reader that has read on checks that the entry which it read last exists, and starts again with the newest snapshot
-  if not. It therefore mistakes neither the hole that truncation leaves for the end of the log, nor an entry that was
-  put into the hole for a part of the log.
+  was truncated and the writer was behind. The writer then deletes its entry.
+- After reading new entries, a reader checks that the last entry it had read before still exists, and starts again with
+  the newest snapshot if not. It therefore does not mistake the hole that truncation leaves for the end of the log, or
+  an entry that was written into the hole for a part of the log.
 - A listing may show an entry without the one before it while entries are created. An entry that a listing lacks is
   looked up by its own name before it counts as lost.
 - A process remembers the newest entry that it has appended or read. A log that ends before it, or has another entry
-  there, has lost what the storage had acknowledged. That is damage, a TableError: truncation never goes so far.
-  Otherwise committed rows would be missing, and the next commit would hide that.
+  there, has lost a write that the storage had acknowledged. That is damage and raises TableError, because truncation
+  never removes the newest entry. Otherwise committed rows would be missing, and the next commit would hide that.
 - Readers of a cut ignore the entries that it drops, wherever they are still stored.
-- Every `entries_per_snapshot` entries the writer that appends writes a snapshot and truncates the log. The entry that
-  made this due is committed, whether or not that works.
+- Every `entries_per_snapshot` entries the writer that appends writes a snapshot and truncates the log. A failure of
+  this does not affect the entry just appended.
 
 Rules of the files:
 
-- All of them are a function of the log: two writers of a part or a snapshot write the same bytes.
-- Parts of one level are joined to one of the next, so there are few of them however long the log is, and an entry is
-  written a few times in all. Parts are joined no further where they would get larger than `FILES_MAX` data files.
+- Their content depends only on the log: two writers of a part or a snapshot write the same bytes.
+- `FAN_IN` parts of one level are merged into one part of the next level, so their number stays small, and an entry is
+  rewritten a few times in all. Parts are not merged if the result would name more than `FILES_MAX` data files.
 - With the snapshot after a cut (`vacuum.py`) the parts that begin before it are written again, without the entries that
-  the cut drops. Such parts are not joined any more: the next cut does that.
+  the cut drops. Such parts are not merged any more, except by the next cut.
 - The newest snapshot and the one before it stay, with their parts and every entry from the older one on. A damaged
-  newest snapshot is skipped, and a reader that was overtaken notices, because the entry that it read last is gone.
-- Entries are deleted in ascending order, so that an entry that exists proves that all after it exist.
+  newest snapshot is skipped, and a reader notices that the log was truncated, because the entry that it read last is
+  gone.
+- Entries are deleted in ascending order, so an existing entry proves that all later entries exist.
 """
 
 from __future__ import annotations
@@ -81,14 +83,17 @@ class _OvertakenError(Exception):
 
 
 class TableTail:
-    """The newest snapshot, the entries appended since, and their fold. Not thread-safe."""
+    """The end of one table's log: the newest snapshot, the entries appended since, and the table state.
+
+    Not thread-safe.
+    """
 
     def __init__(self, store: Store, entries_per_snapshot: int) -> None:
         assert entries_per_snapshot >= 2, "the entry before the newest one is never truncated"
         self.fold: TableFold | None = None
         """State of the table after the newest entry. None before the first read, or if there is no table."""
         self.loose: list[TableEntry] = []
-        """The entries after the snapshot."""
+        """The entries after the newest snapshot."""
         self._url = store.url
         self._files = TableParts(store)
         self._every = entries_per_snapshot
@@ -103,7 +108,8 @@ class TableTail:
         """Number and checksum of the newest entry that was part of the log."""
 
     def refresh(self) -> None:
-        """Reads entries that were appended since, and starts again if the log was truncated meanwhile.
+        """Reads entries that were appended since the last read. Starts again from the newest snapshot if the log was
+        truncated.
 
         Raises TableError if the log has lost entries that were part of it.
         """
@@ -131,7 +137,7 @@ class TableTail:
         )
 
     def expect(self, seq: int) -> None:
-        """Records that entry `seq` was part of the log, as another process of the job has reported."""
+        """Records that entry `seq` is part of the log, as another process of the job has reported."""
         if seq >= 0 and (self._newest is None or self._newest[0] < seq):
             self._newest = seq, ""
 
@@ -158,7 +164,7 @@ class TableTail:
         raise self.lost(f"this job has seen entry {seq}", found)
 
     def lost(self, known: str, found: str) -> TableError:
-        """Returns the error for lost entries. `known` is what was part of the log before, `found` is what is there."""
+        """Returns the error for lost entries. `known` describes the log as it was before, `found` as it is now."""
         return TableError(
             f"the log of the table at {self._url} has lost entries: {known}, and {found}. The storage "
             "has lost acknowledged writes or was reset to an older state, or the table was deleted and created "
@@ -211,8 +217,10 @@ class TableTail:
             expected += 1
 
     def _read_on(self) -> None:
-        """Reads all further entries. Afterwards the last entry read before, or else the first entry, must still
-        exist.
+        """Reads all further entries, and then checks that the last entry read before (or else the first entry) still
+        exists.
+
+        Raises _OvertakenError if the log was truncated meanwhile.
         """
         known = self.fold
         while True:
@@ -242,7 +250,10 @@ class TableTail:
             self._due.append(self.fold)
 
     def append(self, entry: TableEntry) -> bool:
-        """Appends an entry and returns True. Returns False if another entry is there, after reading the new entries."""
+        """Appends an entry and returns True.
+
+        If an entry with this number exists, reads the new entries and returns False.
+        """
         before = self.fold
         try:
             checksum = self._files.create_entry(entry)
@@ -262,7 +273,7 @@ class TableTail:
         return True
 
     def _compact(self) -> None:
-        """Writes the snapshots that are due. A failure does not affect the entry that made them due."""
+        """Writes the snapshots that are due. A failure is not raised, because the entries are committed already."""
         try:
             while self._due:
                 fold = self._due[0]
@@ -278,9 +289,9 @@ class TableTail:
             log.warning("the log of %s is compacted later: %s", self._url, error)
 
     def with_parts(self, read: Callable[[], T]) -> T:
-        """Returns the result of `read`, which reads the log and its parts.
+        """Refreshes the log and returns the result of `read`, which reads the log and its parts.
 
-        Repeats it if parts were joined meanwhile.
+        Repeats both if a part was replaced by a merged part meanwhile.
         """
         missing: NotFoundError | None = None
         for _ in range(RACES_MAX):
@@ -296,11 +307,14 @@ class TableTail:
 
     @property
     def parts(self) -> tuple[TablePart, ...]:
-        """Returns the parts with the entries before the loose ones, in order."""
+        """Returns the parts with the entries up to the newest snapshot, in order."""
         return () if self._state is None else self._state.parts
 
     def read_part(self, part: TablePart) -> PartColumns:
-        """Returns a part, from memory if it was read recently. Raises NotFoundError, CorruptionError."""
+        """Returns the entries of a part, from memory if the part was read recently.
+
+        Raises NotFoundError, CorruptionError.
+        """
         if (columns := self._columns.pop(part, None)) is None:
             columns, known = self._files.read_part(part), self.parts
             self._columns = {old: kept for old, kept in self._columns.items() if old in known}
@@ -313,30 +327,37 @@ class TableTail:
         return columns
 
     def entries_after(self, seq: int) -> list[TableEntry]:
-        """Returns all entries after `seq`, in order. Call it in `with_parts`. Raises NotFoundError, CorruptionError."""
+        """Returns all entries with a number greater than `seq`, in order. Call this inside `with_parts`.
+
+        Raises NotFoundError, CorruptionError.
+        """
         return [entry for entry in self._entries(part for part in self.parts if part.last > seq) if entry.seq > seq]
 
     def entries_in(self, shown: Ranges) -> list[TableEntry]:
-        """Returns the entries of a set that have files, in the order of the table.
+        """Returns the entries of a set that have files, in the order of the table's rows.
 
-        Call it in `with_parts`, as above.
+        Call this inside `with_parts`.
         """
         parts = [part for part in self.parts if any(first <= part.last and part.first <= last for first, last in shown)]
         return sorted((e for e in self._entries(parts) if e.files and covers(shown, e.seq)), key=in_order)
 
     def entries_of(self, members: Collection[int]) -> list[TableEntry]:
-        """Returns these entries, ascending. Call it in `with_parts`, as above."""
+        """Returns the entries with the numbers `members`, ascending. Call this inside `with_parts`."""
         parts = [part for part in self.parts if any(part.first <= seq <= part.last for seq in members)]
         return [entry for entry in self._entries(parts) if entry.seq in members]
 
     def _entries(self, parts: Iterable[TablePart]) -> list[TableEntry]:
-        """Returns the entries of parts and the loose entries, without those dropped by a cut."""
+        """Returns the entries of some parts and the entries after the snapshot, without entries that a cut drops."""
         entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
         cut = None if self.fold is None else self.fold.cut
         return entries if cut is None else [entry for entry in entries if cut.keeps(entry.seq)]
 
     def files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
-        """Returns the files of these entries, in order. Other parts are not read. Call it in `with_parts`, as above."""
+        """Returns the data files of the entries in a set, in the order of the table's rows. Call this inside
+        `with_parts`.
+
+        Reads only parts that have such entries.
+        """
         cut = None if self.fold is None else self.fold.cut
         files = [
             numbered
@@ -364,15 +385,15 @@ _ENTRY_MAGIC, _SNAPSHOT_MAGIC, _PART_MAGIC = b"TGTABLE", b"TGTABSN", b"TGTABPT"
 _SNAPSHOT_PREFIX = "snapshot-"
 _DIGITS = 12
 _LEVEL_CUT = 1_000
-"""Level of parts that are not joined with others."""
+"""Level of parts that are never merged with other parts."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """A part of the log: entries `first` to `last`, with `files` data files.
+    """Describes a file with log entries `first` to `last`, which name `files` data files.
 
-    `cut` is the entry of the cut whose dropped entries it lacks, or None if it has all entries.
+    `cut` is the number of the cut whose dropped entries the part lacks, or None if it has all entries.
     """
 
     first: int
@@ -383,7 +404,7 @@ class TablePart:
 
     @property
     def path(self) -> str:
-        """Returns the path of its file."""
+        """Returns the path of the part's file."""
         cut = "" if self.cut is None else f"-{self.cut:0{_DIGITS}d}"
         return f"{PARTS_FOLDER}/{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}{cut}"
 
@@ -391,7 +412,7 @@ class TablePart:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The content of a snapshot: the fold, and the parts with all entries up to it."""
+    """The content of a snapshot: the table state, and the list of the parts with all entries up to it."""
 
     fold: TableFold
     parts: tuple[TablePart, ...]
@@ -400,7 +421,7 @@ class TableState:
 @wire
 @dataclass(frozen=True, slots=True)
 class PartColumns:
-    """The entries of a part. Commits are stored in columns, other entries as they are."""
+    """The content of a part: commits as columns (one tuple per field), other entries unchanged."""
 
     jobs: tuple[JobId, ...] = ()
     seqs: tuple[int, ...] = ()
@@ -418,7 +439,7 @@ class PartColumns:
 
     @staticmethod
     def of(entries: Sequence[TableEntry]) -> PartColumns:
-        """Returns the columns of these entries."""
+        """Builds the content of a part with these entries."""
         commits = [e for e in entries if e.kind is TableEntryKind.COMMITTED]
         jobs = tuple(dict.fromkeys(e.job_id for e in commits if e.job_id is not None))
         number = {job: at for at, job in enumerate(jobs)}
@@ -439,7 +460,7 @@ class PartColumns:
 
     @staticmethod
     def joined(parts: Sequence[PartColumns]) -> PartColumns:
-        """Returns the entries of adjacent parts as one part."""
+        """Merges the contents of adjacent parts into one."""
         jobs = tuple(dict.fromkeys(job for part in parts for job in part.jobs))
         number = {job: at for at, job in enumerate(jobs)}
         return PartColumns(
@@ -457,7 +478,7 @@ class PartColumns:
         )
 
     def entries(self) -> list[TableEntry]:
-        """Returns all entries, in order."""
+        """Returns all entries of the part, in the order of their numbers."""
         commits = (
             TableEntry(
                 seq,
@@ -474,7 +495,9 @@ class PartColumns:
         return sorted((*commits, *self.others), key=lambda entry: entry.seq)
 
     def files(self, shown: Ranges, cut: TableCut | None = None) -> list[tuple[int, DataFile]]:
-        """Returns the files of the visible entries that a cut keeps, each with its position in the table's order."""
+        """Returns the data files of the entries that are in `shown` and that `cut` keeps, each with its position in
+        the table.
+        """
 
         def shows(seq: int) -> bool:
             return covers(shown, seq) and (cut is None or cut.keeps(seq))
@@ -497,7 +520,7 @@ class PartColumns:
 
 
 class TableParts:
-    """Reads and writes the files of one table's log."""
+    """Reads and writes the files of one table's log: entries, parts and snapshots."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -505,13 +528,16 @@ class TableParts:
     # --- entries --------------------------------------------------------------------------------------------------
 
     def create_entry(self, entry: TableEntry) -> str:
-        """Creates an entry and returns its checksum. Raises AlreadyExistsError, StorageError."""
+        """Creates the file of an entry and returns its checksum. Raises AlreadyExistsError, StorageError."""
         data = encoded_entry(entry)
         self._store.create(entry_path(entry.seq), data)
         return checksum_of(data)
 
     def read_entry(self, seq: int) -> tuple[TableEntry, str]:
-        """Returns an entry and its checksum. Raises NotFoundError, CorruptionError, CodecError."""
+        """Returns the entry with the number `seq`, and the checksum of its file.
+
+        Raises NotFoundError, CorruptionError, CodecError.
+        """
         path = entry_path(seq)
         where = join_url(self._store.url, path)
         data = self._store.read(path)
@@ -529,11 +555,14 @@ class TableParts:
         return entry, checksum_of(data)
 
     def entry_checksum(self, seq: int) -> str:
-        """Returns the checksum of a stored entry. Raises NotFoundError."""
+        """Returns the checksum of the file of an entry. Raises NotFoundError."""
         return checksum_of(self._store.read(entry_path(seq)))
 
     def has_entry(self, seq: int) -> bool:
-        """Returns whether an entry exists, independently of a listing."""
+        """Returns whether the file of an entry exists.
+
+        Does not list the folder, because a listing may lack new files.
+        """
         return self._store.exists(entry_path(seq))
 
     def listing(self) -> tuple[list[int], list[int]]:
@@ -545,7 +574,7 @@ class TableParts:
     # --- parts and snapshots --------------------------------------------------------------------------------------
 
     def read_state(self, seq: int) -> TableState:
-        """Returns a snapshot. Raises NotFoundError, CorruptionError, CodecError."""
+        """Returns the snapshot at entry `seq`. Raises NotFoundError, CorruptionError, CodecError."""
         path = _snapshot_path(seq)
         where = join_url(self._store.url, path)
         state = _decoded(_SNAPSHOT_MAGIC, self._store.read(path), where)
@@ -556,7 +585,7 @@ class TableParts:
         return state
 
     def read_part(self, part: TablePart) -> PartColumns:
-        """Returns a part. Raises NotFoundError, CorruptionError, CodecError."""
+        """Reads the content of a part. Raises NotFoundError, CorruptionError, CodecError."""
         where = join_url(self._store.url, part.path)
         columns = _decoded(_PART_MAGIC, self._store.read(part.path), where)
         if not isinstance(columns, PartColumns):
@@ -566,7 +595,11 @@ class TableParts:
         return columns
 
     def compact(self, before: TableState | None, fold: TableFold, entries: Sequence[TableEntry]) -> TableState:
-        """Writes `entries`, which follow a state, as parts, and a snapshot with their fold. Returns the new state."""
+        """Writes `entries` (which follow the snapshot `before`) as parts, and a new snapshot with the table state
+        `fold`.
+
+        Returns the content of the new snapshot.
+        """
         parts = () if before is None else before.parts
         fresh = TablePart(entries[0].seq, entries[-1].seq, 0, sum(len(e.files) for e in entries))
         columns = {fresh.path: PartColumns.of(entries)}
@@ -588,7 +621,7 @@ class TableParts:
         return state
 
     def _after_cut(self, cut: TableCut, parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
-        """Returns the parts without the entries that a cut drops. Rewrites the parts that have such entries."""
+        """Returns the parts without entries that a cut drops. Rewrites the parts that have such entries."""
         count = sum(part.first <= cut.seq for part in parts)
         if all(part.cut == cut.seq for part in parts[:count]):
             return tuple(parts)
@@ -606,7 +639,7 @@ class TableParts:
         return (*written, *parts[count:])
 
     def truncate(self, before: TableState, state: TableState) -> None:
-        """Deletes files that neither of two consecutive snapshots needs. It may stop anywhere, and be repeated."""
+        """Deletes log files that neither of two consecutive snapshots needs. May be interrupted and repeated."""
         entries, snapshots = self.listing()
         for seq in entries:
             if seq < before.fold.seq:
@@ -625,7 +658,7 @@ class TableParts:
                 self._store.delete(f"{PARTS_FOLDER}/{name}")
 
     def delete_entry(self, seq: int) -> None:
-        """Deletes an entry that was created where the log had been truncated."""
+        """Deletes an entry that was created at a number that truncation had removed."""
         self._store.delete(entry_path(seq))
 
     def _write_part(self, part: TablePart, columns: PartColumns) -> None:
@@ -636,9 +669,9 @@ class TableParts:
 
 
 def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tuple[str, bytes]]:
-    """Returns paths and bytes of a cut log with these entries, in the order in which to write them.
+    """Returns paths and contents of the files of a cut log with these entries, in the order in which to write them.
 
-    Single entries would have holes between them, so it is written as a part, the newest entry, and a snapshot.
+    The log is written as a part, the newest entry, and a snapshot, because single entry files would have holes.
     """
     assert fold.cut is not None
     files = sum(len(entry.files) for entry in entries)
@@ -654,12 +687,12 @@ def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tupl
 
 
 def encoded_entry(entry: TableEntry) -> bytes:
-    """Returns the bytes of an entry's file."""
+    """Returns the content of an entry's file."""
     return seal(_ENTRY_MAGIC, TABLE_LOG_VERSION, encode(entry))
 
 
 def entry_path(seq: int) -> str:
-    """Returns the path of an entry."""
+    """Returns the path of the file of an entry."""
     return f"{LOG_FOLDER}/{seq:0{_DIGITS}d}"
 
 

@@ -1,30 +1,33 @@
-"""Decides what a table's log no longer needs. A vacuum deletes files, a cut drops entries. Both are pure.
+"""Decides which data files a table no longer needs (vacuum), and which entries its log no longer needs (cut). Pure
+functions.
 
 Rules of a vacuum:
 
 - Everything that the table has shown since a given moment is kept: readers that began then can continue, every commit
-  since can be read, and every checkpoint since can be restored. The newest commits are kept too, and what is shown now
-  or with the next commit.
-- The checkpoints to which the owner may still go back are kept: its existing checkpoints, or else the checkpoint from
-  which it was started.
-- Everything else that is hidden is deleted for good. The entry of the vacuum names all entries that have ever lost
-  their files. It is written before anything is deleted. Claims and readers respect it, so nothing builds on them.
+  since can be read, and every checkpoint since can be restored. The newest commits are kept too, and all files that are
+  visible now or with the next commit.
+- The rows of checkpoints to which the owner may still fall back are kept: its existing checkpoints, or else the
+  checkpoint from which it was started.
+- The files of all other hidden entries are deleted. The vacuum's entry in the log lists all entries that have ever lost
+  their files. It is written before any file is deleted, and claims and readers do not use these entries any more.
 - Entries lose their files one by one. A file is deleted when no remaining entry names it.
 
-A vacuum leaves the entries that named deleted files. A cut drops these entries, so that the length of a log follows the
-retained history of its table, and not the table's age. Rules of a cut:
+A vacuum leaves the entries that named deleted files. A cut drops these entries, so that the length of a log depends on
+the retained history of its table, and not on the table's age. Rules of a cut:
 
 - The log is cut at the oldest version that has to be readable. Of the entries up to there the cut keeps what the table
   showed then, the newest commit among them, the entries that define the table, and the first claim of each job, so that
   every job stays known.
 - The entry of the cut names the entries that are kept. Every reader of the log ignores all other entries from then on,
-  also where they are still in a part. The content of the log therefore never depends on how far files were rewritten.
+  also where they are still in a part. The content of the log therefore does not depend on which parts were already
+  rewritten.
 - The cut stores what the rest of the log builds on: the visible entries, and for each line of jobs with visible rows
   the newest job and checkpoint that covered exactly these rows. A job that restores that checkpoint, or a later one,
   finds its rows.
 - An entry is dropped only if a vacuum has declared its files deleted. If a claim, or a checkpoint of the owner, could
   still go back behind the cut, the log is not cut.
-- The log is cut only where it pays: at least `DROPPED_MIN` entries go, and half as many as stay.
+- The log is cut only if it saves enough: at least `DROPPED_MIN` entries are dropped, and at least half the number of
+  kept entries.
 - Each job keeps an entry, so a cut grows with the number of jobs. A cut that would be too large is not made.
 """
 
@@ -54,7 +57,9 @@ from tidegate.storage.tables.log.versions import LogRewrites, TableVersions
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The retention of a vacuum: rows shown since `since_ms`, the newest commits, and the owner's checkpoints."""
+    """The files that a vacuum must keep: files visible since `since_ms`, in the newest `commits`, or in the owner's
+    `checkpoints`.
+    """
 
     since_ms: int
     commits: int = 1
@@ -62,7 +67,7 @@ class Retention:
 
 
 def vacuum_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableVacuum:
-    """Returns the state of deleted files after a vacuum of the table at `url`, including earlier vacuums."""
+    """Returns the entries without files after a vacuum of the table at `url`, including entries of earlier vacuums."""
     assert retention.commits >= 1
     commits = [entry.seq for entry in entries if entry.kind is TableEntryKind.COMMITTED][-retention.commits :]
     if not commits:
@@ -96,7 +101,7 @@ def vacuum_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retentio
 
 
 def deletable_files(entries: Iterable[TableEntry], vacuum: TableVacuum) -> dict[str, DataFile]:
-    """Returns the files that no remaining entry names, by path."""
+    """Returns the data files, by path, that only entries removed by vacuums name."""
     gone: dict[str, DataFile] = {}
     left: set[str] = set()
     for entry in entries:
@@ -108,7 +113,9 @@ def deletable_files(entries: Iterable[TableEntry], vacuum: TableVacuum) -> dict[
 
 
 def start_of(entries: Sequence[TableEntry], fold: TableFold, since_ms: int) -> int:
-    """Returns the newest commit or compaction at or before a time, or else the oldest one that the log fully covers."""
+    """Returns the number of the newest commit or compaction at or before `since_ms`, or else of the oldest one that
+    the log fully covers.
+    """
     start = 0
     for entry in reversed(entries):
         if fold.cut is not None and entry.seq <= fold.cut.seq:
@@ -122,7 +129,10 @@ def start_of(entries: Sequence[TableEntry], fold: TableFold, since_ms: int) -> i
 
 DROPPED_MIN = 10
 CUT_BYTES_MAX = 256 * 1024
-"""Limit in bytes of an encoded cut. Every snapshot contains it, with what is kept and a base for each line of jobs."""
+"""Limit in bytes of an encoded cut.
+
+Every snapshot contains the cut, with the kept entries and a base for each line of jobs.
+"""
 
 
 def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableCut | None:
@@ -165,7 +175,7 @@ def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: 
 
 
 def dropped_files(entries: Sequence[TableEntry], cut: TableCut) -> dict[str, DataFile]:
-    """Returns the files that are named only by entries that a cut drops, by path."""
+    """Returns the data files, by path, that are named only by entries that a cut drops."""
     left = {file.path for entry in entries if cut.keeps(entry.seq) for file in entry.files}
     return {f.path: f for e in entries if not cut.keeps(e.seq) for f in e.files if f.path not in left}
 
@@ -188,7 +198,9 @@ def _place(entries: Sequence[TableEntry], fold: TableFold, retention: Retention)
 
 
 def _always_kept(before: Sequence[TableEntry]) -> Iterator[int]:
-    """Yields the entries that define the table, and the first claim of each job."""
+    """Yields the numbers of entries that a cut never drops: entries that define the table, and the first claim of
+    each job.
+    """
     jobs: set[JobId] = set()
     for entry in before:
         if entry.info is not None:
@@ -199,9 +211,9 @@ def _always_kept(before: Sequence[TableEntry]) -> Iterator[int]:
 
 
 def _bases(url: str, before: Sequence[TableEntry], fold: TableFold, shown: set[int]) -> list[TableBase]:
-    """Returns for each line of jobs the newest job that had committed.
+    """Returns, for each line of jobs, its newest job that had committed.
 
-    Lines whose visible rows are not exactly the rows of that job's commit have no base.
+    A line is omitted if its visible rows are not exactly the rows of that job's commit.
     """
     history, rewrites = ClaimHistory(url, before, fold), LogRewrites(before, fold.cut)
     lines = {e.job_id: e.claim.line for e in before if e.claim is not None and e.job_id is not None}
@@ -238,7 +250,7 @@ def _is_settled(
     seq: int,
     bases: dict[JobId, TableBase],
 ) -> bool:
-    """Returns whether the owner and the claims after entry `seq` need nothing that a cut there drops."""
+    """Returns whether neither the owner nor any later claim needs an entry that a cut at entry `seq` drops."""
     claims = [entry for entry in entries if entry.claim is not None]
     earlier = {entry.job_id for entry in claims if entry.seq <= seq}
     later = [entry for entry in claims if entry.seq > seq]

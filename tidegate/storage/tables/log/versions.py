@@ -2,25 +2,25 @@
 
 Rules of versions:
 
-- A commit is known by the number of its entry. No other commit of the table ever gets this number, whichever jobs are
-  restored. Numbers of checkpoints would not do, since a restored job counts them from 1 again.
-- A table shows with a commit what the newest claim before it was built on, and everything added since, except what a
-  compaction since then has replaced.
+- A commit is identified by the number of its log entry. No other commit of the table ever gets this number, whichever
+  jobs are restored. Checkpoint numbers are not unique, since a restored job counts them from 1 again.
+- The visible entries after a commit are the entries on which the newest claim before it was built, and all entries
+  added since, except entries that a compaction since then has replaced.
 - Rows that were hidden later were visible then, so the version of that commit has them.
 - Where a vacuum has deleted files of a version, large files stand in for the small files that they were made of, if
   they still exist.
 - Where a log was cut, the newest commit from before the cut is the oldest version. The cut stores what it showed.
-- As of a time, the newest commit that was made by then counts. Times never go back along the log.
+- A time selects the newest commit made at or before it. Times never decrease along the log.
 
 Rules of compactions:
 
-- The files of a compaction have exactly the rows of the entries that it replaces. A set of entries therefore shows the
-  same rows with the compaction in their place, and the other way round.
-- A compaction stands for what it replaces only where all of that is in a set: rows that a restored job takes back never
-  stay in a large file.
+- The files of a compaction have exactly the rows of the entries that it replaces. Replacing the entries by the
+  compaction, or the reverse, therefore does not change the visible rows.
+- A compaction replaces its original entries in a set only if the set contains all of them. Rows that a restored job
+  hides are therefore never in a visible compacted file.
 - Compactions replace earlier ones. To compact a set, they are applied oldest first; to undo them, newest first.
 - A vacuum deletes small files that a large one stands for, or large files that are not shown any more.
-- A compaction before the cut of a log counts as a commit: what it replaced is no longer part of the log.
+- A compaction before the cut of a log counts as a commit: the entries that it replaced are no longer part of the log.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tidegate.storage.tables.log.entries import (
 from tidegate.storage.tables.table_info import TableInfo
 
 AsOf = int | dt.datetime
-"""The number of a commit, or a time with a time zone."""
+"""A version of a table: the number of a commit, or a time with a time zone."""
 
 _CHANGES = (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED)
 """Kinds of entries that change what a table shows."""
@@ -65,10 +65,10 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 class TableCommit:
     """A commit of a table.
 
-    `number` identifies it, and may be given as `as_of`. `at` is when it was made, or None in a table that is older than
-    commit times. `rows_added` and `files_added` count its own; `rows` counts all rows that the table showed with it.
-    `shown` is whether its rows are visible now, in its own files or in compacted ones. It is False if a restored job
-    has written them again.
+    `number` identifies the commit, and may be given as `as_of`. `at` is the time of the commit, or None in a table
+    written by an old tidegate. `rows_added` and `files_added` count the rows and files of this commit; `rows` counts
+    all rows that the table showed after the commit. `shown` is whether the commit's rows are visible now, in its own
+    files or in compacted files. It is False if a restored job has written them again.
     """
 
     number: int
@@ -82,7 +82,9 @@ class TableCommit:
 
 
 class TableVersions:
-    """The versions of the table at `url`, computed from all entries of its log, oldest first, and their fold."""
+    """The versions of the table at `url`, computed from all entries of its log (oldest first) and the current table
+    state.
+    """
 
     def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
         self._url = url
@@ -118,27 +120,26 @@ class TableVersions:
         return tuple(found)
 
     def shown_at(self, as_of: AsOf) -> tuple[int, Ranges]:
-        """Returns the number of the commit that counts, and the entries with the rows that the table showed with it.
+        """Returns the number of the commit that `as_of` selects, and the entries with the rows visible after that
+        commit.
 
-        Where a vacuum has deleted files of that commit, entries that hold the same rows now take their place. Raises
-        TableError if there is no such commit or some of its rows are gone, ConfigurationError for an invalid `as_of`.
+        Entries whose files a vacuum has deleted are replaced by entries with the same rows. Raises TableError if there
+        is no such commit or some of its rows are gone, ConfigurationError for an invalid `as_of`.
         """
         number = self._found(as_of).seq
         return number, self._left_of(number, self._after_change(number))
 
     def info_at(self, number: int) -> TableInfo:
-        """Returns the columns and settings of the table at an entry. The table may have gained columns later."""
+        """Returns the columns and settings of the table as they were at entry `number`."""
         earlier = (entry for entry in reversed(self._entries) if entry.seq <= number)
         info = next(entry.info for entry in earlier if entry.info is not None)
         assert info is not None
         return info
 
     def shown_after(self, seq: int) -> Ranges:
-        """Returns the entries whose files the table showed after entry `seq`.
+        """Returns the entries whose files were visible after log entry `seq`. Empty before the first commit.
 
-        Empty before the first commit.
-
-        Raises TableError if the log does not go back that far.
+        Raises TableError if a cut has dropped that part of the log.
         """
         if seq < self._oldest:
             raise self._too_old(f"what the table at {self._url} showed at entry {seq} of its log")
@@ -161,7 +162,7 @@ class TableVersions:
         return ranges_of(found, self._bearing)
 
     def _after_change(self, number: int) -> Ranges:
-        """Returns the entries that were shown after a commit or a compaction."""
+        """Returns the entries that were visible after the commit or compaction `number`."""
         if self._cut is not None and number <= self._cut_at:
             return self._cut.shown  # Compactions since then have the same rows.
         earlier = (entry for entry in reversed(self._since) if entry.seq < number)
@@ -255,13 +256,13 @@ def _time(at_ms: int) -> dt.datetime:
 
 
 class LogRewrites:
-    """The compactions among all entries of a log."""
+    """The compactions in a log: which entries each compaction replaces."""
 
     def __init__(self, entries: Sequence[TableEntry], cut: TableCut | None) -> None:
         bearing = [entry.seq for entry in entries if entry.files]
         self._line_of: dict[int, JobId] = {}
         self._replaced: dict[int, tuple[int, ...]] = {}
-        """Replaced entries by the entry that has the files, oldest first."""
+        """The replaced entries, by the entry of the compaction, oldest compaction first."""
         lines: dict[JobId, JobId] = {}
         at_rest: dict[JobId, TableEntry] = {}
         """Compactions of a table at rest claim it, and then commit."""
@@ -284,11 +285,14 @@ class LogRewrites:
 
     @property
     def replaced(self) -> Mapping[int, tuple[int, ...]]:
-        """Entries that each compaction replaces, by its entry, oldest first."""
+        """The entries that each compaction replaces, by the number of the compaction's entry, oldest first."""
         return self._replaced
 
     def compacted(self, members: Collection[int], line: JobId | None = None) -> set[int]:
-        """Returns a set of entries in which compactions (of one line; None: all) replace what they compacted."""
+        """Returns the set of entries with all entries replaced that were compacted.
+
+        `line` limits this to compactions of one line.
+        """
         found = set(members)
         for seq, replaced in self._replaced.items():
             if (line is None or self._line_of[seq] == line) and found.issuperset(replaced):
@@ -297,9 +301,9 @@ class LogRewrites:
         return found
 
     def whole(self, members: Collection[int], gone: Ranges, line: JobId | None = None) -> set[int] | None:
-        """Returns a set of entries with the same rows, compacted if possible, without entries in `gone`.
+        """Returns entries with the same rows as `members`, compacted if possible, and without entries in `gone`.
 
-        Returns None if rows are gone: no remaining entry has them.
+        Returns None if some of the rows were deleted, so that no remaining entry has them.
         """
         found = self.compacted(members, line)
         for seq in reversed(self._replaced):
@@ -309,7 +313,7 @@ class LogRewrites:
         return None if any(covers(gone, seq) for seq in found) else found
 
     def holders(self, members: Collection[int]) -> dict[int, int]:
-        """Returns a mapping from each entry whose rows the set contains to the member that has them."""
+        """Returns, for each entry whose rows the set contains, the member of the set that has the rows."""
         found = {seq: seq for seq in members}
         for seq in reversed(self._replaced):
             if seq in found:
@@ -317,7 +321,7 @@ class LogRewrites:
         return found
 
     def originals(self, members: Collection[int]) -> set[int]:
-        """Returns the set with compactions replaced by what they compacted."""
+        """Returns the set of entries with each compaction replaced by the original entries."""
         found = set(members)
         for seq in reversed(self._replaced):
             if seq in found:
