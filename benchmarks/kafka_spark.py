@@ -2,9 +2,14 @@
 
     python benchmarks/kafka_spark.py [--records 1000000] [--rounds 2] [--seconds 15]
 
-Needs Java and Maven, as the tests do; Spark's Kafka connector is fetched with Maven. tidegate writes exactly once with
-a checkpoint each second (throughput) or each 100 ms (latency). Spark's Kafka sink is at least once, with the shortest
-trigger. Both have two cores, in a process of their own.
+Needs Java and Maven, as the tests do; Spark's Kafka connector is fetched with Maven. Each engine is a process of its
+own beside the broker:
+
+    tidegate, exactly once     a checkpoint each second (throughput) or each 100 ms (latency)
+    tidegate, at least once    the same checkpoints, and records are sent as they come
+    Spark, at least once       the only guarantee of its Kafka sink; local[2], with the shortest trigger
+    loop                       a floor: consume, parse by pyarrow, filter and encode by Polars, and produce in
+                               transactions of a second, without any state to recover from
 
 - Throughput: records are parsed as JSON, filtered, and written as JSON with a key. The job is warm when one transaction
   makes all records visible at once. Seconds from then until the last of them is visible in the output.
@@ -24,11 +29,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.json as pa_json
 from common import describe_machine
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from rich.console import Console
@@ -62,17 +71,23 @@ def main() -> int:
     given = parser.parse_args()
     console = Console()
     describe_machine(console)
-    engines: dict[str, Job] = {"tidegate": tidegate_job, "Spark": spark_job}
+    engines: dict[str, Job] = {
+        "tidegate, exactly once": partial(tidegate_job, "exactly_once"),
+        "tidegate, at least once": partial(tidegate_job, "at_least_once"),
+        "Spark, at least once": spark_job,
+        "loop": loop_job,
+    }
     rates: dict[str, list[float]] = {name: [] for name in engines}
     late: dict[str, list[float]] = {name: [] for name in engines}
     with tempfile.TemporaryDirectory(dir=given.folder) as folder, run_kafka(Path(folder)) as server:
         for number in range(0 if given.only == "latency" else given.rounds):
-            for name, job in engines.items():
-                took_s = throughput(server, job, f"{name}-{number}", Path(folder), given.records)
+            for which, (name, job) in enumerate(engines.items()):
+                took_s = throughput(server, job, f"{which}-{number}", Path(folder), given.records)
                 rates[name].append(given.records / took_s)
                 console.print(f"round {number}, {name}: {given.records / took_s:,.0f} records a second")
-        for name, job in engines.items() if given.only != "throughput" else ():
-            late[name] = latency(server, job, f"late-{name}", Path(folder), given.seconds, given.rate)
+        for which, (name, job) in enumerate(engines.items()):
+            if given.only != "throughput" and name != "loop":
+                late[name] = latency(server, job, f"late-{which}", Path(folder), given.seconds, given.rate)
     table = Table("", "records a second", "p50 ms", "p99 ms")
     for name in engines:
         rate = f"{statistics.median(rates[name]):,.0f}" if rates[name] else "-"
@@ -132,18 +147,19 @@ class running:
             self._process.join()
 
 
-def tidegate_job(servers: str, source: str, target: str, kind: str, folder: Path, stop: Event) -> None:
+def tidegate_job(delivery: str, servers: str, source: str, target: str, kind: str, folder: Path, stop: Event) -> None:
     """Run the job until it is told to stop."""
     copies = kind == "copy"
     properties = {"fetch.wait.max.ms": 5} if copies else {}
+    to: dict[str, Any] = {"topic": target, "delivery": delivery, "uid": "out"}
     with tg.StreamEnvironment.local(1) as env:
         value = "bytes" if copies else SCHEMA
         rows = env.from_kafka(servers, topics=[source], value=value, properties=properties, uid="in")
         if copies:
-            rows.select("value").to_kafka(servers, topic=target, value="value", format="raw", uid="out")
+            rows.select("value").to_kafka(servers, value="value", format="raw", **to)
         else:
             chosen = rows.filter(pl.col("price") > 1)
-            chosen.to_kafka(servers, topic=target, key="user", value=["id", "user", "price"], uid="out")
+            chosen.to_kafka(servers, key="user", value=["id", "user", "price"], **to)
         checkpoints = tg.CheckpointConfig(interval="100ms" if copies else "1s", storage=str(folder / "checkpoints"))
         job = env.execute(target, checkpoints=checkpoints, progress="off")
         stop.wait()
@@ -173,6 +189,45 @@ def spark_job(servers: str, source: str, target: str, kind: str, folder: Path, s
     stop.wait()
     query.stop()
     spark.stop()
+
+
+def loop_job(servers: str, source: str, target: str, kind: str, folder: Path, stop: Event) -> None:
+    """Do the same with the clients and libraries alone until it is told to stop. Only for `kind` "transform"."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": target,
+            "isolation.level": "read_committed",
+            "fetch.queue.backoff.ms": 10,
+        }
+    )
+    consumer.assign([TopicPartition(source, part, OFFSET_BEGINNING) for part in range(PARTITIONS)])
+    # Reports of deliveries would cost a call of Python for each record. The commit fails if a record was not delivered.
+    producer = Producer(
+        {"bootstrap.servers": servers, "transactional.id": target, "queue.buffering.max.messages": 2_000_000}
+    )
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    sent, committed_s = 0, time.perf_counter()
+    schema = pa.schema([("id", pa.int64()), ("user", pa.string()), ("price", pa.float64()), ("note", pa.string())])
+    options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    while not stop.is_set():
+        values = [value for message in consumer.consume(10_000, 0.05) if (value := message.value()) is not None]
+        if values:
+            lines = b"\n".join(values)
+            reading = pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+            rows = cast(pl.DataFrame, pl.from_arrow(pa_json.read_json(pa.BufferReader(lines), reading, options)))
+            chosen = rows.filter(pl.col("price") > 1)
+            out = chosen.select(pl.struct("id", "user", "price").struct.json_encode()).to_series().to_list()
+            for value, key in zip(out, chosen["user"].to_list(), strict=True):
+                producer.produce(target, value, key)
+            sent += len(out)
+        if sent and time.perf_counter() - committed_s > 1.0:
+            producer.commit_transaction(60)
+            producer.begin_transaction()
+            sent, committed_s = 0, time.perf_counter()
+    producer.abort_transaction(60)
+    consumer.close()
 
 
 def write(server: KafkaServer, topic: str, records: int, value: bytes = VALUE) -> None:
