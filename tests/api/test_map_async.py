@@ -212,7 +212,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         ):
             with pytest.raises(tg.ConfigurationError, match=said):
                 rows.map_async(_doubled, **options)  # type: ignore[arg-type]
-        with pytest.raises(tg.ConfigurationError, match="must be a function"):
+        with pytest.raises(tg.ConfigurationError, match="takes a function of a row"):
             rows.map_async("x")  # type: ignore[arg-type]
         updates = rows.key_by("x").aggregate(n=tg.count())
         with pytest.raises(tg.ConfigurationError, match="map_async"):

@@ -20,7 +20,6 @@ Rules:
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from tidegate.actors.runtimes.driver_services import DriverService
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.tables.output_tables import CollectedRows
 from tidegate.protocol.failures import error_text, log_failure
+from tidegate.storage.argument_checks import check_call, check_runs_at_once
 from tidegate.storage.errors import ConfigurationError, FencedError, JobFailedError, StorageError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
@@ -90,17 +90,8 @@ def check_function(fn: object, retries: object, max_behind: object, name: str) -
         raise ConfigurationError(
             f"{name}: {fn!r} is not a function; give a function that can be called as fn(df, checkpoint_id)"
         )
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        pass  # Some functions written in C have no signature.
-    else:
-        try:
-            signature.bind(None, 1)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"{name}: fn is called as fn(df, checkpoint_id), and cannot be: it is fn{signature} ({error})"
-            ) from None
+    check_runs_at_once(fn, f"{name}: fn")
+    check_call(fn, name, "df", "checkpoint_id")
     for setting, value, least, most in (
         ("retries", retries, 0, RETRIES_MAX),
         ("max_behind", max_behind, 1, BEHIND_MAX),

@@ -19,6 +19,7 @@ from tidegate.actors.task.task_descriptor import TaskDescriptor
 from tidegate.connectors.committing_sink import Committable, Committer, CommittingContext, CommittingSink, CommitToken
 from tidegate.operators.operator_errors import is_failure, own_copy
 from tidegate.protocol.failures import OperatorError, error_text, log_failure
+from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
 from tidegate.storage.checkpoints.metadata import PreparedRows
 from tidegate.storage.errors import ConfigurationError
@@ -115,7 +116,9 @@ class _SubtaskCommitter:
 
     def commit(self, token: CommitToken, committables: list[Committable]) -> None:
         if self.opened is None:
-            self.opened = own_copy(self._sink).open_committer(self.context)
+            committer = own_copy(self._sink).open_committer(self.context)
+            check_methods_run_at_once(committer, Committer)
+            self.opened = committer
         self.opened.commit(token, committables)
 
 

@@ -17,6 +17,7 @@ from tidegate.actors.task.events import SourceBatchRead
 from tidegate.actors.task.instructions import ReadSource
 from tidegate.actors.task.source_cursor import PAUSE_MAX_MS
 from tidegate.connectors.source import NotifiedReader, ReadResult, SourceReader, SourceSplit
+from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
@@ -77,7 +78,9 @@ class SplitReads:
                 return None
             if self._reader is None:
                 assert self._source is not None
-                self._reader = self._source.source.reader()
+                made = self._source.source.reader()
+                check_methods_run_at_once(made, SourceReader, NotifiedReader)
+                self._reader = made
                 self._check = partial(checked_read, self._source, self._source.source.schema)
             reader = self._reader
             self._reading = True

@@ -23,6 +23,7 @@ from tidegate.connectors.committing_sink import CommittingContext, CommittingSin
 from tidegate.connectors.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
 from tidegate.operators.operator_errors import is_failure, own_copy
 from tidegate.protocol.failures import OperatorError, error_text, failure_text, log_failure
+from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.checkpoints.metadata import Committable, DataFile, PreparedPart
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
@@ -123,7 +124,9 @@ class _CommittingSinkWriter(_Writer):
         return self._writer is not None
 
     def open(self) -> None:
-        self._writer = own_copy(self._sink).open_writer(self._context)
+        writer = own_copy(self._sink).open_writer(self._context)
+        check_methods_run_at_once(writer, CommittingWriter)
+        self._writer = writer
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self._writer is not None

@@ -32,6 +32,7 @@ from tidegate.operators.operator_errors import own_copy
 from tidegate.operators.sinks.sink import FLUSH_BYTES, UserSinkOperator
 from tidegate.operators.sinks.table_sink import table_sink
 from tidegate.operators.state.keys import key_schema
+from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.checkpoints.metadata import own_sink_place
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
@@ -149,6 +150,7 @@ def to_sink(
     if not isinstance(sink, Sink | CommittingSink):
         what = f"{sink.__name__} is a class; give an object" if isinstance(sink, type) else "give a tg.Sink"
         raise ConfigurationError(f"to_sink {name!r}: {what}, derived from tg.Sink or tg.CommittingSink, not {sink!r}")
+    check_methods_run_at_once(sink, Sink if isinstance(sink, Sink) else CommittingSink, may_yield=("prepare",))
     if isinstance(sink, CommittingSink):
         parallelism = options.parallelism if options.parallelism is not None else stream._program.parallelism
         check_buckets(f"to_sink {name!r}", sink, parallelism)

@@ -18,7 +18,7 @@ from tidegate.api.streams.event_time import uses_event_time
 from tidegate.api.streams.expression_columns import known_schema, schema_after
 from tidegate.api.streams.state_meanings import computed_text, meaning, time_text, with_rows
 from tidegate.api.streams.step import Step, StepOptions
-from tidegate.api.streams.step_checks import check_function, check_methods
+from tidegate.api.streams.step_checks import check_callable, check_function, check_methods
 from tidegate.operators.functions.async_map import AsyncFunction, AsyncMap, rows_of_a_turn_max
 from tidegate.operators.functions.batch_functions import (
     BatchFunction,
@@ -44,6 +44,7 @@ from tidegate.operators.functions.process_operator import process_operator
 from tidegate.operators.watermarks.late_rows import LATE
 from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import OutputTag
+from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.checkpoints.metadata import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.column_names import columns_text
@@ -69,7 +70,9 @@ def mapped_batches(
 ) -> Stream:
     """Builds `Stream.map_batches`."""
     if not isinstance(fn, BatchFunction):
-        check_function(fn, options.name, "a batch, or an object of a class derived from tg.BatchFunction")
+        check_function(fn, options.name, "a batch, or an object of a class derived from tg.BatchFunction", "batch")
+    else:
+        check_methods_run_at_once(fn, BatchFunction)
     columns = as_schema(schema, f"{options.name}(schema=)")
     changelog = after_function(stream._changelog, columns, repr(options.name))
     operator = batch_operator(fn, columns, options.name)
@@ -127,7 +130,7 @@ def flat_mapped_rows(
     options: StepOptions,
 ) -> Stream:
     """Builds `Stream.flat_map`."""
-    check_function(fn, options.name, _ROW)
+    check_function(fn, options.name, _ROW, may_yield=True)
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(fn, many=True)
     kept = _kept_time(stream, columns)
     if errors_to is None:
@@ -287,6 +290,8 @@ def awaited_calls(
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(fn)
     timeout_ms = parse_duration_ms(timeout, setting="timeout")
     wait_ms = None if batch_timeout is None else parse_duration_ms(batch_timeout, setting="batch_timeout")
+    argument = "row" if batch_size is None else "batch"
+    check_callable(fn, options.name, f"a {argument}, such as an async def", argument)
     function = AsyncFunction(fn, capacity, timeout_ms, retries, batch_size, wait_ms)
     function.check(options.name)
     tag = None if errors_to is None else error_tag(errors_to, stream.schema, options.name)

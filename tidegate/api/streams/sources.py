@@ -58,12 +58,20 @@ from tidegate.connectors.postgres_cdc.source import PostgresCdcSource
 from tidegate.connectors.postgres_cdc.text_values import row_schema
 from tidegate.connectors.rate_source import RateSource
 from tidegate.connectors.socket_source import SocketSource
-from tidegate.connectors.source import DeadLetterSource, Source
+from tidegate.connectors.source import (
+    DeadLetterSource,
+    DynamicSource,
+    FilterableSource,
+    LastingInputSource,
+    ProjectableSource,
+    Source,
+)
 from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
 from tidegate.operators.ranking.newest_rows import NewestRows, TableRows
 from tidegate.operators.row_values import InexactValueError, check_exact, is_record, owned_row
 from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
 from tidegate.protocol.edges import OutputTag
+from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
@@ -880,6 +888,15 @@ class StreamSources(OtherNames):
         if lacks or isinstance(source, type):
             what = f"has no {', '.join(lacks)}" if lacks else "is a class; give an object"
             raise ConfigurationError(f"from_source takes an object like tg.Source; {source!r} {what}")
+        check_methods_run_at_once(
+            source,
+            Source,
+            DynamicSource,
+            LastingInputSource,
+            ProjectableSource,
+            FilterableSource,
+            may_yield=("splits",),
+        )
         return self._begun(source, name, uid, parallelism, slot_sharing_group)
 
     def _begun(

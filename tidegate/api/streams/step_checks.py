@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessFunction
 from tidegate.operators.windows.process_windows import ProcessWindowFunction
+from tidegate.storage.argument_checks import check_call, check_runs_at_once
 from tidegate.storage.errors import ConfigurationError
 
 _OTHER_METHODS: Mapping[str, str] = {
@@ -65,6 +66,9 @@ _CALLS: Mapping[str, Sequence[str]] = {
 }
 """The methods that process functions of every kind may have, and the parameters with which they are called."""
 
+_OF_ROWS = ("process", "process1", "process2", "process_broadcast", "on_timer", "finish")
+"""The methods that may yield rows. Others return a batch, or nothing."""
+
 
 def check_methods(function: object) -> None:
     """Raises ConfigurationError if a process function lacks the method for its rows, or its methods take other
@@ -82,6 +86,8 @@ def check_methods(function: object) -> None:
         inputs = dict.fromkeys(function.INPUT_METHODS, ("row", "context"))
     else:
         return
+    if _defines(kind, "close", base):
+        check_runs_at_once(function.close, f"{kind.__name__}.close")
     wanted = {**inputs, **_CALLS}
     for other, ours in _OTHER_METHODS.items():
         if ours in wanted and hasattr(kind, other) and not _defines(kind, ours, base):
@@ -95,6 +101,7 @@ def check_methods(function: object) -> None:
     for name, parameters in wanted.items():
         method = inspect.getattr_static(kind, name, None)
         if isinstance(method, FunctionType) and _defines(kind, name, base):
+            check_runs_at_once(method, f"{kind.__name__}.{name}", may_yield=name in _OF_ROWS)
             _check_parameters(kind.__name__, method, parameters)
             _check_context(kind.__name__, method)
 
@@ -141,12 +148,26 @@ def _attributes_read(method: FunctionType, variable: str) -> Iterator[tuple[str,
 S = TypeVar("S")
 
 
-def check_function(fn: object, step: str, of: str) -> None:
-    """Raises ConfigurationError for an object that cannot be called. `of` describes the arguments of the call, for the
-    error.
+def check_function(fn: object, step: str, of: str, *arguments: str, may_yield: bool = False) -> None:
+    """Raises ConfigurationError for an object that cannot be called with these arguments, or is async.
+
+    `of` and `arguments` are as in `check_callable`. `may_yield`: whether a generator function is allowed.
+    """
+    check_callable(fn, step, of, *arguments)
+    check_runs_at_once(fn, f"{step}: fn", may_yield=may_yield)
+
+
+def check_callable(fn: object, step: str, of: str, *arguments: str) -> None:
+    """Raises ConfigurationError for an object that cannot be called with these arguments.
+
+    - `of`: describes the arguments, for the error.
+    - `arguments`: the names of the arguments of a call, for the error. One, `row`, if none is given.
     """
     if not callable(fn):
         raise ConfigurationError(f"{step} takes a function of {of}, not {fn!r}")
+    if isinstance(fn, type) and any("__call__" in vars(base) for base in fn.__mro__):
+        raise ConfigurationError(f"{step}: {fn.__name__} is a class; pass an object of it, {fn.__name__}(...)")
+    check_call(fn, step, *(arguments or ("row",)))
 
 
 def check_stream(given: object, kind: type[S], step: str) -> S:

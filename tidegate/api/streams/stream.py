@@ -1880,7 +1880,7 @@ class KeyedStream(OtherNames):
             | ann  |    42 |
             +------+-------+
         """
-        check_function(fn, name, "the state and a row")
+        check_function(fn, name, "the state and a row", "state", "row")
         given = as_schema(schema, f"{name}(schema=)") or returned_schema(fn, part=1)
         lifetime = ttl if ttl is None or isinstance(ttl, StateTtl) else StateTtl(ttl)
         return self.process(
@@ -1918,7 +1918,7 @@ class KeyedStream(OtherNames):
             >>> orders.key_by("user").reduce(larger).columns
             ['user', 'amount', 'at']
         """
-        check_function(fn, name, "two rows")
+        check_function(fn, name, "two rows", "before", "row")
         schema = known_schema(self.stream, name)
         return self.process(
             Reduce(fn, schema), schema=schema, name=name, uid=uid, parallelism=parallelism, errors_to=errors_to
@@ -1949,7 +1949,7 @@ class KeyedStream(OtherNames):
             >>> orders.key_by("user").map_groups(largest, schema={"user": str, "largest": int}).columns
             ['user', 'largest']
         """
-        check_function(fn, name, "an Arrow table")
+        check_function(fn, name, "an Arrow table", "rows", may_yield=True)
         rows = known_schema(self.stream, name)
         given = as_schema(schema, f"{name}(schema=)") or returned_schema(fn) or returned_schema(fn, many=True)
         return self.process(

@@ -22,7 +22,7 @@ from tidegate.api.streams.other_names import WINDOWED_STREAMS, OtherNames
 from tidegate.api.streams.ranking_steps import ranked_windows, ranking_of, window_keys
 from tidegate.api.streams.state_meanings import meaning, time_text, window_text, with_rows
 from tidegate.api.streams.step import SlotOptions, Step, StepOptions
-from tidegate.api.streams.step_checks import check_methods
+from tidegate.api.streams.step_checks import check_function, check_methods
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.changes import with_kind
 from tidegate.operators.functions.failing_rows import error_tag
@@ -392,8 +392,7 @@ class WindowedStream(OtherNames):
             | bob  |            0 |    3600000 |      1 |     5 |
             +------+--------------+------------+--------+-------+
         """
-        if not callable(fn):
-            raise ConfigurationError(f"{name}: {fn!r} is not a function; give a function of an Arrow table")
+        check_function(fn, name, "an Arrow table", "rows", may_yield=True)
         columns = as_schema(schema, f"{name}(schema=)") or returned_schema(fn) or returned_schema(fn, many=True)
         if columns is None and self._stream.schema is not None:
             columns = derived_schema(fn, plain_rows(self._stream.schema))

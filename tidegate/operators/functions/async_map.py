@@ -398,9 +398,7 @@ class AsyncFunction:
     batch_timeout_ms: int | None = None
 
     def check(self, step: str) -> None:
-        """Raises ConfigurationError if `fn` cannot be called with a row or a batch."""
-        if not callable(self.fn):
-            raise ConfigurationError(f"{step}: fn must be a function, such as an async def, not {self.fn!r}")
+        """Raises ConfigurationError for a generator, or a number out of range."""
         if inspect.isasyncgenfunction(self.fn) or inspect.isgeneratorfunction(self.fn):
             raise ConfigurationError(f"{step}: fn is a generator; it must return one result for each call, not yield")
         wrong = [

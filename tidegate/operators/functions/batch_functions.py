@@ -18,6 +18,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -239,7 +240,13 @@ class FilterRows(Operator):
         if computed is not None:
             mask = computed.column(0)
         else:
-            flags = _called(self.context, lambda rows: map(bool, map(self._fn, rows)), batch, 0)
+            results = _called(self.context, lambda rows: map(self._fn, rows), batch, 0)
+            flags: list[bool] = []
+            with Blame(
+                self.context,
+                lambda: (f"row {len(flags)} of the batch", python_rows(batch.slice(len(flags), 1))[0]),
+            ):
+                flags.extend(map(bool, results))  # has the flags before an error
             mask = pa.array(flags, pa.bool_())
         kept = batch.filter(mask)
         if kept.num_rows:
@@ -259,7 +266,21 @@ def _called(
         results.extend(calls(rows))  # has the results before an error
         if len(results) < len(rows):  # `map` would treat it as the end
             raise RuntimeError("the function raised StopIteration; let it return, or raise another error")
+    if not _UNFINISHED.isdisjoint(map(type, results)):
+        number = next(number for number, result in enumerate(results) if type(result) in _UNFINISHED)
+        for result in results:
+            if isinstance(result, CoroutineType):
+                result.close()  # or Python warns of each one
+        with Blame(context, lambda: (f"row {start + number} of the batch", rows[number])):
+            raise TypeError(
+                f"the function returned a {type(results[number]).__name__}, which nothing would run; return its "
+                "result, or use map_async"
+            )
     return results
+
+
+_UNFINISHED = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+"""Types of the objects that async and generator functions return. They count as true, and no code has run yet."""
 
 
 class BatchContext(FunctionContext):
