@@ -1,15 +1,16 @@
 """`FilesSource` reads the files that match a pattern at submission. `FolderSource` reads a folder to which files are
 added.
 
-A split of a `FilesSource` is a file, and a split of a `FolderSource` is a lane (`lanes.py`). Rules:
+A split of a `FilesSource` is a file, and a split of a `FolderSource` is a lane (`lanes.py`), which reads the files of
+one hash partition. Rules:
 
 - The split contains the complete position of a reader, so any reader continues from any checkpoint.
 - A reader of a folder lists it when a lane has no file left, and at most once in an interval. Intervals begin at the
   same times for all readers, so that files that appear together are found at about the same time. Files that were found
-  and not read yet are kept in one listing, however many lanes there are.
+  and not read yet are kept in one listing for all lanes of a reader.
 - Row groups of which the program's filter drops all rows are skipped. They are read if bad rows are not errors, because
   which rows can be read then depends on every value. For the same reason all columns of text are read in that case.
-- A file that cannot be read, or only in part, has one dead letter for its unread rest.
+- A file that cannot be read to its end produces one dead letter for its unread part.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ _Open: TypeAlias = OpenFile | OpenText
 @dataclass(frozen=True, slots=True)
 class FileForm:
     """The format and schema of the files of a source. `text` is the text format, or None for Parquet and Avro.
+
     `schema` has all columns, including partition columns.
     """
 
@@ -66,13 +68,11 @@ class FileForm:
     text: TextFormat | None = None
     bad_rows: BadRows = "fail"
     partitions: pa.Schema | None = None
-    """The columns whose values are in the names of folders."""
+    """The partition columns, whose values are in the names of folders. None without partitions."""
     limit_bytes: int = LIMIT_BYTES
-    """For Parquet: the limit in bytes of a row, and of large pages in total, if they take much less space in
-    the file.
-    """
+    """For Parquet: the limit in bytes of a decoded row, and of large pages in total, if they are highly compressed."""
     is_avro: bool = False
-    """True for files of Avro. `limit_bytes` is then the limit of a block."""
+    """True for Avro files. `limit_bytes` is then the limit of a decompressed block."""
 
     @property
     def fails(self) -> bool:
@@ -85,7 +85,10 @@ class FileForm:
         return LETTERS if self.bad_rows == "side" else None
 
     def opened(self, store: FileSystemStore, file: FileAt, schema: pa.Schema, rows: Rows = None) -> _Open:
-        """Opens a file to read these columns. Raises UnreadableFileError, StorageError."""
+        """Opens a file to read the columns of `schema`.
+
+        `rows` is a filter for rows. Raises UnreadableFileError, StorageError.
+        """
         if self.text is None:
             constants = self.constants(file.path, schema)
             limit_bytes = self.limit_bytes
@@ -97,16 +100,17 @@ class FileForm:
         return OpenText(store, file, OF_FILES, self.text, read, self.constants(file.path, read), fails=self.fails)
 
     def constants(self, path: str, schema: pa.Schema) -> pa.RecordBatch | None:
-        """Returns the values of columns that come from a file's folders.
+        """Returns the partition columns of `schema` for a file, parsed from its path, as one row. None without
+        partitions.
 
-        Raises ConfigurationError if they are missing.
+        Raises ConfigurationError if the path lacks a partition folder.
         """
         if self.partitions is None:
             return None
         return folder_values(path, pa.schema([field for field in self.partitions if field.name in schema.names]))
 
     def read(self, opened: _Open, row: int, rows_max: int, schema: pa.Schema) -> RowsRead | None:
-        """Reads rows with the columns of `schema`."""
+        """Reads up to `rows_max` rows from `row` on, with the columns of `schema`. Returns None after the last row."""
         found = opened.read_rows(row, rows_max)
         if found is None or found.batch is None or found.batch.schema.equals(schema):
             return found
@@ -114,7 +118,7 @@ class FileForm:
 
 
 def rest_of_file(path: str, store: FileSystemStore, error: UnreadableFileError) -> pa.RecordBatch:
-    """Returns the dead letter that stands for the rest of a file that cannot be read further."""
+    """Returns the dead letter for the unread part of a file that cannot be read further because of `error`."""
     letter = {
         "raw": b"",
         "file": join_url(store.url, path),
@@ -127,21 +131,21 @@ def rest_of_file(path: str, store: FileSystemStore, error: UnreadableFileError) 
 
 @dataclass(frozen=True, slots=True)
 class FilesSource:
-    """A bounded source over files, in the order of their names. Every batch has `schema`."""
+    """A bounded source over files, in the order of their paths. Every batch has the columns of `schema`."""
 
     pattern: FilePattern
     form: FileForm
     schema: pa.Schema
     rows: Rows = None
-    """The rows that the program needs, or None for all rows."""
+    """A filter on the rows that the program needs, or None for all rows."""
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """Returns the schema of the stream of dead letters, or None."""
+        """Returns the schema of the stream of dead letters, or None if there is no such stream."""
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns one split for each file that exists now.
+        """Returns one split for each file that matches now.
 
         Raises ConfigurationError for a file outside of the folders of `partitions`.
         """
@@ -151,7 +155,7 @@ class FilesSource:
         return tuple(SourceSplit(file.path, encode(FileAt.of(file))) for file in files)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError for splits of another source.
+        """Raises ConfigurationError for splits of a checkpoint that another kind of source wrote.
 
         A restored job reads the files that were found at the first submission.
         """
@@ -165,11 +169,11 @@ class FilesSource:
             )
 
     def projected(self, columns: Sequence[str]) -> FilesSource:
-        """Returns the source restricted to these columns."""
+        """Returns a copy of the source that reads only these columns."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def filtered(self, rows: Rows) -> FilesSource:
-        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
+        """Returns a copy of the source that may skip rows which do not match the filter `rows`."""
         return replace(self, rows=rows) if self.form.fails else self
 
     def reader(self) -> SourceReader:
@@ -185,7 +189,7 @@ class _FilesReader:
         self._log = BadRowsLog(log)
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of a file. Raises UnreadableFileError, StorageError."""
+        """Returns the next rows of the split's file from row `offset`. Raises UnreadableFileError, StorageError."""
         source = self._source
         form = self._source.form
         try:
@@ -206,13 +210,13 @@ class _FilesReader:
         return ReadResult(found.batch, offset + found.rows, at_end=False, bad=letters)
 
     def close(self) -> None:
-        """Releases the file."""
+        """Releases the open file."""
         self._open = None
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """An unbounded source over the files of a folder, which is listed every `discover_ms`."""
+    """An unbounded source over the files of a folder, which is listed every `discover_ms` for new files."""
 
     pattern: FilePattern
     form: FileForm
@@ -225,17 +229,18 @@ class FolderSource:
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """Returns the schema of the stream of dead letters, or None."""
+        """Returns the schema of the stream of dead letters, or None if there is no such stream."""
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns one split for each lane."""
+        """Returns one split for each lane (hash partition of the files)."""
         payload = encode(LaneState(self.lanes))
         return tuple(SourceSplit(f"lane {number} of {self.lanes}", payload) for number in range(self.lanes))
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError if the number of lanes has changed, because it decides which subtask reads
-        a file.
+        """Raises ConfigurationError if the number of lanes has changed.
+
+        That number determines which subtask reads a file.
         """
         now = {split.split_id for split in self.splits()}
         before = {split.split_id for split in splits}
@@ -247,7 +252,7 @@ class FolderSource:
             )
 
     def projected(self, columns: Sequence[str]) -> FolderSource:
-        """Returns the source restricted to these columns."""
+        """Returns a copy of the source that reads only these columns."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def reader(self) -> SourceReader:
@@ -269,13 +274,14 @@ class _FolderReader:
         self._interval = -1
         """Number of the discovery interval in which the folder was last listed."""
         self._waiting: dict[str, tuple[int, list[FileInfo]]] = {}
-        """For each lane, the files that are not read yet, in reverse order of reading, and the interval of the
-        listing.
+        """For each lane: the number of the discovery interval of the listing, and the unread files, the next one
+        last.
         """
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of the current file of a lane, or no rows if there is no file. Raises UnreadableFileError,
-        StorageError.
+        """Returns the next rows of the lane's current file, or no rows if no file is available.
+
+        Raises UnreadableFileError, StorageError.
         """
         lane = self._lanes.get(split.split_id)
         if lane is None or lane.payload != split.payload:
@@ -305,17 +311,17 @@ class _FolderReader:
         return ReadResult(None, offset, at_end=False, payload=moved)
 
     def close(self) -> None:
-        """Releases all files."""
+        """Releases all open files."""
         self._open.clear()
         self._lanes.clear()
 
     def _leave(self, split_id: str, lane: Lane) -> None:
-        """Finishes the file of a lane."""
+        """Marks the lane's current file as read."""
         lane.leave(self._source.age_ms, self._source.clock())
         self._open.pop(split_id, None)
 
     def _rows(self, split_id: str, lane: Lane, rows_max: int) -> RowsRead | None:
-        """Returns the next rows of the file of a lane, or None after the last one.
+        """Returns the next rows of the lane's current file, or None after the last row.
 
         Raises UnreadableFileError, StorageError.
         """
@@ -328,7 +334,7 @@ class _FolderReader:
         return source.form.read(opened, file.row, rows_max, source.schema)
 
     def _take(self, split_id: str, lane: Lane) -> bool:
-        """Starts the next file of a lane. Returns False if there is none."""
+        """Starts the next file of a lane. Returns False if there is no unread file."""
         interval, waiting = self._waiting.get(split_id, (-1, []))
         if not waiting:
             self._look()
@@ -348,7 +354,7 @@ class _FolderReader:
         return False
 
     def _look(self) -> None:
-        """Lists the folder, unless it was listed in this interval already."""
+        """Lists the folder, unless it was already listed in this discovery interval."""
         interval = self._source.clock() // self._source.discover_ms
         if interval == self._interval:
             return
@@ -363,7 +369,7 @@ class _FolderReader:
         self._interval = interval
 
     def _log_left_out(self, lane: Lane, files: Sequence[tuple[bytes, FileInfo]]) -> None:
-        """Logs the files that are new in this listing and are skipped because they are too old."""
+        """Logs the files that appeared in this listing and are skipped because they are older than `max_file_age`."""
         if not self._new:
             return
         age_ms = self._source.age_ms
@@ -394,14 +400,15 @@ def source_of_files(
     options: Mapping[str, object] | None = None,
     size_max: int = BLOCK_BYTES,
 ) -> Source:
-    """Returns the source for one or several patterns. `folder` creates the source for jobs that look for new files
-    while they run.
+    """Returns the source for one or several file patterns. `folder` creates the source of a job that discovers new
+    files while it runs.
 
     - `partitions`: columns in the names of folders, after the columns of `schema`.
-    - `options`: options of a format of text, with Spark's names.
+    - `options`: options of a text format, with Spark's names.
     - `size_max`: maximum bytes of a row of text; for Parquet it raises `FileForm.limit_bytes`.
 
-    Without `schema`, the first file in the order of names decides it. Raises ConfigurationError, StorageError.
+    Without `schema`, the columns are taken from the first file in the order of paths. Raises ConfigurationError,
+    StorageError.
     """
     named = f"from_files({url!r})"
     pattern = FilePattern.of(url)
@@ -456,7 +463,7 @@ def source_of_files(
 
 @contextmanager
 def named_error(named: str) -> Iterator[None]:
-    """Returns a context that puts a name in front of the texts of ConfigurationErrors."""
+    """Returns a context that prefixes the texts of ConfigurationErrors with `named`."""
     try:
         yield
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""`StoreFile`: a file of a store as Arrow reads files, by ranges."""
+"""`StoreFile`: a Python file object over a file in a store, which Arrow reads by byte ranges."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
 class StoreFile(io.RawIOBase):
-    """A file of a store, `size_bytes` long, as a Python file object. `failure` stores the error of a read, because
-    Arrow may wrap it.
+    """A file in a store, `size_bytes` long, as a Python file object.
+
+    `failure` stores the error of a read, because Arrow may wrap the exception.
     """
 
     def __init__(self, url: str, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
-        """`read(at, size)` returns bytes of the file. It may raise StorageError or ConfigurationError."""
+        """`read(at, size)` returns `size` bytes of the file from position `at`.
+
+        It may raise StorageError or ConfigurationError.
+        """
         super().__init__()
         self.url = url
         self._size_bytes = size_bytes
@@ -32,7 +36,7 @@ class StoreFile(io.RawIOBase):
 
     @staticmethod
     def of(store: Store, path: str, size_bytes: int) -> StoreFile:
-        """Returns the file object for a file in its present state."""
+        """Returns a file object for the file at `path` of a store."""
         return StoreFile(join_url(store.url, path), size_bytes, lambda at, size: store.read(path, at, size))
 
     def readable(self) -> bool:
@@ -42,11 +46,11 @@ class StoreFile(io.RawIOBase):
         return True
 
     def size(self) -> int:
-        """Returns the size in bytes. Arrow calls it."""
+        """Returns the size of the file in bytes. Arrow calls this."""
         return self._size_bytes
 
     def close(self) -> None:
-        """Does nothing: no handle is open, and another reader may use the object."""
+        """Does nothing: no handle is open, and another reader may still use the object."""
 
     def tell(self) -> int:
         return self._at
@@ -57,7 +61,7 @@ class StoreFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Reads into a buffer, for Python's buffered reader."""
+        """Reads into a buffer, for Python's buffered reader. Returns the number of bytes read."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -77,16 +81,16 @@ class StoreFile(io.RawIOBase):
 
 
 def compression_of(path: str) -> str | None:
-    """Returns the codec with which a file is compressed as a whole, by its name."""
+    """Returns the codec that the suffix of a path names, such as "gzip" for `.gz`, or None."""
     return next((codec for suffix, codec in _COMPRESSIONS.items() if path.endswith(suffix)), None)
 
 
 def without_compression(path: str) -> str:
-    """Returns the name that a file would have without compression."""
+    """Returns the path without the suffix of a compression codec."""
     return next((path[: -len(suffix)] for suffix in _COMPRESSIONS if path.endswith(suffix)), path)
 
 
 def text_stream(file: StoreFile, path: str) -> pa.NativeFile:
-    """Returns the bytes of a text file from the start, decompressed."""
+    """Opens a text file as a stream of decompressed bytes, from its start."""
     buffered = io.BufferedReader(file, CHUNK_BYTES)
     return pa.input_stream(pa.PythonFile(buffered, mode="r"), compression=compression_of(path))

@@ -1,12 +1,12 @@
-"""`TextRows`: the rows of one file of text, in file order, from any row on; and its dead letters.
+"""`TextRows`: reads the rows of one text file in file order, from any row on, and its dead letters.
 
 Rules:
 
-- Rows are numbered as the file has them, the bad ones included. So a position means the same whatever the size of
-  blocks is. Text is read from its begin: from another row on, the rows before it are read again and dropped.
-- A record must fit into `size_max` bytes. Of a longer one the rest is passed over without being held.
-- Where bytes cannot be read any more (a file that was cut, or damaged), the rows before that place come first, all of
-  them, and then one dead letter for the rest.
+- Rows are numbered in file order, including bad rows, so a position does not depend on block sizes. To start at a later
+  row, the file is read from its beginning and earlier rows are dropped.
+- A record must fit into `size_max` bytes. The remainder of a longer record is skipped without being kept in memory.
+- If bytes cannot be read (a truncated or damaged file), all rows before that position are returned, and then one dead
+  letter for the rest of the file.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ LETTERS = pa.schema(
         ("error", pa.string()),
     ]
 )
-"""The columns of dead letters of files. `line` counts from 1. `offset` is the position of the first byte in the
-decompressed file.
+"""Schema of the dead letters of files.
+
+`line` counts from 1. `offset` is the position of the first byte in the decompressed file.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """The text format of a source: "csv", "json" or "text". `columns` are the names of the columns of CSV files without
-    a header.
+    """The text format of a source: `kind` is "csv", "json" or "text".
+
+    `columns` are the column names of CSV files without a header.
     """
 
     kind: str
@@ -57,7 +59,10 @@ class TextFormat:
     size_max: int = BLOCK_BYTES
 
     def decoder(self, schema: pa.Schema, path: str) -> Decoder:
-        """Returns the decoder of one file. Raises ConfigurationError for types that text cannot hold."""
+        """Returns a decoder for one file.
+
+        Raises ConfigurationError for column types that the text format cannot represent.
+        """
         if self.kind == "csv":
             return CsvDecoder(schema, self.columns or schema.names, self.options, path)
         if self.kind == "json":
@@ -65,7 +70,7 @@ class TextFormat:
         return LineDecoder(schema, self.options)
 
     def schema_of(self, file: StoreFile, path: str) -> pa.Schema:
-        """Returns the columns of a file, inferred from its first block."""
+        """Infers the columns of a file from its first block."""
         if self.kind == "text":
             return LINE_SCHEMA
         blocks = Blocks(file, path, self.options.encoding)
@@ -77,14 +82,14 @@ class TextFormat:
 
 
 class Blocks:
-    """The bytes of a text file, decompressed and converted to UTF-8, without a byte-order mark."""
+    """Reads a text file in blocks: decompressed, converted to UTF-8, and without a byte-order mark."""
 
     def __init__(self, file: StoreFile, path: str, encoding: str) -> None:
         self._file = file
         self._path = path
         self.encoding = encoding
         self.failure: Exception | None = None
-        """The error because of which no more bytes can be read, or None."""
+        """The error that ended the reading before the end of the file, or None."""
         self.bom_bytes = 0
         self._read_bytes = 0
         self._first = True
@@ -108,7 +113,10 @@ class Blocks:
         return text.encode(UTF_8, "surrogatepass")
 
     def _begin(self, data: bytes) -> bytes:
-        """Determines the exact encoding from the first bytes. Returns them without a BOM."""
+        """Determines the exact encoding from the first bytes of the file.
+
+        Returns these bytes without a byte-order mark.
+        """
         self._first = False
         for bom, codec in _BOMS.get(self.encoding, ()):
             if data.startswith(bom):
@@ -119,11 +127,11 @@ class Blocks:
         return data[self.bom_bytes :]
 
     def original_size(self, block: bytes) -> int:
-        """Returns the size of these bytes in the encoding of the file."""
+        """Returns the size in bytes that a UTF-8 block has in the encoding of the file."""
         return len(self.original(block))
 
     def original(self, block: bytes) -> bytes:
-        """Returns these bytes in the encoding of the file."""
+        """Converts a UTF-8 block back to the encoding of the file."""
         if self.encoding == UTF_8:
             return block
         parts = _KEPT.split(block.decode(UTF_8, "surrogatepass"))
@@ -148,7 +156,7 @@ class Blocks:
         return data
 
     def _up_to_failure(self, size: int) -> bytes:
-        """Reads all bytes before the place that cannot be read, in small steps."""
+        """Reads, in small steps, all bytes before the position that cannot be read."""
         found = b""
         for step in (_COARSE_BYTES, 1):
             self._file.seek(0)
@@ -170,7 +178,7 @@ class Blocks:
 
 
 class TextRows:
-    """The rows of one open text file."""
+    """Reads the rows of one open text file."""
 
     def __init__(
         self,
@@ -181,8 +189,9 @@ class TextRows:
         complete: Callable[[pa.RecordBatch], pa.RecordBatch],
         fails: bool,
     ) -> None:
-        """Opens nothing yet. `complete` adds the columns that the file lacks. With `fails`, the first bad record raises
-        an error.
+        """Opens nothing yet.
+
+        `complete` adds the columns that the file does not have. With `fails`, a bad record raises an error.
         """
         self._file = file
         self._path = path
@@ -193,13 +202,14 @@ class TextRows:
         self._parts: Iterator[_Part] = iter(())
         self._part: _Part | None = None
         self._first = -1
-        """Index of the first row in the parsed part."""
+        """Index of the first row in the current parsed part."""
 
     def read(self, row: int, rows_max: int) -> RowsRead | None:
-        """Returns rows of the last parsed block. To return an earlier row, it reads the file again from the start.
+        """Returns up to `rows_max` rows from row `row` on, or None after the last row. For an earlier row, the file is
+        read again from its start.
 
-        Raises ConfigurationError, StorageError. If a bad record is an error, it also raises ArrowInvalid, or the error
-        of the decompression.
+        Raises ConfigurationError, StorageError. If bad records are errors, it also raises ArrowInvalid, or the error of
+        the decompression.
         """
         if self._first < 0 or row < self._first:
             self._parts = self._parsed()
@@ -210,7 +220,7 @@ class TextRows:
         return None if self._part is None else self._part.slice(row - self._first, rows_max)
 
     def next_row(self, row: int) -> int:
-        """Returns `row`: rows of text cannot be skipped before they are read."""
+        """Returns `row`, because rows of text cannot be skipped without reading them."""
         return row
 
     def _parsed(self) -> Iterator[_Part]:
@@ -260,9 +270,9 @@ class TextRows:
             yield _Part(None, np.zeros(1, dtype=np.int64), [self._letter(block, 0, len(block), reason, place)], 1)
 
     def _skip(self, blocks: Blocks, decoder: Decoder, block: bytes, place: _Place) -> tuple[bytes, bool]:
-        """Skips a record that is too long.
+        """Skips a record that exceeds the size limit.
 
-        Returns the rest of the last block after it, and whether the file has ended.
+        Returns the remainder of the last block after the record, and whether the file has ended.
         """
         state = np.zeros(1, dtype=np.int64)
         while (at := decoder.skip(block, state)) < 0:
@@ -274,7 +284,7 @@ class TextRows:
         return block[at:], False
 
     def _letter(self, block: bytes, start: int, end: int, reason: str, place: _Place) -> dict[str, object]:
-        """Returns a dead letter. Raises ConfigurationError if a bad record is an error."""
+        """Returns the dead letter of a bad record. Raises ConfigurationError instead if bad records fail the job."""
         line, offset = place.of(block[:start])
         if self._fails:
             raise ConfigurationError(f"line {line:,} (byte {offset:,}): {reason}")
@@ -284,7 +294,7 @@ class TextRows:
 
 
 class _Place:
-    """The position at the start of a block: the number of lines and bytes before it."""
+    """The position of the current block in the file: the number of lines and bytes before it."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
@@ -293,14 +303,16 @@ class _Place:
         self._ends_in_return = False
 
     def passed(self, data: bytes) -> None:
-        """Moves the position past these bytes."""
+        """Advances the position past these bytes."""
         if data:
             self._lines += _breaks(data, self._ends_in_return)
             self._bytes += self.blocks.original_size(data)
             self._ends_in_return = data.endswith(b"\r")
 
     def of(self, before: bytes) -> tuple[int, int]:
-        """Returns the line, from 1, and the byte, from 0, at the end of these bytes of the block."""
+        """Returns the line (from 1) and the byte offset (from 0) of the position after the bytes `before` of the
+        block.
+        """
         line = self._lines + (_breaks(before, self._ends_in_return) if before else 0)
         return line, self.blocks.bom_bytes + self._bytes + self.blocks.original_size(before)
 
@@ -312,7 +324,10 @@ def _breaks(data: bytes, after_return: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some consecutive records. `bad` are the indices of the bad ones among them, and `letters` their dead letters."""
+    """Consecutive records of a file.
+
+    `bad` are the indices of bad records among them, and `letters` their dead letters.
+    """
 
     batch: pa.RecordBatch | None
     bad: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -320,7 +335,7 @@ class _Part:
     rows: int
 
     def slice(self, start: int, rows_max: int) -> RowsRead:
-        """Returns up to `rows_max` of the records, from an index on."""
+        """Returns up to `rows_max` records from the index `start` on."""
         end = min(self.rows, start + rows_max)
         first, last = np.searchsorted(self.bad, [start, end]).tolist()
         good = (end - last) - (start - first)
@@ -357,7 +372,9 @@ Without a mark, UTF-16 is big-endian, as in Java.
 
 
 def _kept(error: UnicodeError) -> tuple[str, int]:
-    """Replaces bytes that an encoding does not have by lone surrogates, which are not UTF-8."""
+    """Handles decoding errors: replaces invalid bytes by lone surrogates, so that the original bytes can be
+    restored.
+    """
     assert isinstance(error, UnicodeDecodeError)
     return "".join(chr(_LOW + byte) for byte in error.object[error.start : error.end]), error.end
 

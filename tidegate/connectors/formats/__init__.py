@@ -1,1 +1,3 @@
-"""Text as rows: CSV, JSON and plain lines, with a reason for each record that is no row."""
+"""Formats of files and payloads: CSV, JSON, text, Avro, Parquet, Protobuf, Debezium, and formats of a schema
+registry.
+"""

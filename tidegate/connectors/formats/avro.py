@@ -5,9 +5,9 @@ Rules:
 - With `registry`, the id in each payload names the schema with which it was written. It is read as the schema of the
   program (`avro_schema.py`): `schema`, or else the newest one of the topic's subject when the job was submitted.
   Without `registry`, payloads are bare and were written with `schema`.
-- Records of a block are checked and taken by kernels, a column at a time. If a value does not fit its type (a string
-  that is not UTF-8, a decimal of too many digits), halves of the block are read until its record is found.
-- Rows are written a batch at a time: the columns go to a kernel, which measures all records and then writes them.
+- Compiled kernels check and decode the records of a block, a column at a time. If a value does not fit its type (a
+  string that is not UTF-8, a decimal of too many digits), the block is decoded in halves until the bad record is found.
+- A kernel encodes the rows of a batch: it measures all records and then writes them.
 - The schema that is written is the user's, or one that is made of the columns. Fields without a column must have a
   default, which is written.
 """
@@ -83,13 +83,14 @@ _REASONS = {
 class AvroFormat(Format):
     """Avro, bare (`schema`) or in the wire format of a schema registry (`registry`). Needs `tidegate[avro]`.
 
-    - `schema`: the program's schema, as JSON or as a dict. Without it: for reading, the newest schema of the topic when
-      the job is submitted. For writing, one that is made of the columns, or the newest one without `auto_register`.
+    - `schema`: the program's schema, as JSON or as a dict. None: for reading, the newest schema of the topic when the
+      job is submitted. For writing, a schema derived from the columns, or the newest schema of the topic without
+      `auto_register`.
     - `registry`: a `SchemaRegistry`, or its address.
     - `subject`: how subjects are named, as Confluent's strategies do: "topic" (`orders-value`), "record" or
       "topic_record".
-    - `auto_register`: writing adds its schema to the registry if it is missing. With False that is an error.
-    - `name`: full name of the record in a schema that is made of columns.
+    - `auto_register`: the sink registers its schema if the registry lacks it. With False a missing schema is an error.
+    - `name`: full name of the record in a schema that is derived from columns.
 
     Raises ConfigurationError for wrong arguments.
 
@@ -114,7 +115,10 @@ class AvroFormat(Format):
         check_subject(self.subject, self.kind)
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns of a source. Raises ConfigurationError, RegistryError."""
+        """Binds the format to the columns of a source (None: all fields of the schema).
+
+        Raises ConfigurationError, RegistryError.
+        """
         need(f"{use.method}(format='avro')", "avro")
         text, references = self._reader(use)
         where = f"{use.method}(format='avro')"
@@ -131,7 +135,7 @@ class AvroFormat(Format):
         return AvroRead(columns, text, references, self._registry, use.part)
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the columns of a sink. Raises ConfigurationError, RegistryError."""
+        """Binds the format to the columns of a sink. Raises ConfigurationError, RegistryError."""
         need(f"{use.method}(format='avro')", "avro")
         where = f"{use.method}(format='avro')"
         references: tuple[str, ...] = ()
@@ -179,7 +183,10 @@ class AvroFormat(Format):
         return self.registry
 
     def _reader(self, use: PayloadUse) -> tuple[str, tuple[str, ...]]:
-        """Returns the schema of the program and its references. Raises ConfigurationError, RegistryError."""
+        """Returns the JSON of the schema with which the program reads, and of its referenced schemas.
+
+        Raises ConfigurationError, RegistryError.
+        """
         where = f"{use.method}(format='avro')"
         if self._registry is None:
             if self.schema is None:
@@ -204,7 +211,10 @@ class AvroFormat(Format):
 
 @dataclass(frozen=True, slots=True)
 class AvroRead(ReadFormat):
-    """Avro with the columns of a source. `text`, `references`: schema of the program."""
+    """Avro bound to the columns of a source.
+
+    `text` and `references` are the JSON of the schema with which the program reads.
+    """
 
     columns: pa.Schema
     text: str
@@ -214,12 +224,12 @@ class AvroRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of every batch."""
+        """Returns the columns of every decoded batch."""
         return self.columns
 
     @property
     def single(self) -> bool:
-        """Returns True if the schema is not a record."""
+        """Returns True if the schema is not a record, so that a payload is one value."""
         schema = parsed(self.text, self.references)
         return kind_of(schema.of(schema.root)) != "record"
 
@@ -239,18 +249,18 @@ class AvroRead(ReadFormat):
 
 
 class AvroDecoder(PayloadDecoder):
-    """Makes rows of bare records."""
+    """Decodes payloads that are bare Avro records."""
 
     def __init__(self, records: AvroRecords) -> None:
         self._records = records
 
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
-        """Returns the rows of payloads."""
+        """Decodes one record per payload into rows."""
         return self._records.decode(Block.of(payloads))
 
 
 class AvroRecords:
-    """Reads records that were written with one schema."""
+    """Decodes Avro records that were written with one schema."""
 
     def __init__(self, program: AvroProgram, columns: pa.Schema) -> None:
         self._program = program
@@ -259,9 +269,9 @@ class AvroRecords:
         self._found = program.schema
 
     def decode_sequence(self, data: NDArray[np.uint8], count: int) -> DecodedRecords:
-        """Returns the rows of records that follow each other and take all of `data`.
+        """Decodes `count` adjacent records that take all of `data` (a block of an Avro file).
 
-        A record that cannot be read is bad, and the records after it are missing.
+        A record that cannot be decoded is bad, and the records after it are missing from the result.
         """
         if count > len(data):
             return DecodedRecords(
@@ -282,7 +292,7 @@ class AvroRecords:
         return self._decoded(block, scan)
 
     def decode(self, block: Block) -> DecodedRecords:
-        """Returns the rows of bare records."""
+        """Decodes the bare records of a block into rows."""
         scan = kernels.scan_avro(
             block.data, block.starts, block.ends, self._instructions, len(self._program.widths), self._program.depth
         )
@@ -304,7 +314,10 @@ class AvroRecords:
         return DecodedRecords(rows_of(columns, self._columns, unfit), bad)
 
     def _taken(self, block: Block, scan: kernels.AvroScan) -> pa.RecordBatch:
-        """Returns the rows of records that are all good. Raises UnfitRecordError for a value that does not fit."""
+        """Returns the rows of records that all passed the scan.
+
+        Raises UnfitRecordError for a value that does not fit its type.
+        """
         columns = Columns(self._program, scan.counts, scan.sizes)
         kernels.take_avro(
             block.data,
@@ -321,7 +334,7 @@ class AvroRecords:
         return pa.RecordBatch.from_arrays(arrays, schema=self._found)
 
     def _halves(self, block: Block) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Returns the rows of the records with values that fit, and the numbers of the records that do not fit."""
+        """Returns the rows of the records whose values fit, and the reasons of the other records by their number."""
         parts: list[pa.RecordBatch] = []
         bad: dict[int, str] = {}
         waiting = [(0, len(block.starts))]
@@ -350,14 +363,17 @@ class AvroRecords:
 
 @dataclass(frozen=True, slots=True)
 class AvroWrite(WriteFormat):
-    """Avro with the columns of a sink. `text`: schema of the records. `names`: the fields that have columns."""
+    """Avro bound to the columns of a sink.
+
+    `text` is the JSON of the schema. `names` are the fields that have columns.
+    """
 
     text: str
     references: tuple[str, ...]
     names: Sequence[str]
     part: str
     written: WrittenSchema | None
-    """None without a registry."""
+    """The schema in the registry, or None without a registry."""
 
     def encoder(self) -> AvroEncoder:
         """Returns an encoder for one task."""
@@ -365,7 +381,7 @@ class AvroWrite(WriteFormat):
 
 
 class AvroEncoder(PayloadEncoder):
-    """Makes records of Avro."""
+    """Encodes rows as Avro records."""
 
     def __init__(self, form: AvroWrite) -> None:
         schema = parsed(form.text, form.references)
@@ -381,7 +397,7 @@ class AvroEncoder(PayloadEncoder):
         self._ids = None if form.written is None else SubjectIds(form.written)
 
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
-        """Returns the records. A row that does not fit the schema is bad."""
+        """Encodes each row as a record. A row that does not fit the schema is bad."""
         bad: dict[int, str] = {}
         header = b"" if self._ids is None else header_of(self._ids.of(topic))
         given = fitted(batch.rename_columns(list(self._names)), self._columns, bad)
@@ -403,7 +419,7 @@ class AvroEncoder(PayloadEncoder):
 
 
 def _payloads(found: kernels.AvroRecordBytes) -> pa.Array:
-    """Returns records as an array. Raises OverflowError for more than 2 GiB."""
+    """Returns the encoded records as a binary array. Raises OverflowError for more than 2 GiB."""
     if found.offsets[-1] > np.iinfo(np.int32).max:
         raise OverflowError("the records of one batch have more than 2 GiB; write smaller batches")
     buffers = [None, pa.py_buffer(found.offsets.astype(np.int32)), pa.py_buffer(found.data)]
@@ -411,13 +427,13 @@ def _payloads(found: kernels.AvroRecordBytes) -> pa.Array:
 
 
 def _required(schema: AvroSchema) -> set[str]:
-    """Returns the fields without a default."""
+    """Returns the names of the fields without a default."""
     root = schema.of(schema.root)
     return {each["name"] for each in root["fields"] if "default" not in each} if kind_of(root) == "record" else set()
 
 
 def _null_free(schema: AvroSchema) -> set[str]:
-    """Returns the fields that may not be null."""
+    """Returns the names of the fields that must not be null."""
     root = schema.of(schema.root)
     if kind_of(root) != "record":
         return set()
@@ -428,7 +444,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def avro_schema_of(columns: pa.Schema, name: str) -> str:
-    """Returns the schema of Avro for columns, as JSON. Raises UnfitSchemaError for a type that Avro lacks."""
+    """Derives an Avro schema (JSON) from columns. Raises UnfitSchemaError for a type that Avro does not have."""
     namespace, _, bare = name.rpartition(".")
     record = {"type": "record", "name": bare, **({"namespace": namespace} if namespace else {})}
     return json.dumps({**record, "fields": [_field_of(field, field.name, bare) for field in columns]})
@@ -448,7 +464,7 @@ def _field_of(field: pa.Field, path: str, name: str) -> dict[str, Any]:
 
 
 def _avro_type(kind: pa.DataType, path: str, name: str) -> Schema:
-    """Returns the type of Avro for a type of Arrow. `name`: name of a record that is made."""
+    """Returns the Avro type for an Arrow type. `name` is the name of a nested record."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_struct(kind):

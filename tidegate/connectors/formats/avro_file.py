@@ -1,11 +1,12 @@
-"""`AvroRows`: the rows of one Avro object file (`.avro`), in file order, from any row on.
+"""`AvroRows`: reads the rows of one Avro object container file (`.avro`) in file order, from any row on.
 
 Rules:
 
-- A file has its schema in its head. Its records are read with that schema, and then cast to the columns of the source
+- A file has its schema in its header. Its records are read with that schema, and then cast to the columns of the source
   without loss (`fitting.py`). A missing column is an error.
-- `fastavro` reads the head and the blocks (codecs, markers), and kernels take the records of a block.
-- From another row than the next one on, the file is read again from its begin. Blocks before the row are not decoded.
+- `fastavro` reads the header and the blocks (codecs, sync markers), and compiled kernels decode the records of a block.
+- To continue at an earlier row, the file is read again from its beginning. Blocks before the requested row are not
+  decoded.
 - A block that cannot be read, or a value that does not fit its column, is an error with the number of the record.
 """
 
@@ -32,13 +33,13 @@ _USE = PayloadUse("from_files")
 
 
 def avro_file_schema(file: Any) -> pa.Schema:
-    """Returns the columns of an Avro file, a Python file object. Raises ConfigurationError, ValueError."""
+    """Returns the columns of an Avro file, given as a Python file object. Raises ConfigurationError, ValueError."""
     written = _written(_blocks(io.BufferedReader(file, _BUFFER_BYTES)))
     return compiled(written, written).schema
 
 
 class AvroRows:
-    """The rows of one Avro file."""
+    """Reads the rows of one Avro file."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class AvroRows:
         complete: Callable[[pa.RecordBatch], pa.RecordBatch],
         limit_bytes: int,
     ) -> None:
-        """`schema`: the columns that the file must have. `complete`: adds columns that it does not have.
+        """`schema`: the columns that the file must have. `complete`: adds columns that the file does not have.
 
         `limit_bytes`: limit of the decompressed bytes of a block. Raises ConfigurationError, ValueError.
         """
@@ -69,7 +70,7 @@ class AvroRows:
         self._records = AvroRecords(compiled(written, written, schema), schema)
 
     def next_row(self, row: int) -> int:
-        """Returns `row`: rows cannot be skipped before they are read."""
+        """Returns `row`, because rows cannot be skipped without reading them."""
         return row
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
@@ -127,7 +128,7 @@ def _blocks(file: Any) -> Any:
 
 
 def _iterated(reader: Any) -> Iterator[Any]:
-    """Yields the blocks of a file. Raises ValueError for a broken block."""
+    """Yields the blocks of an Avro file. Raises ValueError for a broken block."""
     while True:
         try:
             block = next(reader, None)

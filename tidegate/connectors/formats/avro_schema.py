@@ -1,4 +1,5 @@
-"""Schemas of Avro: what they are in Arrow (`AvroProgram`), and how records of one schema are read as another.
+"""Avro schemas: converts them to Arrow types, and compiles decoders (`AvroProgram`) that read records of one schema as
+another.
 
 `compiled` resolves the schema with which records were written against the schema of the program, as the specification
 of Avro requires, and returns the instructions for the kernels (`state/kernels/avro.py`) and the tree of arrays that
@@ -19,11 +20,11 @@ their columns make.
 
 Rules:
 
-- A field of the program's schema that the records lack has its default. Names match as they are, or by an alias.
+- A field of the program's schema that the records lack gets its default. Names match exactly, or by an alias.
 - Numbers are promoted as Avro allows. A timestamp of another unit becomes the same time, which must be exact.
-- Columns that the program does not read are passed over. So types that are refused do no harm there.
+- Fields that the program does not read are skipped, and may have types that are refused otherwise.
 - Every column may be null, because records without a value (tombstones) are rows of nulls.
-- Schemas are checked by `fastavro`. A schema that names itself is refused.
+- `fastavro` checks schemas. A recursive schema is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _PRIMITIVES: Mapping[str, tuple[int, int, pa.DataType]] = {
     "string": (kernels.BYTES, 4, pa.string()),
     "bytes": (kernels.BYTES, 4, pa.binary()),
 }
-"""Operation, bytes of an entry, and Arrow type."""
+"""For each primitive type: the operation of the kernel, the bytes of an entry, and the Arrow type."""
 _LOGICAL: Mapping[tuple[str, str], pa.DataType] = {
     ("int", "date"): pa.date32(),
     ("int", "time-millis"): pa.time32("ms"),
@@ -75,11 +76,11 @@ _DIGITS_MAX = 38
 
 
 class UnfitRecordError(ValueError):
-    """A value that its type cannot hold."""
+    """Raised for a value that its type cannot represent."""
 
 
 def parsed(schema: str | Mapping[str, Any] | Sequence[Any], references: Sequence[str] = ()) -> AvroSchema:
-    """Returns a schema, given as JSON or as Python values. `references`: JSON of the schemas whose names it uses.
+    """Parses an Avro schema, given as JSON or as Python values. `references`: JSON of the schemas whose names it uses.
 
     Raises UnfitSchemaError for an invalid schema, ConfigurationError if fastavro is not installed.
     """
@@ -101,18 +102,18 @@ def _json_or_name(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AvroSchema:
-    """A parsed schema, and the named types in it."""
+    """A parsed Avro schema, and the definitions of its named types."""
 
     root: Schema
     names: Mapping[str, Any]
 
     def fields(self) -> list[str]:
-        """Returns the names of the columns. A schema that is not a record has one, which is not named here."""
+        """Returns the names of the record's fields. Empty for a schema that is not a record."""
         root = self.of(self.root)
         return [each["name"] for each in root["fields"]] if kind_of(root) == "record" else []
 
     def of(self, schema: Schema) -> Schema:
-        """Returns the definition of a named type, and any other schema as it is."""
+        """Returns the definition of a named type, and any other schema unchanged."""
         if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list):
             return self.of(schema["type"])
         return self.names[schema] if isinstance(schema, str) and schema in self.names else schema
@@ -120,42 +121,44 @@ class AvroSchema:
 
 @dataclass(slots=True)
 class AvroProgram:
-    """The instructions for records of one schema, and the arrays that their columns make."""
+    """The instructions with which kernels decode or encode records of one schema, and the Arrow arrays of its
+    columns.
+    """
 
     instructions: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    """The field that each instruction belongs to."""
+    """The path of the field that each instruction belongs to, for errors."""
     widths: list[int] = field(default_factory=list)
-    """The bytes of an entry of each column."""
+    """The size in bytes of an entry of each kernel column."""
     has_data: list[bool] = field(default_factory=list)
-    """True for a column with bytes of values besides its entries."""
+    """True for a kernel column of strings or bytes, which has value bytes in addition to its entries."""
     has_offsets: list[bool] = field(default_factory=list)
     depth: int = 0
-    """How deep lists are nested in each other."""
+    """Maximum nesting depth of lists."""
     names: list[str] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns that records become."""
+        """Returns the Arrow columns that records are decoded to."""
         return pa.schema([pa.field(name, node.type) for name, node in zip(self.names, self.nodes, strict=True)])
 
     def array(self) -> NDArray[np.int64]:
-        """Returns the instructions for the kernels."""
+        """Returns the instructions as an array for the kernels."""
         return np.array(self.instructions, dtype=np.int64)
 
     def emit(self, operation: int, path: str, column: int = SKIPPED, argument: int = 0, target: int = 0) -> int:
-        """Adds an instruction, and returns its position."""
+        """Appends an instruction, and returns its index."""
         self.instructions += [operation, column, argument, target]
         self.paths.append(path)
         return len(self.paths) - 1
 
     def patch(self, position: int) -> None:
-        """Sets the position that an instruction names to the next instruction."""
+        """Sets the jump target of the instruction at `position` to the next instruction."""
         self.instructions[kernels.WIDTH * position + 3] = len(self.paths)
 
     def column(self, width: int, *, data: bool = False, offsets: bool = False) -> int:
-        """Adds a column, and returns its number."""
+        """Adds a kernel column with entries of `width` bytes, and returns its number."""
         self.widths.append(width)
         self.has_data.append(data)
         self.has_offsets.append(offsets)
@@ -163,10 +166,12 @@ class AvroProgram:
 
 
 class Columns:
-    """The values of the columns of a program, in one buffer."""
+    """The decoded values of a program's kernel columns, in one buffer."""
 
     def __init__(self, program: AvroProgram, counts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """`counts`, `sizes`: what `scan_avro` counted."""
+        """`counts` and `sizes` are the numbers of entries and of value bytes that `scan_avro` counted for each
+        column.
+        """
         self._program = program
         self._counts = counts.tolist()
         self._sizes = sizes.tolist()
@@ -186,27 +191,27 @@ class Columns:
         self._buffer = pa.py_buffer(self.out)
 
     def entries(self, column: int) -> pa.Buffer:
-        """Returns the entries of a column."""
+        """Returns the buffer of entries of a kernel column."""
         count = self._counts[column] + self._program.has_offsets[column]
         return self._buffer.slice(int(self.entries_at[column]), self._program.widths[column] * count)
 
     def data(self, column: int) -> pa.Buffer:
-        """Returns the bytes of the values of a column."""
+        """Returns the buffer of value bytes of a kernel column."""
         return self._buffer.slice(int(self.data_at[column]), self._sizes[column])
 
     def elements(self, column: int) -> int:
-        """Returns the number of elements in all lists of a column."""
+        """Returns the total number of elements in all lists of a kernel column."""
         return int(self._sizes[column])
 
     def flags(self, column: int) -> pa.Array:
-        """Returns a column of bytes as booleans."""
+        """Returns a kernel column of one-byte flags as a boolean array."""
         return pa.array(np.frombuffer(self.entries(column), dtype=np.bool_))
 
 
 class ColumnsOfRows:
-    """The columns of a program, made of arrays: the inverse of `Columns`.
+    """The kernel columns of a program, built from Arrow arrays for encoding: the inverse of `Columns`.
 
-    `bad`: numbers of rows that cannot be written, with the reasons.
+    `bad` collects the numbers of rows that cannot be encoded, with the reasons.
     """
 
     def __init__(self, program: AvroProgram, bad: dict[int, str]) -> None:
@@ -214,18 +219,20 @@ class ColumnsOfRows:
         self._parts: list[NDArray[Any]] = [np.zeros(0, dtype=np.uint8)] * (2 * len(program.widths))
 
     def set(self, column: int, entries: NDArray[Any], data: NDArray[np.uint8] | None = None) -> None:
-        """Sets the entries of a column, and the bytes of its values."""
+        """Sets the entries of a kernel column, and the bytes of its values."""
         self._parts[2 * column] = entries
         if data is not None:
             self._parts[2 * column + 1] = data
 
     def refuse(self, wrong: NDArray[np.bool_], live: NDArray[np.bool_], rows: NDArray[np.int64], reason: str) -> None:
-        """Adds the rows of wrong entries to `bad`, except of entries below a null."""
+        """Adds the rows of wrong entries to `bad`, except entries below a null (`live` False)."""
         for entry in np.flatnonzero(wrong & live).tolist():
             self.bad.setdefault(int(rows[entry]), reason)
 
     def joined(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns all columns in one buffer, and where the entries and the bytes of each begin."""
+        """Returns all kernel columns in one buffer, the position of each column's entries, and the position of its
+        value bytes.
+        """
         places = []
         end = 0
         for part in self._parts:
@@ -242,19 +249,22 @@ def _aligned(at: int) -> int:
 
 
 class Node(ABC):
-    """A part of the tree of arrays."""
+    """Converts one field between kernel columns and an Arrow array. Nested fields have child nodes."""
 
     type: pa.DataType
 
     @abstractmethod
     def array(self, columns: Columns, length: int, valid: pa.Buffer | None = None) -> pa.Array:
-        """Returns the values. `valid`: which are not null. Raises UnfitRecordError for a value that does not fit."""
+        """Returns the decoded values as an Arrow array.
+
+        `valid` is the null bitmap. Raises UnfitRecordError for a value that does not fit.
+        """
 
     @abstractmethod
     def put(
         self, array: pa.Array, into: ColumnsOfRows, rows: NDArray[np.int64], live: NDArray[np.bool_], path: str
     ) -> None:
-        """Writes values of `type` into columns.
+        """Writes an Arrow array of type `type` into kernel columns.
 
         `rows`: number of the row of each value. `live`: False for values below a null, which must be null themselves.
         `path`: the field, for reasons.
@@ -264,7 +274,7 @@ class Node(ABC):
 def _refuse_nulls(
     array: pa.Array, into: ColumnsOfRows, rows: NDArray[np.int64], live: NDArray[np.bool_], path: str
 ) -> None:
-    """Refuses nulls of a field that the schema does not let be null."""
+    """Marks rows with a null in a field that is not nullable as bad."""
     if array.null_count:
         null = array.is_null().to_numpy(zero_copy_only=False)
         into.refuse(null, live, rows, f"field {path!r} is null, which the schema does not allow")
@@ -272,7 +282,7 @@ def _refuse_nulls(
 
 @dataclass(slots=True)
 class _Leaf(Node):
-    """A column of a primitive type. `stored`: the type of its entries; it is cast to `type`."""
+    """Node of a primitive type. `stored`: the type of its entries, which are cast to `type`."""
 
     number: int
     stored: pa.DataType
@@ -314,7 +324,7 @@ class _Leaf(Node):
 
 @dataclass(slots=True)
 class _Enum(Node):
-    """A column of symbols. A symbol that the program's schema lacks is None."""
+    """Node of an enum. `symbols` has None for a symbol that the program's schema lacks."""
 
     number: int
     symbols: Sequence[str | None]
@@ -348,7 +358,7 @@ class _Enum(Node):
 
 @dataclass(slots=True)
 class _Option(Node):
-    """A value or null. `number`: the column that has 1 for a value."""
+    """Node of a nullable value. `number`: the kernel column of flags that are 1 for a value."""
 
     number: int
     inner: Node
@@ -396,7 +406,7 @@ class _Struct(Node):
 
 @dataclass(slots=True)
 class _List(Node):
-    """Lists, or maps, of which `inner` are the entries. `number`: the column with the offsets."""
+    """Node of lists or maps. `inner`: node of the elements or entries. `number`: the kernel column of offsets."""
 
     number: int
     inner: Node
@@ -435,7 +445,7 @@ class _List(Node):
 
 @dataclass(slots=True)
 class _Constant(Node):
-    """The default of a field that the records lack."""
+    """Node of a field that the records lack, with its default."""
 
     value: Any
     type: pa.DataType
@@ -446,11 +456,11 @@ class _Constant(Node):
     def put(
         self, array: pa.Array, into: ColumnsOfRows, rows: NDArray[np.int64], live: NDArray[np.bool_], path: str
     ) -> None:
-        """Writes nothing: a program that writes has no constants, because it reads its own schema."""
+        """Does nothing: a program that encodes reads its own schema, and so has no constants."""
 
 
 def _converted(found: pa.Array, stored: pa.DataType, wanted: pa.DataType) -> pa.Array:
-    """Returns entries in the type of the program's schema. Raises UnfitRecordError."""
+    """Casts decoded entries to the type of the program's schema. Raises UnfitRecordError."""
     try:
         if pa.types.is_decimal(stored):
             found.validate(full=True)
@@ -466,7 +476,7 @@ def _converted(found: pa.Array, stored: pa.DataType, wanted: pa.DataType) -> pa.
 def compiled(
     written: AvroSchema, read: AvroSchema, wanted: pa.Schema | None = None, part: str = "value"
 ) -> AvroProgram:
-    """Returns the program that reads records of one schema as another.
+    """Compiles the program that reads records of the schema `written` as the schema `read`.
 
     `wanted`: the columns that are needed, with the fields of structs that are needed; None for all. `part`: name of the
     column if the schema is not a record. Raises UnfitSchemaError, which names the field.
@@ -488,7 +498,7 @@ def compiled(
 
 
 def defaults_of(schema: AvroSchema, names: Sequence[str]) -> dict[str, pa.Scalar]:
-    """Returns the defaults of fields of a record."""
+    """Returns the defaults of the named fields of a record, as Arrow scalars."""
     root = schema.of(schema.root)
     fields = root["fields"] if kind_of(root) == "record" else ()
     resolver = _Resolver(AvroProgram(), schema, schema)
@@ -502,11 +512,14 @@ class _Resolver:
         self._written = written
         self._read = read
         self._open: list[str] = []
-        """The names of the records that are being compiled."""
+        """The names of the records that are being compiled, to detect recursion."""
         self._lists = 0
 
     def node(self, writer: Schema, reader: Schema, path: str, wanted: pa.DataType | None) -> Node:
-        """Emits the instructions for a value, and returns its node. Raises UnfitSchemaError."""
+        """Emits the instructions for a value, and returns its node.
+
+        `writer` and `reader` are its schemas. Raises UnfitSchemaError.
+        """
         writer, reader = self._written.of(writer), self._read.of(reader)
         if isinstance(writer, list):
             return self._union(writer, reader, path, wanted)
@@ -652,7 +665,7 @@ class _Resolver:
         return _Option(number, inner)
 
     def _branch(self, writer: Schema, reader: Sequence[Schema], path: str) -> Schema:
-        """Returns the branch of the program's union as which a value is read."""
+        """Returns the non-null branch of the program's union. Raises UnfitSchemaError if there is not exactly one."""
         values = [self._read.of(each) for each in reader if each != "null"]
         if len(values) != 1:
             kinds = ", ".join(kind_of(self._read.of(each)) for each in reader)
@@ -675,12 +688,12 @@ class _Resolver:
         self._open.append(name)
 
     def _check_size(self, schema: Schema, path: str) -> None:
-        """Refuses lists with elements that take no bytes, of which any number may be in a record."""
+        """Refuses arrays whose elements take no bytes, because a short record could have any number of them."""
         if kind_of(schema) == "array" and _takes_nothing(self._written, schema["items"]):
             raise UnfitSchemaError(f"{_field(path)} is an array of elements without any bytes, which is not supported")
 
     def skip(self, schema: Schema, path: str) -> None:
-        """Emits the instructions that pass over a value."""
+        """Emits the instructions that skip a value of a schema."""
         program = self._program
         schema = self._written.of(schema)
         if isinstance(schema, list):
@@ -716,7 +729,7 @@ class _Resolver:
 
 
 def leaf_type(schema: Schema, path: str) -> pa.DataType:
-    """Returns the Arrow type of a value that is not nested. Raises UnfitSchemaError for a type that is refused."""
+    """Returns the Arrow type of a schema that is not nested. Raises UnfitSchemaError for a type that is refused."""
     kind = kind_of(schema)
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
     if kind == "fixed":
@@ -747,7 +760,7 @@ def _decimal_type(schema: Mapping[str, Any], path: str) -> pa.DataType:
 
 
 def _default_value(schema: AvroSchema, kind: Schema, given: Any, path: str) -> Any:
-    """Returns the value that the JSON of a default stands for."""
+    """Converts the JSON of a field's default to the Python value of its type."""
     kind = schema.of(kind)
     if isinstance(kind, list):
         # A default is of the first branch.

@@ -1,8 +1,9 @@
-"""The common part of formats of change data: rows as newest versions, before an operator makes changes of them.
+"""Common part of the formats of change data (CDC): events as new versions of rows, before an operator turns them into
+changes.
 
-A format of change data gives, for each event, the newest version of a row, or the keys of a deleted row, or a truncated
-table. Events do not always have the version before, and some come twice. `NewestRows` (`tidegate/operators/ranking`)
-keeps the newest row of each key, and makes the stream of changes that other steps take.
+A format of change data returns for each event the new version of a row, the keys of a deleted row, or a truncation of
+the table. Events do not always have the previous version, and may be duplicated. `NewestRows`
+(`tidegate/operators/ranking`) stores the newest row of each key, and emits the stream of changes that other steps use.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ UPSERT, DELETE_ROW, TRUNCATE = "+U", "-D", "truncate"
 """Values of the column `row_kind`: a new version, a deletion by keys, and the deletion of all rows."""
 ROW_KIND = "row_kind"
 UNCHANGED = own_name("unchanged")
-"""Name of the column that lists the columns of which an event has no value, because it is the same as before."""
+"""Name of the column that lists the columns whose values an event omits because they did not change."""
 
 
 def version_schema(columns: pa.Schema) -> pa.Schema:
-    """Returns the columns of newest versions of rows with these columns.
+    """Returns the schema of row versions for a table with these columns: adds `row_kind` and `UNCHANGED`.
 
-    All may be null, because a deletion has keys only.
+    All columns are nullable, because a deletion has only keys.
     """
     rows = [field.with_nullable(True) for field in columns]
     added = [pa.field(ROW_KIND, pa.string()), pa.field(UNCHANGED, pa.list_(pa.string()))]

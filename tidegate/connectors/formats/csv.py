@@ -1,8 +1,8 @@
-"""`CsvDecoder`: records of CSV become rows.
+"""`CsvDecoder`: decodes CSV records to rows.
 
-The kernels of `text_scan.py` find records and values, `text_columns.py` makes the values. Rules:
+The kernels of `text_scan.py` find records and fields, `text_columns.py` converts the values. Rules:
 
-- With a header columns are found by name, else by position. Names that are wanted must be there.
+- With a header, columns are found by name, otherwise by position. Requested names must exist.
 - A record that has more or fewer values than the header, or than the schema without a header, is bad.
 """
 
@@ -37,7 +37,7 @@ _TEXT = pa.string()
 
 
 class CsvDecoder:
-    """A decoder of CSV with the columns of `schema`. `columns`: all columns of files without a header, in order."""
+    """Decodes CSV to the columns of `schema`. `columns` are all columns of a file without a header, in order."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], options: TextOptions, path: str) -> None:
         self._schema = schema
@@ -52,7 +52,7 @@ class CsvDecoder:
             self._take(columns)
 
     def begin(self, block: bytes, final: bool) -> int | None:
-        """Reads the header. An empty file has no header and no records."""
+        """Reads the header. Returns the position after it, or None if the block does not contain the whole header."""
         data = np.frombuffer(block, dtype=np.uint8)
         names, at = csv_header(data, final, self._options)
         if names is None:
@@ -62,7 +62,7 @@ class CsvDecoder:
         return at
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """Returns the rows of the records of a block."""
+        """Decodes the complete records of a block to rows."""
         data = np.frombuffer(block, dtype=np.uint8)
         records = scan_csv(data, 0, final, self._dialect)
         bad = self._faults(block, records, size_max)
@@ -85,7 +85,10 @@ class CsvDecoder:
         return Decoded(batch, records.starts, records.ends, bad, records.consumed)
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
-        """Skips the rest of a record that is too long."""
+        """Skips the rest of a record that exceeds the size limit.
+
+        Returns the position after it, or -1 if it continues.
+        """
         return skip_csv(np.frombuffer(block, dtype=np.uint8), 0, self._dialect, state)
 
     def _take(self, names: Sequence[str]) -> None:
@@ -105,7 +108,7 @@ class CsvDecoder:
         self._width = len(names)
 
     def _faults(self, block: bytes, records: CsvRecords, size_max: int) -> dict[int, str]:
-        """Returns the faults of records that are visible without their values, by number."""
+        """Returns the faults of records that can be detected without their values, by record number."""
         widths = np.diff(records.first_fields)
         wrong = (records.status != OK) | (widths != self._width) | (records.ends - records.starts > size_max)
         found = {}
@@ -125,7 +128,10 @@ class CsvDecoder:
 
 
 def csv_header(data: NDArray[np.uint8], final: bool, options: TextOptions) -> tuple[list[str] | None, int]:
-    """Returns the names in the first record, and where the second one begins, or None if the block ends before that."""
+    """Returns the names in the first record and the position of the second one.
+
+    Names are None if the first record is incomplete.
+    """
     records = scan_csv(data, 0, final, options.dialect)
     if not len(records):
         return None, records.consumed
@@ -141,7 +147,7 @@ def csv_header(data: NDArray[np.uint8], final: bool, options: TextOptions) -> tu
 def csv_texts(
     data: NDArray[np.uint8], records: CsvRecords, fields: NDArray[np.int64], options: TextOptions
 ) -> pa.Array:
-    """Returns the values of these fields as strings."""
+    """Returns the values of the fields with these numbers as strings."""
     dialect = options.dialect
     null = options.null_value.encode()
     empty = options.empty_value.encode()
@@ -153,9 +159,9 @@ def csv_texts(
 
 
 def csv_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
-    """Returns the columns of a file, by its first block.
+    """Infers the columns of a CSV file from its first block.
 
-    Columns without a header are `_c0`, `_c1` and so on, as in Spark.
+    Columns without a header are named `_c0`, `_c1` and so on, as in Spark.
     """
     data = np.frombuffer(block, dtype=np.uint8)
     records = scan_csv(data, 0, final, options.dialect)
@@ -179,5 +185,5 @@ def csv_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
 
 
 def _rows_alone(rows: int) -> pa.RecordBatch:
-    """Returns rows without columns, of which only the number counts."""
+    """Returns a batch with `rows` rows and no columns."""
     return pa.RecordBatch.from_arrays([pa.nulls(rows)], names=[""]).select([])

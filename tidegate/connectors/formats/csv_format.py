@@ -1,12 +1,15 @@
-"""`CsvFormat`: each payload is one record of CSV, without a header. Reading is `csv.py`; this module has the writer.
+"""`CsvFormat`: each payload is one CSV record, without a header. `csv.py` decodes the records; this module encodes
+them.
 
 Rules:
 
 - A payload has a value for each column, in their order. A line break may follow the record.
-- Payloads are read together, as lines of one block. Where the records that are found are not the payloads (a quote that
-  is not closed, a blank payload, several lines), halves of the block are read. So each payload counts by itself.
-- What is written is read back as the same value. A text that equals `nullValue` is bad, because it would be null.
-- A payload without bytes is a null, if there is one column.
+- Payloads are decoded together, as lines of one block. If the decoded records do not correspond to the payloads (an
+  unclosed quote, a blank payload, several lines), halves of the block are decoded. A bad payload therefore does not
+  affect others.
+- A written value is read back as the same value. A text that equals `nullValue` is bad, because it would be read as
+  null.
+- An empty payload is a null, if there is one column.
 """
 
 from __future__ import annotations
@@ -67,11 +70,11 @@ class CsvFormat(Format):
         self.text_options()
 
     def text_options(self) -> TextOptions:
-        """Returns the checked options."""
+        """Returns the options, checked and with defaults."""
         return replace(TextOptions.of("csv", self.options, "CsvFormat"), header=False)
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns of a source. Raises ConfigurationError for nested columns."""
+        """Binds the format to the columns of a source. Raises ConfigurationError for nested columns."""
         found = CsvRead(required_columns(columns, self.kind, use), self.text_options(), use.part)
         try:
             found.decoder()
@@ -80,7 +83,7 @@ class CsvFormat(Format):
         return found
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the columns of a sink. Raises ConfigurationError for types that CSV cannot hold."""
+        """Binds the format to the columns of a sink. Raises ConfigurationError for types that CSV cannot represent."""
         options = self.text_options()
         for each in columns:
             kind = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
@@ -102,7 +105,7 @@ class CsvFormat(Format):
 
 @dataclass(frozen=True, slots=True)
 class CsvRead(ReadFormat):
-    """CSV with the columns of a source."""
+    """CSV bound to the columns of a source."""
 
     columns: pa.Schema
     options: TextOptions
@@ -110,7 +113,7 @@ class CsvRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of every batch."""
+        """Returns the columns of every decoded batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:
@@ -152,7 +155,7 @@ class _CsvPayloads(PayloadDecoder):
         return DecodedRecords(batch, bad)
 
     def _lines(self, payloads: Sequence[bytes]) -> DecodedRecords | None:
-        """Returns the rows of payloads if each of them is exactly one record, else None."""
+        """Decodes payloads as lines of one block. Returns None unless each payload is exactly one record."""
         block = b"\n".join(payloads)
         sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         ends = np.cumsum(sizes + 1) - 1
@@ -163,7 +166,7 @@ class _CsvPayloads(PayloadDecoder):
         return DecodedRecords(found.batch, found.bad)
 
     def _alone(self, payload: bytes) -> DecodedRecords:
-        """Returns the row of a payload that is not exactly one record."""
+        """Decodes a single payload that may not be exactly one record."""
         found = self._decoder.decode(payload, True, len(payload) + 1)
         if found.records == 1:
             return DecodedRecords(found.batch, found.bad)
@@ -185,7 +188,7 @@ def _no_rows(columns: pa.Schema) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class CsvWrite(WriteFormat):
-    """CSV with the columns of a batch."""
+    """CSV bound to the columns of a sink."""
 
     options: TextOptions
 
@@ -209,7 +212,10 @@ class _CsvEncoder(PayloadEncoder):
         return good_payloads(joined.cast(pa.binary()), bad)
 
     def _texts(self, column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
-        """Returns the texts of values, without nulls."""
+        """Returns the CSV text of each value, with `nullValue` for nulls.
+
+        Rows with values that CSV cannot represent go to `bad`.
+        """
         options = self._options
         kind = column.type
         if pa.types.is_dictionary(kind):

@@ -1,12 +1,12 @@
-"""`DebeziumFormat`: events of Debezium in JSON. They become newest versions of rows (`changes.py`), and are made of
-changes of rows.
+"""`DebeziumFormat`: reads Debezium events in JSON as new versions of rows (`changes.py`), and writes changes of rows as
+such events.
 
 Rules of the reader, `DebeziumDecoder`:
 
 - An event is an object with `op`, `before` and `after`, alone or as the `payload` next to its `schema`, as Kafka
   Connect's JsonConverter writes it with `schemas.enable`.
 - `op` "c", "u" and "r" (a row of a snapshot) give the row in `after`. "d" gives the keys in `before`, or in the key of
-  the record. "t" is a truncated table. A record without a value, which follows a deletion, gives nothing.
+  the record. "t" is a truncated table. A record without a value (a tombstone after a deletion) is ignored.
 - The key of a record has exactly the columns `keys`, with the values of the row. Then all events of a row are in one
   partition, in order.
 - Numbers, times and bytes are encoded as Debezium does it by default (`WIRE_TYPES` below). A schema in the event is
@@ -17,11 +17,11 @@ Rules of the reader, `DebeziumDecoder`:
 
 Rules of the writer, `DebeziumEncoder`:
 
-- A change is one event: "c" without a row before it, "u" with both rows, "d" without a row after it. Keys of records
+- A change is written as one event: "c" without an old row, "u" with both rows, "d" without a new row. Keys of records
   are objects with the columns of the key. There are no schemas in the events.
-- Values have the forms that Debezium has by default, so what is written is read back with the same columns.
-- A row with a value that no event can hold, such as NaN, is bad. If it is the row before a change, the event has only
-  the keys of this row, as from a table without `REPLICA IDENTITY FULL`.
+- Values are encoded as Debezium does by default, so events are read back with the same columns.
+- A row with a value that no event can hold, such as NaN, is bad. If the row is the old row of a change, the event has
+  only the keys of this row, as from a table without `REPLICA IDENTITY FULL`.
 
 | column | in the event |
 | --- | --- |
@@ -92,7 +92,8 @@ class DebeziumFormat(Format):
     """Events of Debezium in JSON, with the options of the connector that writes them.
 
     - `decimals`: the connector's `decimal.handling.mode`.
-    - `truncates`: "fail" fails the job when the table is truncated; "apply" deletes all rows, in one subtask.
+    - `truncates`: "fail" fails the job when the table is truncated; "apply" deletes all rows, and requires one
+      partition.
     - `metadata`: adds the columns `debezium_op`, `debezium_snapshot` and `debezium_timestamp`: some of "op", "snapshot"
       and "timestamp".
     - `unavailable`: the connector's `unavailable.value.placeholder`.
@@ -125,11 +126,11 @@ class DebeziumFormat(Format):
                 raise ConfigurationError(f"DebeziumFormat({name}=): {value!r} is not one of {', '.join(known)}")
 
     def metadata_fields(self) -> list[pa.Field]:
-        """Returns the optional columns that the rows have."""
+        """Returns the optional metadata columns that were requested."""
         return [pa.field(f"debezium_{name}", METADATA[name]) for name in self.metadata]
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns and the keys of a table."""
+        """Binds the format to the columns and the keys of a table. Raises ConfigurationError."""
         if columns is None or not len(columns):
             raise ConfigurationError(
                 f"{use.method}(format='debezium') needs the columns of the table, as in "
@@ -140,7 +141,7 @@ class DebeziumFormat(Format):
         return found
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the columns of a stream of changes, or of its keys."""
+        """Binds the format to the columns of a changelog stream, or to its keys. Raises ConfigurationError."""
         for option in fields(self):
             if option.name != "decimals" and getattr(self, option.name) != option.default:
                 raise ConfigurationError(
@@ -165,7 +166,7 @@ class DebeziumFormat(Format):
 
 @dataclass(frozen=True, slots=True)
 class DebeziumRead(ReadFormat):
-    """Events of a table with these columns and keys."""
+    """Debezium events bound to the columns and keys of a table."""
 
     columns: pa.Schema
     keys: tuple[str, ...]
@@ -174,12 +175,12 @@ class DebeziumRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of newest versions of rows."""
+        """Returns the columns of decoded row versions."""
         return version_schema(pa.schema([*self.columns, *self.form.metadata_fields()]))
 
     @property
     def needs_one_partition(self) -> bool:
-        """Returns True if truncates are applied: a truncate has no place among the events of other partitions."""
+        """Returns True if truncates are applied: a truncate is not ordered relative to events of other partitions."""
         return self.form.truncates == "apply"
 
     def decoder(self) -> PayloadDecoder:
@@ -188,9 +189,9 @@ class DebeziumRead(ReadFormat):
 
 
 class DebeziumDecoder(PayloadDecoder):
-    """Decodes events of rows with these `columns`, which are identified by `keys`.
+    """Decodes Debezium events of a table with these `columns`, which `keys` identify.
 
-    Raises ConfigurationError for columns that cannot be read.
+    Raises ConfigurationError for columns that cannot be decoded.
     """
 
     def __init__(self, columns: pa.Schema, keys: Sequence[str], form: DebeziumFormat) -> None:
@@ -222,11 +223,11 @@ class DebeziumDecoder(PayloadDecoder):
         self._placeholders = _placeholders(form.unavailable)
 
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
-        """Returns the newest versions in events without keys, which only a truncate can be."""
+        """Decodes events of records without keys. Only truncates are valid without a key."""
         return self.decode_records(payloads, [None] * len(payloads))
 
     def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
-        """Returns the newest versions in some records, with the number of the record of each (`sources`)."""
+        """Decodes events to row versions. `sources` of the result has the number of the record of each version."""
         numbers = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
         bad: dict[int, str] = {}
         found = self._events.parse([values[number] or b"" for number in numbers])
@@ -265,7 +266,7 @@ class DebeziumDecoder(PayloadDecoder):
         numbers: NDArray[np.int64],
         bad: dict[int, str],
     ) -> None:
-        """Adds the events to `bad` that cannot be applied."""
+        """Adds events that cannot be applied to `bad`: an unknown operation, a missing row, or a refused truncate."""
         for row in np.flatnonzero(operations.is_null().to_numpy(zero_copy_only=False)).tolist():
             operation = events.column("op")[row].as_py()
             bad[int(numbers[row])] = f"field 'op' is {value_text(operation)}, which is not one of c, u, r, d and t"
@@ -278,7 +279,10 @@ class DebeziumDecoder(PayloadDecoder):
                 bad[int(numbers[row])] = _TRUNCATED
 
     def _schema_fault(self, record: bytes) -> str | None:
-        """Returns how the schema in an event differs from the columns. Equal schemas are compared once."""
+        """Returns how the schema in an event differs from the columns, or None.
+
+        Each distinct schema is compared once.
+        """
         head, found, _ = record.partition(b',"payload":')
         if not found or not head.startswith(b'{"schema":'):
             described = json.loads(record).get("schema")
@@ -301,7 +305,7 @@ class DebeziumDecoder(PayloadDecoder):
         upserts: NDArray[np.bool_],
         bad: dict[int, str],
     ) -> None:
-        """Adds events to `bad` in which a column is missing. A column that is there and has no value is `null`."""
+        """Adds events that lack a column in `after` to `bad`. A column with the value null is not missing."""
         for name, column in images.items():
             if column.null_count <= len(column) - int(upserts.sum()):
                 continue
@@ -323,7 +327,7 @@ class DebeziumDecoder(PayloadDecoder):
         truncates: NDArray[np.bool_],
         bad: dict[int, str],
     ) -> None:
-        """Puts the keys of deleted rows into `images`, and compares all keys with the keys of the records."""
+        """Writes the keys of deleted rows into `images`, and checks that all keys equal the keys of their records."""
         rows = np.flatnonzero(~truncates & ~np.isin(numbers, list(bad)))
         without = [row for row in rows.tolist() if keys[int(numbers[row])] is None]
         for row in without:
@@ -366,7 +370,7 @@ class DebeziumDecoder(PayloadDecoder):
     def _take_unchanged(
         self, values: Sequence[bytes | None], numbers: NDArray[np.int64], images: dict[str, pa.Array]
     ) -> pa.Array:
-        """Returns the unchanged columns of each row, and makes their values null in `images`."""
+        """Returns the names of the unchanged columns of each row, and sets their values to null in `images`."""
         listed: list[list[str] | None] = [None] * len(numbers)
         touched = [
             row
@@ -395,7 +399,7 @@ class DebeziumDecoder(PayloadDecoder):
         bad: dict[int, str],
         upserts: NDArray[np.bool_],
     ) -> pa.Array:
-        """Returns the values of a column, in its type. A value that does not fit makes its event bad."""
+        """Converts a parsed column to the type of `field`. A value that does not fit makes its event bad."""
         reasons: dict[int, str] = {}
         values = _from_wire(column, field.type, reasons)
         for row, reason in reasons.items():
@@ -414,12 +418,12 @@ class DebeziumDecoder(PayloadDecoder):
 
 
 _SCHEMAS_MAX = 1_000
-"""How many different schemas are remembered."""
+"""Maximum number of different event schemas that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """Rows of JSON objects: `numbers[i]` is the number of the record of row i.
+    """The rows parsed from JSON records: `numbers[i]` is the number of the record of row i.
 
     `bad`: the records that are not such objects, with the reasons. `strangers`: objects without the required member.
     `any_schema`: whether a record has a schema next to its payload.
@@ -435,7 +439,7 @@ class _Parsed:
 class _Parser:
     """Parses JSON objects with these columns, alone or as the `payload` next to a schema.
 
-    An object without a value of the first column is a stranger.
+    An object without a value in the first column is reported as a stranger.
     """
 
     def __init__(self, columns: pa.Schema) -> None:
@@ -445,7 +449,7 @@ class _Parser:
         self._envelope_first = False
 
     def parse(self, records: list[bytes]) -> _Parsed:
-        """Returns the rows of records. Records of one form are parsed at once, the usual form first."""
+        """Parses records to rows. All records of one form (bare, or with a schema) are parsed at once."""
         bad: dict[int, str] = {}
         parts: list[pa.RecordBatch] = []
         places: list[NDArray[np.int64]] = []
@@ -484,7 +488,7 @@ class _Parser:
 
 
 def member_names(records: Sequence[bytes]) -> set[str]:
-    """Returns the names of all members of some good JSON objects, or of their payloads."""
+    """Returns the names of all members of valid JSON objects, or of their payloads."""
     found = pa_json.read_json(pa.BufferReader(b"\n".join(records))).schema
     if set(found.names) != {"schema", "payload"}:
         return set(found.names)
@@ -493,14 +497,14 @@ def member_names(records: Sequence[bytes]) -> set[str]:
 
 
 def _row_of(record: bytes) -> Mapping[str, Any]:
-    """Returns the row after an event."""
+    """Returns the new row (`after`) of an event as a dict."""
     found = json.loads(record)
     event = found.get("payload", found)
     return dict(event["after"])
 
 
 def _placeholders(text: str) -> tuple[bytes, ...]:
-    """Returns the forms of the placeholder in the bytes of an event: as a string, and as Base64."""
+    """Returns the encodings of the placeholder in the bytes of an event: as a string, and as Base64."""
     return text.encode(), base64.b64encode(text.encode())
 
 
@@ -509,7 +513,10 @@ def _is_placeholder(value: object, known: Sequence[object]) -> bool:
 
 
 def _wire_type(wanted: pa.DataType, decimals: Decimals) -> pa.DataType:
-    """Returns the type as which a value is parsed. Raises ConfigurationError for a type that no event has."""
+    """Returns the type as which Arrow parses values of a column.
+
+    Raises ConfigurationError for a type that events cannot have.
+    """
     if pa.types.is_decimal(wanted):
         if decimals != "precise":
             return wanted
@@ -532,7 +539,7 @@ def _wire_type(wanted: pa.DataType, decimals: Decimals) -> pa.DataType:
 
 
 def _from_wire(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
-    """Returns parsed values in their type. `reasons`: gets the numbers of values that do not fit."""
+    """Converts parsed values to the type of the column. `reasons` gets the numbers of values that do not fit."""
     if column.type == wanted:
         return column
     if pa.types.is_struct(wanted):
@@ -561,7 +568,7 @@ def _from_wire(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -
 
 
 def unscaled_decimals(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
-    """Returns decimals of big-endian two's complement integers. `reasons`: gets the rows that do not fit."""
+    """Converts big-endian two's complement integers to decimals. `reasons` gets the rows that do not fit."""
     count = len(column)
     sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -589,7 +596,7 @@ def unscaled_decimals(column: pa.Array, wanted: pa.DataType, reasons: dict[int, 
 
 
 def _narrowed(whole: pa.Array, wanted: pa.DataType, unfit: NDArray[np.bool_]) -> pa.Array:
-    """Returns decimals of fewer digits, and marks values that have too many."""
+    """Casts decimals to a type of fewer digits, and marks values that have too many digits in `unfit`."""
     try:
         return whole.cast(wanted)
     except pa.ArrowInvalid:
@@ -624,7 +631,7 @@ _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def _difference(described: Mapping[str, Any], columns: pa.Schema, decimals: Decimals) -> str | None:
-    """Returns how the schema of an event differs from the columns, or None."""
+    """Returns how the schema in an event differs from the columns, as text, or None if they agree."""
     parts = {each.get("field"): each for each in described.get("fields", ())}
     rows = parts.get("after", {}).get("fields")
     if rows is None:
@@ -667,7 +674,10 @@ def _field_difference(described: Mapping[str, Any], wanted: pa.DataType, decimal
 
 @dataclass(frozen=True, slots=True)
 class DebeziumWrite(WriteFormat):
-    """Events of changes of rows, which `keys` identify. `is_key`: the payloads are the keys of the records."""
+    """Debezium events bound to a changelog stream whose rows `keys` identify.
+
+    `is_key`: the payloads are keys of records.
+    """
 
     keys: tuple[str, ...]
     decimals: Decimals
@@ -680,7 +690,7 @@ class DebeziumWrite(WriteFormat):
 
 
 class DebeziumEncoder(PayloadEncoder):
-    """Makes events of changes, and objects of rows, as the keys of records are."""
+    """Encodes changes of rows as Debezium events, and keys of records as JSON objects."""
 
     def __init__(self, keys: Sequence[str], decimals: Decimals = "precise", *, is_key: bool = False) -> None:
         self._keys = tuple(keys)
@@ -688,7 +698,7 @@ class DebeziumEncoder(PayloadEncoder):
         self._is_key = is_key
 
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
-        """Returns an object for each row. A key with a null is bad."""
+        """Encodes each row as a JSON object (the key of a record). A key with a null is bad."""
         bad: dict[int, str] = {}
         texts = self._objects(batch, bad)
         for name in self._keys if self._is_key else ():
@@ -699,7 +709,10 @@ class DebeziumEncoder(PayloadEncoder):
     def encode_changes(
         self, batch: pa.RecordBatch, changes: RowChanges, times_ms: pa.Array | None, topic: str
     ) -> EncodedRecords:
-        """Returns an event for each change."""
+        """Encodes each change as one event.
+
+        `times_ms`: when each change was made, in ms since the epoch; None for now.
+        """
         unfit: dict[int, str] = {}
         rows = self._objects(batch, unfit)
         images = rows
@@ -738,7 +751,7 @@ class DebeziumEncoder(PayloadEncoder):
         return json_objects(texts, batch.num_rows)
 
     def _identities(self, batch: pa.RecordBatch) -> pa.Array:
-        """Returns the rows with the columns of the key alone; all other columns are null."""
+        """Returns rows as JSON objects with the key columns only. All other columns are null."""
         columns = [
             column if name in self._keys else pa.nulls(batch.num_rows, column.type)
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -747,16 +760,16 @@ class DebeziumEncoder(PayloadEncoder):
 
 
 _WRITER_VERSION = "1"
-"""The version of the form of `source` in events that tidegate writes."""
+"""Format version of `source` in events that tidegate writes."""
 
 
 def _taken(texts: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
-    """Returns the JSON text of some rows, "null" where there is none."""
+    """Returns the JSON texts of the rows with these indices, "null" for an index of -1."""
     return pc.fill_null(texts.take(pa.array(rows, mask=rows < 0)), "null")
 
 
 def _unwritable(kind: pa.DataType, decimals: Decimals) -> str | None:
-    """Returns why events cannot hold values of a type, or None."""
+    """Returns why events cannot represent values of a type, or None if they can."""
     if pa.types.is_dictionary(kind):
         return _unwritable(kind.value_type, decimals)
     if pa.types.is_struct(kind):
@@ -781,7 +794,7 @@ def _unwritable(kind: pa.DataType, decimals: Decimals) -> str | None:
 
 
 def _written_type(kind: pa.DataType, decimals: Decimals) -> pa.DataType:
-    """Returns the type as which values are written as JSON."""
+    """Returns the type as which values of a column are written to JSON."""
     if pa.types.is_dictionary(kind):
         return _written_type(kind.value_type, decimals)
     if pa.types.is_decimal(kind) and decimals == "string":
@@ -794,7 +807,7 @@ def _written_type(kind: pa.DataType, decimals: Decimals) -> pa.DataType:
 
 
 def _to_wire(column: pa.Array, decimals: Decimals) -> pa.Array:
-    """Returns values in the form in which events have them, the inverse of `_from_wire`."""
+    """Converts values to the encoding in events, the inverse of `_from_wire`."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _to_wire(column.dictionary_decode(), decimals)
@@ -819,7 +832,7 @@ def _to_wire(column: pa.Array, decimals: Decimals) -> pa.Array:
 
 
 def unscaled_bytes(column: pa.Array) -> pa.Array:
-    """Returns decimals as the shortest big-endian two's complement integers, the inverse of `unscaled_decimals`."""
+    """Converts decimals to the shortest big-endian two's complement integers, the inverse of `unscaled_decimals`."""
     count = len(column)
     whole = column.cast(pa.decimal128(38, column.type.scale))
     start = _DECIMAL_BYTES * whole.offset

@@ -1,4 +1,4 @@
-"""Compares the columns that a format has with the columns of a program, and casts batches from one to the other.
+"""Compares the columns of a format's schema with the columns of a program, and casts batches from one to the other.
 
 Casts are exact (`storage/schemas/exact_casts.py`). Types are compared at submission, values in each batch: a row with a
 value that does not fit is bad.
@@ -46,7 +46,8 @@ def check_written(columns: pa.Schema, found: pa.Schema, kind: str, use: PayloadU
 
 
 def fitted(batch: pa.RecordBatch, columns: pa.Schema, bad: dict[int, str]) -> list[pa.Array]:
-    """Returns the columns of a batch in the types of a schema. The numbers of rows that do not fit go to `bad`.
+    """Casts the columns of a batch to the types of `columns`. The numbers of rows that do not fit, and reasons, go to
+    `bad`.
 
     Values of bad rows are null.
     """
@@ -77,7 +78,7 @@ def _fitted(column: pa.Array, field: pa.Field, bad: dict[int, str]) -> pa.Array:
 
 
 def rows_of(columns: list[pa.Array], schema: pa.Schema, bad: dict[int, str]) -> pa.RecordBatch:
-    """Returns a batch of the rows that are not bad."""
+    """Builds a batch from columns, without the rows whose numbers are in `bad`."""
     if bad:
         keep = np.ones(len(columns[0]), dtype=np.bool_)
         keep[list(bad)] = False

@@ -1,11 +1,11 @@
-"""`Format`: how payloads (the bytes of one record each) and rows of Arrow correspond. Kafka and files share it.
+"""`Format`: converts payloads (the bytes of one record each) to Arrow rows and back. Kafka and files share it.
 
-A format is used in three steps, so that every error that can be known early comes at submission:
+A format is used in three steps, so that errors are raised at submission where possible:
 
-1. A user names a format, or makes one (`JsonFormat()`). It is a plain value.
+1. A user names a format, or constructs one (`JsonFormat()`). It is a plain value.
 2. At submission, `for_reading` and `for_writing` bind it to columns and topics. They may request schemas from a
-   registry, and raise ConfigurationError for columns that do not fit. What they return travels to the tasks.
-3. A task makes a decoder or an encoder of it, and closes it at its end. A decoder may request further schemas.
+   registry, and raise ConfigurationError for columns that do not fit. Their result is pickled and sent to the tasks.
+3. A task creates a decoder or an encoder from it, and closes that at its end. A decoder may request further schemas.
 
 Rules:
 
@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 from tidegate.storage.errors import ConfigurationError
 
 Part: TypeAlias = Literal["value", "key"]
-"""The part of a record of Kafka that a payload is."""
+"""The part of a Kafka record that a payload is."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadUse:
-    """The place that payloads come from or go to. `method`: the public method, for errors, such as "from_kafka".
+    """Describes where payloads come from or go to. `method`: the public method, for errors, such as "from_kafka".
 
     `topics`: the topics that are known at submission. `part`: the part of a record that the payloads are. `keys`: the
     columns that identify a row, for formats of change data.
@@ -52,8 +52,8 @@ class PayloadUse:
 class DecodedRecords:
     """The rows of the good payloads, in order, and the numbers of the bad payloads, each with the reason.
 
-    `sources`: number of the payload that each row is made of, for a format in which a payload may be no row, or
-    several. None if each good payload is one row.
+    `sources`: for each row, the number of its payload, for formats in which a payload may produce no row or several.
+    None if each good payload is one row.
     """
 
     batch: pa.RecordBatch
@@ -71,7 +71,7 @@ class DecodedRecords:
 class EncodedRecords:
     """The payloads of the good rows, in order, and the numbers of the bad rows, each with the reason.
 
-    `payloads`: an array of binary. A null is a tombstone.
+    `payloads`: a binary array. A null is a tombstone.
     """
 
     payloads: pa.Array
@@ -80,9 +80,9 @@ class EncodedRecords:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """Changes of rows: the positions in a batch of the row before and the row after each change; -1 if there is none.
+    """Changes of rows: for each change, the index in a batch of the old row and of the new row; -1 if there is none.
 
-    A change without a row after it is a deletion.
+    A change without a new row is a deletion.
     """
 
     before: NDArray[np.int64]
@@ -90,7 +90,7 @@ class RowChanges:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """The position of the row that has the key of each change."""
+        """For each change, the index of a row that has its key: the new row, or the old row of a deletion."""
         return np.where(self.after < 0, self.before, self.after)
 
     def __len__(self) -> int:
@@ -98,14 +98,14 @@ class RowChanges:
 
 
 class PayloadDecoder(ABC):
-    """Makes rows of payloads. Called from one thread at a time."""
+    """Decodes payloads to rows. Called from one thread at a time."""
 
     @abstractmethod
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
-        """Returns the rows of payloads. Raises StorageError if a schema that they need cannot be had."""
+        """Decodes payloads to rows. Raises StorageError if a schema that they need cannot be loaded."""
 
     def decode_with_nulls(self, payloads: Sequence[bytes | None]) -> DecodedRecords:
-        """Returns the rows of payloads; a missing payload, as of a tombstone, is a row of nulls.
+        """Decodes payloads to rows. A missing payload (None, of a tombstone) becomes a row of nulls.
 
         If a column is not nullable, a missing payload is bad.
         """
@@ -130,7 +130,7 @@ class PayloadDecoder(ABC):
         return DecodedRecords(batch, bad, None if found.sources is None else places[order])
 
     def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
-        """Returns the rows of records, given their values and keys. Only formats of change data use the keys."""
+        """Decodes records to rows, given their values and keys. Only formats of change data use the keys."""
         return self.decode_with_nulls(values)
 
     def close(self) -> None:  # noqa: B027
@@ -138,18 +138,18 @@ class PayloadDecoder(ABC):
 
 
 class PayloadEncoder(ABC):
-    """Makes payloads of rows. Called from one thread at a time."""
+    """Encodes rows as payloads. Called from one thread at a time."""
 
     @abstractmethod
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
-        """Returns the payloads of rows that go to a topic. Raises StorageError if a registry does not answer."""
+        """Encodes rows that are sent to `topic`. Raises StorageError if a registry does not answer."""
 
     def encode_changes(
         self, batch: pa.RecordBatch, changes: RowChanges, times_ms: pa.Array | None, topic: str
     ) -> EncodedRecords:
-        """Returns a payload for each change. Only formats that write changes have this method.
+        """Encodes one payload for each change. Only formats that write changes implement this method.
 
-        `times_ms`: when each change was made, in milliseconds since 1970; None for now.
+        `times_ms`: when each change was made, in ms since 1970; None for now.
         """
         raise NotImplementedError
 
@@ -158,27 +158,27 @@ class PayloadEncoder(ABC):
 
 
 class ReadFormat(ABC):
-    """A format that is bound to the columns of a source. Must be picklable, and comparable."""
+    """A format that is bound to the columns of a source. Must be picklable and comparable."""
 
     has_changes = False
-    """True if the rows are newest versions (`changes.py`), of which a step makes a stream of changes."""
+    """True if the rows are row versions (`changes.py`), which a later step turns into a stream of changes."""
 
     @property
     def single(self) -> bool:
-        """Returns True if a payload is the value of the only column, and not an object with a column for each
-        member.
-        """
+        """Returns True if a payload is one value (the only column), and not an object with a member for each column."""
         return False
 
     @property
     def needs_one_partition(self) -> bool:
-        """Returns True if the rows of a topic have an order over all of its records."""
+        """Returns True if the events of a topic must be read in one order, so that the topic must have one
+        partition.
+        """
         return False
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Returns the columns of every batch."""
+        """Returns the columns of every decoded batch."""
 
     @abstractmethod
     def decoder(self) -> PayloadDecoder:
@@ -189,7 +189,7 @@ class WriteFormat(ABC):
     """A format that is bound to the columns of a sink. Must be picklable."""
 
     writes_changes = False
-    """True if a payload is a change, with the row before it and the row after it."""
+    """True if a payload is a change with the old row and the new row."""
 
     @abstractmethod
     def encoder(self) -> PayloadEncoder:
@@ -197,35 +197,36 @@ class WriteFormat(ABC):
 
 
 class Format(ABC):
-    """A format with its options. Must be picklable, and comparable."""
+    """A payload format with its options. Must be picklable and comparable."""
 
     kind: str
-    """The name that users give, such as "json"."""
+    """The name by which users select the format, such as "json"."""
 
     @abstractmethod
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Binds the format to columns, or to the columns that its own schema has (None). Called at submission.
+        """Binds the format to the columns of a source (None: the columns of the format's own schema). Called at
+        submission.
 
         Raises ConfigurationError for columns that do not fit, and for a registry that does not answer.
         """
 
     @abstractmethod
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Binds the format to the columns of a stream. Called at submission.
+        """Binds the format to the columns of a sink. Called at submission.
 
-        Raises ConfigurationError for columns that the format cannot hold, and for a registry that does not answer.
+        Raises ConfigurationError for columns that the format cannot represent, and for a registry that does not answer.
         """
 
 
 def required_columns(columns: pa.Schema | None, kind: str, use: PayloadUse) -> pa.Schema:
-    """Returns the columns for a format without a schema of its own. Raises ConfigurationError if there are none."""
+    """Returns `columns`, for a format without a schema. Raises ConfigurationError if they are missing."""
     if columns is None or not len(columns):
         raise ConfigurationError(f"{use.method}(format={kind!r}): give the columns, {use.part}={{'name': str, ...}}")
     return columns
 
 
 def good_rows(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Returns the rows of a batch that are not bad, by their numbers."""
+    """Returns the batch without the rows whose numbers are in `bad`."""
     if not bad:
         return batch
     keep = np.ones(batch.num_rows, dtype=np.bool_)
@@ -234,7 +235,7 @@ def good_rows(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
 
 
 def good_payloads(payloads: pa.Array, bad: dict[int, str]) -> EncodedRecords:
-    """Returns the payloads of all rows without the bad ones among them."""
+    """Returns the payloads without those of the rows in `bad`, together with `bad`."""
     if bad:
         keep = np.ones(len(payloads), dtype=np.bool_)
         keep[list(bad)] = False

@@ -1,18 +1,16 @@
-"""`JsonDecoder`: JSON records, one object each, become rows. Files and Kafka use it.
+"""`JsonDecoder`: decodes JSON records, one object each, to rows. Files and Kafka use it.
 
 Rules:
 
-- A kernel checks the frame of each record first: one object, whose strings are closed and have no control characters.
-  Therefore no object begins in one record and ends in another, and Arrow, which then parses all records at once,
-  returns a row for each. If all records of a block begin and end with a brace and are good, this needs no kernel
-  (`_good`).
-- Records that Arrow refuses are found by halving, so most blocks are parsed once. A number that is too great for its
-  column is refused as well. Arrow would make it infinite, or a decimal of more digits than its type has, or of other
-  digits.
+- A kernel first checks the outline of each record: one object, whose strings are closed and have no control characters.
+  No object can then begin in one record and end in another, so Arrow, which parses all records at once, returns a row
+  for each. If all records of a block begin and end with a brace and are good, this needs no kernel (`_good`).
+- Records that Arrow refuses are found by halving the block, so most blocks are parsed once. A number that exceeds its
+  column's type is refused as well. Arrow would return infinity, or a decimal with too many or with wrong digits.
 - A member that the schema does not name is ignored. A missing member is null, and an error if its column is not
   nullable. NaN, Infinity and -Infinity are numbers, as for Spark.
-- Dates, times and dictionaries are made of strings as in CSV, also within structs and lists. Bytes are Base64, as Spark
-  writes them.
+- Dates, times and dictionaries are parsed from strings as in CSV, also within structs and lists. Bytes are Base64, as
+  Spark writes them.
 """
 
 from __future__ import annotations
@@ -70,17 +68,17 @@ _NEWLINE = 10
 _RETURN = 13
 _BREAK = re.compile(rb"[\r\n]")
 _GREAT_DECIMAL = rb'[0-9]{%d}|[:,\[\s]-?[0-9.]+[eE][+-]?[0-9]|"[+-]?[0-9.]+[eE][+-]?[0-9]+"'
-"""Matches numbers with this many digits before the point, or with an exponent, also in strings."""
+"""Matches numbers with the given count of digits before the point, or with an exponent, also in strings."""
 _TOO_LONG = re.compile(rb"[0-9]{309}")
 """Matches digits of a number that is too large for a float64. Arrow itself refuses such a number with an exponent."""
 _VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
-"""Matches what may be a value in a record that cannot be read."""
+"""Matches texts that may be values in a record that cannot be parsed."""
 
 
 class JsonDecoder:
     """Decodes JSON objects to batches with the columns of a schema.
 
-    Raises ConfigurationError for types that JSON cannot hold.
+    Raises ConfigurationError for types that JSON cannot represent.
     """
 
     begun = True
@@ -123,11 +121,11 @@ class JsonDecoder:
                 ) from error
 
     def begin(self, block: bytes, final: bool) -> int | None:
-        """Returns 0, because JSON has no head."""
+        """Returns 0, because JSON has no header."""
         return 0
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """Returns the rows of the lines of a block. Blank lines do not count."""
+        """Decodes the complete lines of a block to rows. Blank lines are skipped."""
         data = np.frombuffer(block, dtype=np.uint8)
         starts, ends, consumed = lines_of(data, final)
         if len(starts) and int((ends - starts).max()) <= size_max:
@@ -143,12 +141,15 @@ class JsonDecoder:
         return Decoded(found.batch, starts, ends, found.bad, consumed)
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
-        """Skips the rest of a line that is too long."""
+        """Skips the rest of a line that exceeds the size limit.
+
+        Returns the position after it, or -1 if it continues.
+        """
         found = _BREAK.search(block)
         return -1 if found is None else found.end()
 
     def records(self, records: Sequence[bytes]) -> DecodedRecords:
-        """Returns the rows of records that are objects, wherever their line breaks are. A BOM may stand before each."""
+        """Decodes records, one object each, to rows. Objects may contain line breaks, and may begin with a BOM."""
         batch = self._good(b"\n".join(records), len(records))
         if batch is not None:
             return DecodedRecords(batch, {})
@@ -161,11 +162,12 @@ class JsonDecoder:
         return self._decoded(block, starts, ends, status, None, None)
 
     def _good(self, block: bytes, count: int) -> pa.RecordBatch | None:
-        """Returns the rows of a block if each of its lines, `count` of them, is a good object. None if one may not be.
+        """Decodes a block of `count` lines in one pass. Returns None if a line may not be a valid object.
 
-        Arrow itself takes two objects in a line, or one in two lines. It cannot do so where each line begins and ends
-        with a brace: in a string it takes no line break, and behind a brace that closes an inner object no other one
-        may open. So each line ends where an object ends. With as many rows as lines, each line is one object.
+        Arrow accepts two objects in a line, or one object in two lines. If each line begins and ends with a brace, an
+        object cannot span lines: strings have no line breaks, and no brace may open directly after a closing brace
+        inside an object. So each line ends where an object ends, and with as many rows as lines, each line is one
+        object.
         """
         if braced_lines(np.frombuffer(block, dtype=np.uint8)) != count or not is_utf8(block):
             return None
@@ -206,7 +208,10 @@ class JsonDecoder:
         return DecodedRecords(made, bad)
 
     def _converted(self, parsed: pa.Table) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Returns rows with the types of the schema, and the numbers of rows that do not fit them with the reasons."""
+        """Converts parsed rows to the types of the schema.
+
+        Also returns the numbers of rows that do not fit, with the reasons.
+        """
         table = parsed.combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], self._parsed)
         rows = np.arange(batch.num_rows)
@@ -217,7 +222,10 @@ class JsonDecoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch, reasons
 
     def _made(self, column: pa.Array, field: pa.Field, rows: NDArray[np.int64], reasons: dict[int, str]) -> pa.Array:
-        """Returns the values of a column, with parsed strings converted to values. `rows` is the row of each entry."""
+        """Converts the strings in a parsed column to values of the field's type.
+
+        `rows` is the row number of each entry.
+        """
         wanted = field.type
         if column.type != wanted and pa.types.is_struct(wanted):
             children = [
@@ -247,7 +255,10 @@ class JsonDecoder:
         batches: list[pa.RecordBatch],
         bad: dict[int, str],
     ) -> None:
-        """Parses records at once, or in halves until the records that Arrow refuses are found."""
+        """Parses records at once, or in halves until the records that Arrow refuses are found.
+
+        Results go to `batches` and `bad`.
+        """
         waiting = [numbers] if len(numbers) else []
         while waiting:
             part = waiting.pop()
@@ -295,7 +306,9 @@ class JsonDecoder:
 
 
 def _is_text(wanted: pa.DataType) -> bool:
-    """Returns whether values of a type are JSON strings that Arrow does not read, or reads differently than Spark."""
+    """Returns whether a type is parsed as a JSON string first, because Arrow does not read it, or differently than
+    Spark.
+    """
     tests = (
         pa.types.is_date,
         pa.types.is_time,
@@ -318,12 +331,12 @@ def _text_leaves(field: pa.Field) -> Iterator[pa.Field]:
 
 
 def _below(field: pa.Field, inner: pa.Field) -> pa.Field:
-    """Returns a field of a struct or a list with its full name, nullable."""
+    """Returns the nullable child field of a struct or list, with its full name."""
     return pa.field(f"{field.name}.{inner.name}", inner.type)
 
 
 def _with_texts(wanted: pa.DataType) -> pa.DataType:
-    """Returns the type as which Arrow parses a value. It differs only where values are strings."""
+    """Returns the type as which Arrow parses a value: strings for types of `_is_text`, at any depth."""
     if _is_text(wanted):
         return pa.string()
     if pa.types.is_struct(wanted):
@@ -334,7 +347,7 @@ def _with_texts(wanted: pa.DataType) -> pa.DataType:
 
 
 def _base64_converter(wanted: pa.DataType) -> Converter | None:
-    """Returns the converter from Base64 to bytes, or None for other types."""
+    """Returns a function that decodes Base64 to values of a binary type, or None for other types."""
     binary = pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted)
     return _base64(wanted) if binary or pa.types.is_fixed_size_binary(wanted) else None
 
@@ -376,10 +389,10 @@ def _leaf_arrays(table: pa.Table) -> Iterator[pa.Array]:
 
 
 def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
-    """Returns the columns of a file, as Arrow infers them from those lines of its first block that are objects.
+    """Infers the columns of a JSON file with Arrow, from the valid lines of its first block.
 
-    Two of Arrow's types would not hold the values. Whole numbers beyond int64 become decimals, not floats, and times
-    with a zone get a type with one.
+    Two types that Arrow infers are corrected. Whole numbers beyond int64 become decimals instead of floats, and times
+    with a zone get a type with a zone.
     """
     data = np.frombuffer(block, dtype=np.uint8)
     starts, ends, _ = lines_of(data, final)
@@ -399,7 +412,10 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
 
 
 def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
-    """Returns the JSON object of a line, for values that Arrow does not return. Raises ArrowInvalid if malformed."""
+    """Parses a line as a JSON object in Python, for values that Arrow does not return exactly.
+
+    Raises ArrowInvalid if malformed.
+    """
     try:
         return dict(json.loads(line, parse_int=parse_int, parse_float=decimal.Decimal))
     except (ValueError, RecursionError, decimal.InvalidOperation) as error:
@@ -407,7 +423,7 @@ def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
 
 
 def _has_other_decimals(wanted: pa.DataType, given: Sequence[Any], found: Sequence[Any]) -> bool:
-    """Returns whether a decimal differs from the number that the JSON values have in its place."""
+    """Returns whether a decoded decimal differs from the number in the JSON values, at any depth."""
     pairs = [(value, taken) for value, taken in zip(given, found, strict=True) if value is not None]
     if pa.types.is_struct(wanted):
         return any(
@@ -433,7 +449,7 @@ def _whole_number(text: str) -> float:
 
 
 def _exact_type(found: pa.DataType, values: Sequence[Any]) -> pa.DataType:
-    """Returns the type that holds these values exactly, if Arrow has inferred another one."""
+    """Returns the type that represents the given JSON values exactly, or `found` if Arrow's inference is exact."""
     values = [value for value in values if value is not None]
     if pa.types.is_struct(found):
         return pa.struct(
@@ -455,9 +471,9 @@ _ZONED = re.compile(r"\d[ T].*(?:Z|[+-]\d\d(?::?\d\d)?)$")
 
 
 def lines_of(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Returns begins and ends of lines, and the begin of the first line that the block may not contain completely.
+    """Returns the starts and ends of complete lines, and the start of the first line that may be incomplete.
 
-    A line feed ends a line, and so does a carriage return. Where both follow each other, an empty line is between them.
+    A line feed and a carriage return each end a line, so there is an empty line between both.
     """
     breaks = data == _NEWLINE
     breaks |= data == _RETURN

@@ -1,10 +1,10 @@
-"""`JsonFormat`: each payload is one JSON object. Reading is `json.py`; this module has the writer.
+"""`JsonFormat`: each payload is one JSON object. `json.py` decodes them; this module encodes them.
 
 Rules of the writer:
 
 - A row becomes an object with a member for each column, in the order of the columns. A null is `null`.
-- Text is made a column at a time by Arrow, and joined to objects at the end.
-- What is written is read back as the same value, and is valid JSON. NaN and infinities are not: such a row is bad.
+- Arrow formats a column at a time, and the texts are joined to objects at the end.
+- A written value is read back as the same value, and is valid JSON. A row with NaN or an infinity is bad.
 - Dates, times and timestamps are ISO 8601 strings (a timestamp with a zone ends with Z), bytes are Base64, and decimals
   are numbers with all of their digits. A map is an object, so its keys must be strings.
 """
@@ -39,7 +39,7 @@ from tidegate.storage.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat(Format):
-    """JSON objects without a registry.
+    """JSON objects without a schema registry.
 
     Example:
 
@@ -50,26 +50,29 @@ class JsonFormat(Format):
     kind = "json"
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns of a source."""
+        """Binds the format to the columns of a source.
+
+        Raises ConfigurationError for types that JSON cannot represent.
+        """
         found = JsonRead(required_columns(columns, self.kind, use))
         found.decoder()
         return found
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the columns of a sink. Raises ConfigurationError for types that JSON cannot hold."""
+        """Binds the format to the columns of a sink. Raises ConfigurationError for types that JSON cannot represent."""
         check_json_types(columns, use)
         return JsonWrite()
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRead(ReadFormat):
-    """JSON objects with the columns of a schema."""
+    """JSON bound to the columns of a source."""
 
     columns: pa.Schema
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of every batch."""
+        """Returns the columns of every decoded batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:
@@ -87,7 +90,7 @@ class _JsonPayloads(PayloadDecoder):
 
 @dataclass(frozen=True, slots=True)
 class JsonWrite(WriteFormat):
-    """JSON objects with the columns of a batch."""
+    """JSON bound to the columns of a sink."""
 
     def encoder(self) -> PayloadEncoder:
         """Returns an encoder for one task."""
@@ -95,10 +98,10 @@ class JsonWrite(WriteFormat):
 
 
 class JsonEncoder(PayloadEncoder):
-    """Makes JSON objects of rows."""
+    """Encodes rows as JSON objects."""
 
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
-        """Returns the objects. A row with a float that is not finite is bad."""
+        """Encodes each row as a JSON object. A row with a float that is not finite is bad."""
         bad: dict[int, str] = {}
         rows = np.arange(batch.num_rows, dtype=np.int64)
         fields = list(zip(batch.schema.names, batch.columns, strict=True))
@@ -107,7 +110,7 @@ class JsonEncoder(PayloadEncoder):
 
 
 def check_json_types(columns: pa.Schema, use: PayloadUse, kind: str = "json") -> None:
-    """Raises ConfigurationError for a column of a type that JSON cannot hold."""
+    """Raises ConfigurationError for a column of a type that JSON cannot represent."""
     for field in columns:
         if (unfit := _unfit(field.type)) is not None:
             raise ConfigurationError(
@@ -117,7 +120,7 @@ def check_json_types(columns: pa.Schema, use: PayloadUse, kind: str = "json") ->
 
 
 def _unfit(kind: pa.DataType) -> str | None:
-    """Returns what JSON cannot hold in a type, or None."""
+    """Returns a text for the part of a type that JSON cannot represent, or None if JSON can represent all of it."""
     if pa.types.is_map(kind):
         if not _is_string(kind.key_type):
             return f"a map with keys of type {kind.key_type}"
@@ -136,7 +139,10 @@ def _unfit(kind: pa.DataType) -> str | None:
 
 
 def json_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> pa.Array:
-    """Returns the JSON text of each value, "null" for a null. `rows`: number of the row of each value."""
+    """Returns the JSON text of each value, "null" for a null.
+
+    `rows` is the row number of each value. Bad rows go to `bad`.
+    """
     kind = column.type
     if pa.types.is_null(kind):
         return _repeated("null", len(column))
@@ -160,7 +166,7 @@ def json_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[i
 
 
 def _text_of(column: pa.Array) -> pa.Array:
-    """Returns the JSON text of values that are not nested, null for a null."""
+    """Returns the JSON text of values of a type that is not nested; null for a null."""
     kind = column.type
     if _is_string(kind):
         return _quoted(_escaped(column.cast(pa.string())))
@@ -179,7 +185,7 @@ def _text_of(column: pa.Array) -> pa.Array:
 
 
 def _sequence_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> pa.Array:
-    """Returns JSON arrays of lists, and objects of maps."""
+    """Returns lists as JSON arrays, and maps as JSON objects."""
     is_map = pa.types.is_map(column.type)
     inner = pa.struct([column.type.key_field, column.type.item_field]) if is_map else column.type.value_type
     lists = column.cast(pa.list_(inner))
@@ -202,12 +208,15 @@ def _sequence_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: d
 
 
 def json_objects(texts: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
-    """Returns JSON objects with these members. Each value is JSON already."""
+    """Builds `count` JSON objects from pairs of member name and JSON texts of its values."""
     return _objects([(name, values, False) for name, values in texts], count)
 
 
 def _member(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> tuple[pa.Array, bool]:
-    """Returns the text of each value as in `json_texts`, or without its quotation marks, and whether these lack."""
+    """Returns the JSON texts of a column.
+
+    The second result is True if they are strings without quotation marks, which `_objects` adds.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     # `_objects` adds the marks while it joins, which saves a copy.
@@ -217,7 +226,9 @@ def _member(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int,
 
 
 def _objects(texts: Sequence[tuple[str, pa.Array, bool]], count: int) -> pa.Array:
-    """Returns JSON objects with these members. Each value is JSON already, or a string that lacks its marks."""
+    """Builds `count` JSON objects from members: name, JSON texts, and whether the texts are strings without
+    quotation marks.
+    """
     if not texts:
         return _repeated("{}", count)
     pieces: list[str | pa.Array] = []
@@ -234,7 +245,7 @@ _FIRST_PRINTABLE = 0x20
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    """Returns strings with quotes, backslashes and control characters escaped."""
+    """Returns strings with quotes, backslashes and control characters escaped for JSON."""
     _, offset_buffer, data = texts.buffers()
     present: set[bytes] = set()
     if data is not None and len(texts):

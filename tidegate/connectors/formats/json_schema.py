@@ -2,12 +2,12 @@
 
 Rules:
 
-- Values are read as in `json.py`, into the columns of the program. The id in each payload must be of a JSON Schema, and
-  is not used otherwise, because JSON names its members. So keywords that restrict values are not applied to what is
-  read: a value is bad if its column cannot hold it.
-- Columns are compared with the newest schema of the topic when the job is submitted: each must be a property, of a type
-  that it can hold.
-- A schema that is written is made of the columns, or is given, or is the newest one of the topic. In the last two cases
+- Values are decoded as in `json.py`, into the columns of the program. The id in each payload must be the id of a JSON
+  Schema, and is not used otherwise, because JSON names its members. Keywords that restrict values are not applied to
+  values that are read: a value is bad only if its column cannot store it.
+- Columns are compared with the newest schema of the topic when the job is submitted: each must be a property, of a
+  compatible type.
+- The schema for writing is derived from the columns, or given, or the newest schema of the topic. In the last two cases
   each row is validated with it (`jsonschema-rs`), one at a time.
 - References (`$ref`) are followed within a schema, and to the references of the registry by their names.
 """
@@ -59,12 +59,13 @@ _DRAFT = "http://json-schema.org/draft-07/schema#"
 class JsonSchemaFormat(Format):
     """JSON in the wire format of a schema registry, with a JSON Schema.
 
-    - `schema`: the schema, as JSON or as a dict. Without it: for reading, the newest schema of the topic when the job
-      is submitted. For writing, one that is made of the columns, or the newest one without `auto_register`.
+    - `schema`: the schema, as JSON or as a dict. None: for reading, the newest schema of the topic when the job is
+      submitted. For writing, a schema derived from the columns, or the newest schema of the topic without
+      `auto_register`.
     - `registry`: a `SchemaRegistry`, or its address.
     - `subject`: how subjects are named: "topic" (`orders-value`), "record" (the title of the schema) or "topic_record".
-    - `auto_register`: writing adds its schema to the registry if it is missing. With False that is an error.
-    - `name`: title of a schema that is made of columns.
+    - `auto_register`: the sink registers its schema if the registry lacks it. With False a missing schema is an error.
+    - `name`: title of a schema that is derived from columns.
 
     Writing with a given schema needs `pip install 'tidegate[json-schema]'`. Raises ConfigurationError for wrong
     arguments.
@@ -92,7 +93,7 @@ class JsonSchemaFormat(Format):
             raise ConfigurationError("JsonSchemaFormat: give registry=; JSON without a registry is format='json'")
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns of a source. Raises ConfigurationError, RegistryError."""
+        """Binds the format to the columns of a source. Raises ConfigurationError, RegistryError."""
         where = f"{use.method}(format='json_schema')"
         newest = newest_schemas(RegistryClient(self._registry), self.subject, "JSON", use)
         given = [] if self.schema is None else [JsonSchema.of(str(self.schema))]
@@ -111,7 +112,7 @@ class JsonSchemaFormat(Format):
         return found
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the columns of a sink. Raises ConfigurationError, RegistryError."""
+        """Binds the format to the columns of a sink. Raises ConfigurationError, RegistryError."""
         where = f"{use.method}(format='json_schema')"
         check_json_types(columns, use, self.kind)
         references: tuple[tuple[str, str], ...] = ()
@@ -146,14 +147,14 @@ class JsonSchemaFormat(Format):
 
 @dataclass(frozen=True, slots=True)
 class JsonSchemaRead(ReadFormat):
-    """JSON of a registry with the columns of a source."""
+    """JSON in the wire format of a schema registry, bound to the columns of a source."""
 
     columns: pa.Schema
     registry: SchemaRegistry
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """The columns of every decoded batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:
@@ -171,7 +172,7 @@ class JsonSchemaRead(ReadFormat):
 
 @dataclass(frozen=True, slots=True)
 class JsonSchemaWrite(WriteFormat):
-    """JSON of a registry. `validates`: each row is compared with the schema."""
+    """JSON in the wire format of a schema registry, for a sink. `validates`: each row is validated with the schema."""
 
     written: WrittenSchema
     references: tuple[tuple[str, str], ...]
@@ -216,20 +217,20 @@ class _JsonSchemaEncoder(PayloadEncoder):
 
 
 def _not_retrieved(address: str) -> Any:
-    """Keeps the library from loading schemas from the network."""
+    """Raises ValueError, so that the library does not load schemas from the network."""
     raise ValueError(f"{address} is not among the references of the schema")
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """A parsed JSON Schema, and the schemas that it refers to by name."""
+    """A parsed JSON Schema, and the schemas that its references name."""
 
     root: Mapping[str, Any]
     others: Mapping[str, Any]
 
     @staticmethod
     def of(text: str, references: Sequence[tuple[str, str]] = ()) -> JsonSchema:
-        """Returns a schema, given as JSON. Raises UnfitSchemaError if it is not one of objects."""
+        """Parses a schema, given as JSON. Raises UnfitSchemaError if it is not a JSON object."""
         try:
             root = json.loads(text)
             others = {name: json.loads(each) for name, each in references}
@@ -241,19 +242,22 @@ class JsonSchema:
 
     @property
     def title(self) -> str:
-        """The name of the record, for subjects."""
+        """The title of the schema, for names of subjects."""
         return str(self.root.get("title", ""))
 
     def required(self) -> list[str]:
-        """Returns the properties that an object must have."""
+        """Returns the names of the required properties."""
         return [str(name) for name in self.resolved(self.root).get("required", ())]
 
     def properties(self) -> Mapping[str, Any]:
-        """Returns the schemas of the properties of the object."""
+        """Returns the schemas of the object's properties, by name."""
         return dict(self.resolved(self.root).get("properties") or {})
 
     def resolved(self, schema: Any, depth: int = 0) -> Mapping[str, Any]:
-        """Returns a schema behind its references, and without null. An empty one if it cannot be found."""
+        """Returns a schema after following `$ref` and dropping null branches.
+
+        An empty schema if it cannot be resolved.
+        """
         if depth > _DEPTH_MAX or not isinstance(schema, dict):
             return {}
         if isinstance(reference := schema.get("$ref"), str):
@@ -273,7 +277,7 @@ class JsonSchema:
         return found
 
     def kinds(self, schema: Mapping[str, Any]) -> set[str]:
-        """Returns the types of JSON that a resolved schema allows, without null. Empty if they are not known."""
+        """Returns the JSON types that a resolved schema allows, without null. Empty if they are unknown."""
         given = schema.get("type")
         if given is None and isinstance(values := schema.get("enum"), list):
             return {"string"} if all(isinstance(each, str) or each is None for each in values) else set()
@@ -284,7 +288,7 @@ class JsonSchema:
         return {str(each) for each in (given if isinstance(given, list) else [given])} - {"null"}
 
     def columns(self) -> pa.Schema:
-        """Returns the columns of the properties. Raises UnfitSchemaError, which names the field."""
+        """Returns the Arrow columns of the properties. Raises UnfitSchemaError, which names the field."""
         fields = [pa.field(name, self._type(each, name, 0)) for name, each in self.properties().items()]
         if not fields:
             raise UnfitSchemaError("the JSON Schema has no properties")
@@ -309,7 +313,7 @@ class JsonSchema:
         raise UnfitSchemaError(f"field {path!r} is {shown}, which has no Arrow type")
 
     def refusal_of(self, schema: Any, wanted: pa.DataType) -> str | None:
-        """Returns why values of a schema have no column of a type, or None. Unknown types are not refused."""
+        """Returns why values of a schema do not fit an Arrow type, or None if they may fit."""
         found = self.resolved(schema)
         kinds = self.kinds(found)
         fits = _kinds_of(wanted)
@@ -331,7 +335,7 @@ _TYPES = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), 
 
 
 def _kinds_of(kind: pa.DataType) -> set[str]:
-    """Returns the types of JSON that a column is written as."""
+    """Returns the JSON types that values of an Arrow type may be written as."""
     if pa.types.is_dictionary(kind):
         return _kinds_of(kind.value_type)
     if pa.types.is_integer(kind):
@@ -358,7 +362,7 @@ def _check_columns(schema: JsonSchema, columns: pa.Schema, where: str, advice: s
 
 
 def schema_of_columns(columns: pa.Schema, name: str) -> dict[str, Any]:
-    """Returns the JSON Schema of columns, as they are written."""
+    """Derives the JSON Schema of rows with these columns. `name` is its title."""
     return {"$schema": _DRAFT, "title": name, **_object(list(columns))}
 
 

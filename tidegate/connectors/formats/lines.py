@@ -1,4 +1,4 @@
-"""`LineDecoder`: each line of text becomes a row with the column `value`, as in Spark's `text` format."""
+"""`LineDecoder`: decodes each line of text to a row with the column `value`, as Spark's `text` format does."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class LineDecoder:
         self._options = options
 
     def begin(self, block: bytes, final: bool) -> int | None:
-        """Returns 0, because text has no head."""
+        """Returns 0, because text has no header."""
         return 0
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """Returns the lines of a block, empty ones included."""
+        """Returns the complete lines of a block, including empty lines."""
         data = np.frombuffer(block, dtype=np.uint8)
         starts, ends, consumed = _lines(data, final)
         bad = utf8_faults(block, starts, ends, self._options.encoding)
@@ -63,7 +63,7 @@ class LineDecoder:
 
 
 def _lines(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Returns begins and ends of lines, and the begin of the first line that the block may not contain completely."""
+    """Returns the starts and ends of complete lines, and the start of the first line that may be incomplete."""
     breaks = np.flatnonzero((data == _NEWLINE) | (data == _RETURN)).astype(np.int64)
     # A line feed behind a carriage return ends no line of its own.
     second = np.zeros(len(breaks), dtype=np.bool_)
@@ -82,7 +82,7 @@ def _lines(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDA
 def _texts(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> pa.Array:
-    """Returns lines as strings.
+    """Returns the lines with these numbers as strings.
 
     The kernel receives them as quoted values, because an empty quoted value is not null.
     """

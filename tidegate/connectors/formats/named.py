@@ -1,4 +1,4 @@
-"""Finds the format of payloads that a user named."""
+"""Maps the names of payload formats to `Format` objects."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidegate.storage.errors import ConfigurationError
 
 FormatName: TypeAlias = Literal["json", "avro", "json_schema", "protobuf", "csv", "raw", "text", "debezium", "upsert"]
 PayloadFormat: TypeAlias = "FormatName | Format"
-"""The format of keys or values that users give. "debezium" and "upsert" are for values only."""
+"""A format of keys or values as users give it: a name or a `Format`. "debezium" and "upsert" are for values only."""
 _REGISTERED: Mapping[str, Callable[[SchemaRegistry | str | None], Format]] = {
     "avro": lambda registry: AvroFormat(registry=registry),
     "json_schema": lambda registry: JsonSchemaFormat(registry=registry),
     "protobuf": lambda registry: ProtobufFormat(registry=registry),
 }
-"""Formats with the schemas of a registry."""
+"""Constructors of the formats that use a schema registry."""
 _OTHERS: Mapping[str, Callable[[], Format]] = {
     "json": JsonFormat,
     "csv": CsvFormat,
@@ -37,9 +37,9 @@ _OTHERS: Mapping[str, Callable[[], Format]] = {
 
 
 def format_named(given: object, registry: SchemaRegistry | str | None, method: str, setting: str = "format") -> Format:
-    """Returns the format with a name, or as it is given. Raises ConfigurationError for anything else.
+    """Returns the format for a name, or a given `Format` unchanged. Raises ConfigurationError for any other value.
 
-    `registry` goes to a format that uses one. `setting`: the parameter, for errors.
+    `registry` is passed to a format that uses one. `setting`: the name of the parameter, for errors.
     """
     if isinstance(given, Format):
         return given
@@ -52,7 +52,7 @@ def format_named(given: object, registry: SchemaRegistry | str | None, method: s
 
 
 def check_registry(registry: SchemaRegistry | str | None, method: str, *given: object) -> None:
-    """Raises ConfigurationError if a registry is given, and none of the formats takes it."""
+    """Raises ConfigurationError if a registry is given although none of the formats named in `given` uses one."""
     if registry is None or any(isinstance(each, str) and each in _REGISTERED for each in given):
         return
     if any(isinstance(each, Format) for each in given):
