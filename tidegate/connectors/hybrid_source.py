@@ -1,15 +1,15 @@
-"""`HybridSource`: a bounded source, and then an unbounded one (Flink's `HybridSource`).
+"""`HybridSource` reads a bounded source, and then an unbounded one (Flink's `HybridSource`).
 
 Rules:
 
-- The splits of both sources are known when the job is submitted, so the place where the second source begins is fixed
-  before the first one is read. The prefix of a split's id is its part. Payloads belong to the sources.
-- The coordinator decides when to switch: when every subtask has processed all of its first part
-  (`tidegate/actors/coordinator/source_coordinator.py`). A split of the second part is read only after that. What a
-  checkpoint has of the switch are the splits of its subtasks, and the splits that no subtask had.
+- The splits of both sources are known when the job is submitted, so the start position of the second source is fixed
+  before the first one is read. A prefix of a split's id identifies the source. Payloads belong to the sources.
+- The coordinator switches when every subtask has processed all splits of the first source
+  (`tidegate/actors/coordinator/source_coordinator.py`). A split of the second source is read only after that. A
+  checkpoint stores the switch as the splits that subtasks have, and the splits that are not assigned.
 - A reader opens a source when the first of its splits is read, and closes the first source when the second begins. So
   the second source neither buffers rows nor holds connections while the first is read.
-- Columns are matched by name. A column may be null if it may be null in one of the sources.
+- Columns are matched by name. A column is nullable if it is nullable in one of the sources.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from tidegate.connectors.source import (
 from tidegate.storage.errors import ConfigurationError
 
 FIRST = "first: "
-"""Begins the id of a split of the first source."""
+"""Prefix of the ids of splits of the first source."""
 SECOND = "then: "
-"""Begins the id of a split of the second source."""
+"""Prefix of the ids of splits of the second source."""
 
 
 def hybrid_source(first: Source, second: Source) -> HybridSource:
     """Returns a source that reads `first` to its end, and then `second`.
 
-    Raises ConfigurationError if the first source has no end of its own, if the second one is bounded, or if their
-    columns differ.
+    Raises ConfigurationError if the first source is unbounded, if the second one is bounded, or if their columns
+    differ.
     """
     _check_first(first)
     _check_second(second)
@@ -68,7 +68,7 @@ def hybrid_source(first: Source, second: Source) -> HybridSource:
 
 @dataclass(frozen=True, slots=True)
 class HybridSource:
-    """The rows of `first`, and then the rows of `second`, with the columns of `schema`."""
+    """A source that reads `first` to its end, and then `second`, with the columns of `schema`."""
 
     first: Source
     second: Source
@@ -82,12 +82,12 @@ class HybridSource:
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The columns of dead letters, which both sources have in common."""
+        """The columns of dead letters, which are equal for both sources. None without a stream of dead letters."""
         return _letters_of(self.first)
 
     @property
     def notified(self) -> bool:
-        """True if readers of one of the sources are notified of completed checkpoints."""
+        """True if readers of either source are notified of completed checkpoints."""
         return any(_is_notified(source) for source in (self.first, self.second))
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -98,11 +98,11 @@ class HybridSource:
         )
 
     def is_second(self, split: SourceSplit) -> bool:
-        """Returns whether a split is read after the switch."""
+        """Returns whether a split belongs to the second source, which is read after the switch."""
         return split.split_id.startswith(SECOND)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Checks that both sources can continue in the splits of a checkpoint. Raises ConfigurationError."""
+        """Raises ConfigurationError unless both sources can continue from the splits of a checkpoint."""
         if not splits:
             return  # All subtasks had finished, and were restored since: nothing is read any more.
         strange = [split.split_id for split in splits if not split.split_id.startswith((FIRST, SECOND))]
@@ -115,7 +115,7 @@ class HybridSource:
         _check_restored(self.second, _of_part(SECOND, splits), "then=")
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
-        """Checks that both sources still have the rows that were not read. Raises ConfigurationError."""
+        """Raises ConfigurationError unless both sources still have the rows that were not read."""
         for source, prefix, named in ((self.first, FIRST, "the first source"), (self.second, SECOND, "then=")):
             unread = _of_part(prefix, splits)
             if unread and isinstance(source, LastingInputSource):
@@ -125,7 +125,10 @@ class HybridSource:
                     raise ConfigurationError(f"{named}: {error}") from error
 
     def projected(self, columns: Sequence[str]) -> HybridSource:
-        """Returns the source restricted to these columns. A source that cannot leave out columns reads all of them."""
+        """Returns a copy that reads only these columns.
+
+        A source without support for projection reads all its columns.
+        """
         first, second = (
             source.projected([name for name in source.schema.names if name in columns])
             if isinstance(source, ProjectableSource)
@@ -136,7 +139,7 @@ class HybridSource:
         return replace(self, first=first, second=second, schema=schema)
 
     def filtered(self, rows: Rows) -> HybridSource:
-        """Returns the source, which may skip rows that are not in `rows` where its sources can do that."""
+        """Returns a copy that may skip rows which do not match the filter `rows`, if its sources support that."""
         first, second = (
             source.filtered(rows) if isinstance(source, FilterableSource) else source
             for source in (self.first, self.second)
@@ -149,7 +152,7 @@ class HybridSource:
 
 
 class StagedHybridSource(HybridSource):
-    """A hybrid source with a first source that is written to files before it is read, such as a DataFrame."""
+    """A hybrid source whose first source must be written to files before it is read, such as a DataFrame."""
 
     def stage(self, url: str) -> Source:
         """Writes the input of the first source under `url`, once, and returns the source that reads it."""
@@ -157,7 +160,10 @@ class StagedHybridSource(HybridSource):
         return hybrid_source(first.stage(url), self.second)
 
     def reopen(self, url: str) -> Source:
-        """Returns the source of the input that an earlier job wrote under `url`. Raises NotFoundError without one."""
+        """Returns the source of the input that an earlier job wrote under `url`.
+
+        Raises NotFoundError if there is no such input.
+        """
         first: Any = self.first
         return hybrid_source(first.reopen(url), self.second)
 
@@ -168,7 +174,7 @@ class _HybridReader:
         self._readers: dict[str, SourceReader] = {}
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of a split, with the columns of the hybrid source."""
+        """Returns the next rows of a split, with the columns of the hybrid source."""
         prefix = SECOND if self._source.is_second(split) else FIRST
         source = self._source.second if prefix == SECOND else self._source.first
         result = self._reader(prefix, source).read(_without_prefix(prefix, split), offset, rows_max)
@@ -182,7 +188,7 @@ class _HybridReader:
         return replace(result, batch=self._columns(source.schema, result.batch), found=found)
 
     def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
-        """Notifies the open readers whose sources are notified."""
+        """Notifies the open readers of sources that request notifications."""
         for prefix, source in ((FIRST, self._source.first), (SECOND, self._source.second)):
             reader = self._readers.get(prefix)
             if reader is not None and _is_notified(source) and isinstance(reader, NotifiedReader):
@@ -195,7 +201,7 @@ class _HybridReader:
             reader.close()
 
     def _reader(self, prefix: str, source: Source) -> SourceReader:
-        """Returns the reader of a source, opened when it is first needed."""
+        """Returns the reader of a source. The first call for a source opens its reader."""
         if prefix not in self._readers:
             if prefix == SECOND and FIRST in self._readers:
                 self._readers.pop(FIRST).close()
@@ -203,7 +209,10 @@ class _HybridReader:
         return self._readers[prefix]
 
     def _columns(self, schema: pa.Schema, batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
-        """Returns a batch with the columns of the hybrid source, or as it is if it does not fit its own source."""
+        """Returns a batch with the columns of the hybrid source.
+
+        A batch that does not have its source's columns is unchanged.
+        """
         if not isinstance(batch, pa.RecordBatch) or not batch.schema.equals(schema):
             return batch
         common = self._source.schema
@@ -244,7 +253,10 @@ def _check_second(second: Source) -> None:
 
 
 def _common_schema(first: pa.Schema, second: pa.Schema) -> pa.Schema:
-    """Returns the columns of both sources, in the order of the first. Raises ConfigurationError if they differ."""
+    """Returns the common columns of both sources, in the order of the first.
+
+    Raises ConfigurationError if they differ.
+    """
     problems = [f"only the first source has {name!r}" for name in first.names if name not in second.names]
     problems += [f"only then= has {name!r}" for name in second.names if name not in first.names]
     fields = []
@@ -262,7 +274,7 @@ def _common_schema(first: pa.Schema, second: pa.Schema) -> pa.Schema:
 
 
 def _check_restored(source: Source, before: Sequence[SourceSplit], named: str) -> None:
-    """Checks that a source can continue in these splits, which are all that it had. Raises ConfigurationError."""
+    """Raises ConfigurationError unless a source can continue from these splits, which are all splits that it had."""
     if hasattr(source, "reopen"):
         return  # The rows that an earlier job staged are read again.
     if isinstance(source, DynamicSource):

@@ -1,6 +1,6 @@
-"""`MemorySource`: Arrow data that the driver holds in memory, for `from_batches` and for simulated programs.
+"""`MemorySource`: a source over Arrow data in the driver's memory, for `from_batches` and for simulated programs.
 
-It can be replayed, because the data travels with the job.
+It can be replayed, because the data is pickled with the job.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | pd.DataFrame"
 InMemory: TypeAlias = "Frame | Sequence[Frame]"
-"""Types of data that `from_batches` accepts. pandas frames are converted to Arrow tables before."""
+"""Types of data that `from_batches` accepts. pandas frames are converted to Arrow tables first."""
 
 
 class MemorySource:
-    """Splits a table into `splits` ranges of consecutive rows."""
+    """A source over an Arrow table, divided into `splits` ranges of consecutive rows."""
 
     def __init__(self, data: pa.Table, splits: int) -> None:
         if not isinstance(splits, int) or splits < 1:
@@ -45,7 +45,7 @@ class MemorySource:
 
     @staticmethod
     def of(data: InMemory, splits: int) -> MemorySource:
-        """Returns a source of a table, a polars DataFrame, a record batch, or several of these with one schema."""
+        """Creates a source from a table, a polars DataFrame, a record batch, or a list of these with one schema."""
         table = _as_table(data)
         data = _joined(data) if table is None else table
         plain = plain_schema(data.schema)
@@ -72,8 +72,9 @@ class MemorySource:
         return pa.Table.from_batches(self._batch, self._schema).column(name)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns the splits. The payload is the index of the first row. The number in the id distinguishes empty
-        splits.
+        """Returns the splits.
+
+        A payload is the index of the first row. The number in the id makes ids of empty splits unique.
         """
         bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
         return [
@@ -91,7 +92,7 @@ class _MemoryReader:
         self._table = table
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of one range."""
+        """Returns the next rows of a split's range, from row `offset` of the range."""
         rows = min(rows_max, split.rows - offset)
         if rows <= 0:
             return ReadResult(None, offset, True)
@@ -111,7 +112,7 @@ def _table_of(frame: pl.DataFrame) -> pa.Table:
 
 
 def _joined(given: object) -> pa.Table:
-    """Returns batches as one table. Raises ConfigurationError for an empty list or different schemas."""
+    """Concatenates batches to one table. Raises ConfigurationError for an empty list or different schemas."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise ConfigurationError(
             "from_batches takes an Arrow table, a polars or pandas DataFrame, or a list of some, not "
@@ -142,7 +143,7 @@ def _joined(given: object) -> pa.Table:
 
 
 def _as_table(given: object) -> pa.Table | None:
-    """Returns Arrow data or a polars frame as a table, or None for anything else."""
+    """Converts Arrow data or a polars frame to a table. Returns None for any other value."""
     if isinstance(given, pa.Table):
         return given
     if isinstance(given, pa.RecordBatch):

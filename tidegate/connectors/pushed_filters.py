@@ -4,9 +4,9 @@ Rules:
 
 - The filter also stays in the program. A source skips only rows that the filter certainly drops. It may return rows
   that the filter drops, but never skips a row that the filter keeps.
-- A filter is understood if it compares columns with constants (`==`, `<`, `<=`, `>`, `>=`, `is_in`, `is_between`,
-  `is_null`, `is_not_null`), joined by `&`. If one part is not understood the whole filter is ignored: that part may
-  fail for a row, and then this row must be read.
+- A filter is supported if it compares columns with constants (`==`, `<`, `<=`, `>`, `>=`, `is_in`, `is_between`,
+  `is_null`, `is_not_null`), joined by `&`. If one part is not supported, the whole filter is ignored: evaluating that
+  part may raise an error for a row, and so the row must be read.
 - Constants are stored as polars serializes them. Only polars compares them.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 ALTERNATIVES_MAX = 16
-"""Limit of groups of tests. A filter that needs more is not pushed, and all rows are read."""
+"""Maximum number of groups of tests. A filter that needs more is not pushed, and all rows are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,23 @@ class ColumnTest:
 
 
 Rows: TypeAlias = tuple[tuple[ColumnTest, ...], ...] | None
-"""Groups of tests. A row is needed if all tests of one group hold. None means that all rows are needed."""
+"""A pushed filter: groups of tests.
+
+A row is needed if all tests of at least one group hold. None: all rows are needed.
+"""
 
 
 def either(first: Rows, second: Rows) -> Rows:
-    """Returns the rows that at least one of two readers of a stream needs."""
+    """Returns the filter for rows that at least one of two readers of a stream needs."""
     if first is None or second is None or len(first) + len(second) > ALTERNATIVES_MAX:
         return None
     return first + tuple(tests for tests in second if tests not in first)
 
 
 def rows_renamed(columns: dict[str, str], after: Rows) -> Rows:
-    """Returns the needed rows of the input of a step that only copies columns.
+    """Converts a filter on the output of a step that only copies columns to a filter on its input.
 
-    The mapping is from the name in its output to the name in its input.
+    `columns` maps the name of an output column to the name of the input column. None if a tested column is not a copy.
     """
     if after is None or any(test.column not in columns for tests in after for test in tests):
         return None
@@ -60,7 +63,7 @@ _NULLS = {"IsNull": "is_null", "IsNotNull": "is_not_null"}
 
 
 def rows_kept(condition: pl.Expr, after: Rows) -> Rows:
-    """Returns the needed rows of the input of a filter, if `after` are the needed rows of its output."""
+    """Returns the filter on the input of a filter step, if `after` is the filter on its output."""
     tests = tests_of(condition)
     if tests is None or after is None:
         return None if tests is None else (tests,)
@@ -68,7 +71,9 @@ def rows_kept(condition: pl.Expr, after: Rows) -> Rows:
 
 
 def tests_of(condition: pl.Expr) -> tuple[ColumnTest, ...] | None:
-    """Returns the tests that must all hold for a condition to be true, or None if a part of it is not supported."""
+    """Returns the tests that must all hold for a condition to be true, or None if a part of the condition is not
+    supported.
+    """
     condition = condition.meta.undo_aliases()
     written = json.loads(condition.meta.serialize(format="json"))
     # JSON loses NaN and infinity. The parts of the expression still have them.

@@ -1,4 +1,5 @@
-"""`RateSource`: numbered rows with timestamps, at a given rate, for demos and benchmarks (Spark's rate source).
+"""`RateSource`: generates numbered rows with timestamps at a given rate, for demos and benchmarks (Spark's rate
+source).
 
 Rules:
 
@@ -7,9 +8,9 @@ Rules:
 - The first timestamp is the time of the submission. The payload of each split contains it, so a restored job keeps it.
 - A row is never returned before it is due. Overdue rows, after a restore or a pause, are returned as fast as they are
   read.
-- Rows become due in steps of TICK_MS, so that a high rate makes large batches instead of many small ones. At a low rate
-  all rows of a step are in one split, and the rows of the next step in the next split, because a batch costs the same
-  however few rows it has.
+- Rows become due in steps of TICK_MS, so that a high rate produces large batches instead of many small ones. At a low
+  rate all rows of a step are in one split, and the rows of the next step in the next split, because the cost of a batch
+  hardly depends on its number of rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tidegate.storage.errors import ConfigurationError
 
 TICK_MS = 20
 ROWS_A_BATCH = 16
-"""Number of rows of a split in one step that make a batch worth its cost."""
+"""Minimum number of rows of a split in one step; with fewer, all rows of a step are in one split."""
 _MS = 1_000
 
 
@@ -36,7 +37,7 @@ _MS = 1_000
 class RateSource:
     """A source of `rows` rows (None: endless) at `rows_per_second` (None: no limit, dated 1 ms apart).
 
-    Rows are distributed over the splits in blocks of `block` rows, in turn; the first block has one row. `clock`
+    Rows are distributed over the splits round-robin in blocks of `block` rows; the first block has one row. `clock`
     returns the time in milliseconds since 1970.
     """
 
@@ -68,11 +69,11 @@ class RateSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Spark's columns: when the row was due, and its number."""
+        """Returns the columns of Spark's rate source: the time at which the row was due, and its number."""
         return pa.schema([("timestamp", pa.timestamp("ms", "UTC")), ("value", pa.int64())])
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns a split for every `split_count`-th block of rows.
+        """Returns the splits. Each has every `split_count`-th block of rows.
 
         The payload is the timestamp of row 0, and the rate.
         """
@@ -85,7 +86,7 @@ class RateSource:
         ]
 
     def length(self, number: int) -> int:
-        """Returns the number of rows of a split of a bounded source."""
+        """Returns the number of rows in split `number` of a bounded source."""
         assert self.rows is not None
         return _share(self.rows, number, self.split_count, self.block)
 
@@ -96,9 +97,9 @@ class RateSource:
         return a_step if 1 <= a_step < ROWS_A_BATCH * self.split_count else 1
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError if rate, number of rows or number of splits have changed.
+        """Raises ConfigurationError if the rate, the number of rows or the number of splits has changed.
 
-        Timestamps and places of rows depend on them.
+        Timestamps of rows, and the split of a row, depend on these.
         """
         now = {split.split_id: split.rows for split in self.splits()}
         rates = {split.payload.split()[1].decode() for split in splits}
@@ -127,7 +128,7 @@ class _RateReader:
     clock: Callable[[], int]
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns the rows of a split that are due."""
+        """Returns the rows of a split that are due, from row `offset` of the split."""
         number = int(split.split_id.split()[1])
         first_ms = int(split.payload.split()[0])
         stop = offset + rows_max
@@ -154,7 +155,7 @@ class _RateReader:
 
 
 def _share(rows: int, number: int, splits: int, block: int) -> int:
-    """Returns how many of the first `rows` rows are in one split.
+    """Returns the number of rows in split `number` among the first `rows` rows.
 
     The first block has one row, which is due at once. The rows of each later step are then one block.
     """

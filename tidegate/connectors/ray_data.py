@@ -1,16 +1,16 @@
-"""Ray Data as a source and as a view of tables: `RayDatasetSource` reads a `ray.data.Dataset`, and `table_to_dataset`
-returns a table as a dataset.
+"""Ray Data integration: `RayDatasetSource` reads a `ray.data.Dataset`, and `table_to_dataset` returns an output table
+as a dataset.
 
-A dataset is a recipe, and its blocks are objects that are lost with their owner. A job must be able to read its input
+A dataset is lazy, and its blocks are Ray objects that are lost with their owner. A job must be able to read its input
 again after a failure, in a restored job, and after the end of its driver, so Ray Data's tasks first write the rows to
 Parquet files, as Spark does for a DataFrame. `ParquetSource` reads them. Rules of the source:
 
-- A Ray task writes each block as files with names of its own. Only files whose task result arrived count. Other files
-  in the folder of this staging are deleted.
-- At the end, one conditional create of the manifest turns the folder into a source.
+- A Ray task writes each block as files with unique names. Only files whose task result arrived are used. Other files in
+  the staging folder are deleted.
+- At the end, the manifest is created with a conditional create. From then on the folder can be read.
 - Files are in the order of the dataset's blocks, and rows keep their order within a block.
 - A block with other columns than the dataset's schema is refused. It is cast only if no value can change.
-- Problems that this module finds are returned as rows: Ray Data would turn an exception of a task into text.
+- Tasks return problems as rows, because Ray Data would convert an exception of a task to text.
 - Ray Data bounds memory and time: a block has up to a few hundred megabytes, and without progress it gives up after
   `execution_no_progress_timeout_s` of its context.
 
@@ -19,8 +19,8 @@ Rules of a table as a dataset:
 - A dataset shows the files of one snapshot of the table's log. Later commits do not change it.
 - Each file is verified against the checksum in the log (`read_rows`).
 - Append mode: a read task reads a run of files in commit order. Its rows are counted without reading.
-- Upsert mode: the newest row of a key may be in any file. A read task reads all files and keeps the keys whose hash is
-  in its share, so its memory is bounded by the share. Larger tables have more tasks (`BUCKET_BYTES`).
+- Upsert mode: the newest row of a key may be in any file. A read task reads all files and keeps the keys whose hash
+  selects it, so its memory is bounded. Larger tables have more tasks (`BUCKET_BYTES`).
 - Hidden columns are not shown. A table without rows is a dataset with columns.
 """
 
@@ -86,11 +86,11 @@ _NAMES_CAUSE = re.compile(r"[\w.]*(Error|Exception): ")
 
 
 class RayDataError(TidegateError):
-    """Ray Data could not compute a dataset: one of its functions or tasks failed, or it made no progress."""
+    """Raised if Ray Data could not compute a dataset: a function or task failed, or it made no progress."""
 
 
 def _check_whole(ds: Dataset) -> None:
-    """Raises ConfigurationError if the context of a dataset allows Ray Data to drop blocks that fail."""
+    """Raises ConfigurationError if the dataset's context allows Ray Data to skip failed blocks."""
     if ds.context.max_errored_blocks:
         raise ConfigurationError(
             f"from_ray_dataset: max_errored_blocks is {ds.context.max_errored_blocks} in the context of the dataset, "
@@ -99,7 +99,7 @@ def _check_whole(ds: Dataset) -> None:
 
 
 class RayDatasetSource:
-    """Stands for a dataset until it is staged."""
+    """A source over a dataset that must be staged (written to files) before it is read."""
 
     def __init__(self, ds: Dataset, schema: pa.Schema | None = None) -> None:
         """`schema` replaces the schema of the dataset, which Ray Data computes from the first block if it is unknown.
@@ -118,9 +118,9 @@ class RayDatasetSource:
         return self._schema
 
     def stage(self, url: str) -> Source:
-        """Writes the rows under `url` and returns what reads them.
+        """Writes the rows under `url` and returns the source that reads them.
 
-        Raises ConfigurationError for blocks of other columns and for a URL in memory, AlreadyExistsError if `url` has
+        Raises ConfigurationError for blocks with other columns and for a URL in memory, AlreadyExistsError if `url` has
         staged data, RayDataError if Ray Data fails or makes no progress.
         """
         _check_whole(self._ds)  # its context can be changed until here
@@ -148,7 +148,10 @@ class RayDatasetSource:
         return ParquetSource(store.url, files, self._schema)
 
     def reopen(self, url: str) -> Source:
-        """Returns the source of an earlier job that staged rows under `url`. Raises NotFoundError without them."""
+        """Returns the source over rows that an earlier job staged under `url`.
+
+        Raises NotFoundError if there are none.
+        """
         return ParquetSource.open(url)
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -160,7 +163,7 @@ class RayDatasetSource:
         raise ConfigurationError("a ray.data.Dataset is read only after it was staged: use env.from_ray_dataset(ds)")
 
     def _files(self, store: Store, folder: str) -> tuple[StagedFile, ...]:
-        """Returns the files that tasks of Ray Data have written, in the order of blocks."""
+        """Runs the dataset, and returns the files that its tasks wrote, in the order of the blocks."""
         if ray.is_initialized() and ray.available_resources().get("CPU", 0.0) < 1.0:
             log.warning(
                 "from_ray_dataset: no CPU is free in the Ray cluster, and Ray Data's tasks need one each. Without any "
@@ -187,7 +190,7 @@ class RayDatasetSource:
 
 
 def _rows_in_order(written: Dataset) -> list[dict[str, Any]]:
-    """Returns all rows of a dataset in the order of its blocks. The user's context is restored afterwards."""
+    """Returns all rows of a dataset in block order. Restores the setting of the user's context afterwards."""
     options = written.context.execution_options
     before = options.preserve_order
     options.preserve_order = True
@@ -210,7 +213,10 @@ def _write_block(block: pa.Table, *, store: Store, folder: str, schema: pa.Schem
 
 
 def _in_schema(block: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns a block with the columns of the dataset. Raises ConfigurationError if its columns or types do not fit."""
+    """Returns a block cast to the columns of the dataset.
+
+    Raises ConfigurationError if its columns or types do not fit.
+    """
     if sorted(block.column_names) != sorted(schema.names):
         raise ConfigurationError(
             f"a block of the dataset has columns {columns_text(block.schema)}, and not {columns_text(schema)}. All "
@@ -233,9 +239,9 @@ def _in_schema(block: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _fits(found: pa.Field, wanted: pa.Field) -> bool:
-    """Returns whether every value of one type is also a value of the wanted type.
+    """Returns whether every value of the type of `found` can be cast exactly to the type of `wanted`.
 
-    Arrow treats floats as wider than decimals, but rounds these.
+    Decimals do not fit floats, because Arrow would round them.
     """
     try:
         wider = pa.unify_schemas(
@@ -248,8 +254,9 @@ def _fits(found: pa.Field, wanted: pa.Field) -> bool:
 
 
 def _rounds(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether a cast from `found` would convert decimals, at any depth, to floats. `wanted` begins with the
-    fields of `found`.
+    """Returns whether a cast from `found` to `wanted` would convert decimals, at any depth, to floats.
+
+    Both have the same nesting.
     """
     if pa.types.is_decimal(found):
         return bool(pa.types.is_floating(wanted))
@@ -257,7 +264,10 @@ def _rounds(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _schema_of(ds: Dataset) -> pa.Schema:
-    """Returns the columns of a dataset, from its first block if necessary. Raises ConfigurationError without any."""
+    """Returns the columns of a dataset, from its first block if necessary.
+
+    Raises ConfigurationError if there are none.
+    """
     try:
         found = ds.schema()
         if found is not None and not isinstance(found.base_schema, pa.Schema):
@@ -280,7 +290,10 @@ def _same(block: pa.Table) -> pa.Table:
 
 
 def _checked(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema without metadata. Raises ConfigurationError, by name, for columns that streams do not have."""
+    """Returns the schema without metadata.
+
+    Raises ConfigurationError, naming the column, for types that streams do not support.
+    """
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise ConfigurationError(
@@ -313,7 +326,7 @@ def _has_null(kind: pa.DataType) -> bool:
 
 
 def _extension_of(kind: pa.DataType) -> str:
-    """Returns the name of the extension type of a type, or of one inside it, or "" if there is none."""
+    """Returns the name of the extension type in a type, at any depth, or "" if there is none."""
     if isinstance(kind, pa.BaseExtensionType):
         return str(kind.extension_name)
     inner = (_extension_of(kind.field(at).type) for at in range(kind.num_fields))
@@ -323,8 +336,8 @@ def _extension_of(kind: pa.DataType) -> str:
 def _reason(error: BaseException) -> str:
     """Returns why Ray Data failed, without stack traces.
 
-    The text of a task's error begins with the stack trace of the cause, in which the first line that begins with the
-    name of an error is the cause. Other errors are shown as they are.
+    The text of a task's error begins with a stack trace, in which the first line that begins with an error name is the
+    cause. Texts of other errors are used completely.
     """
     named = [line.rstrip(". ") for line in str(error).splitlines() if _NAMES_CAUSE.match(line)]
     if named and isinstance(error, ray.exceptions.RayError):
@@ -333,7 +346,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) -> None:
-    """Deletes files of failed or repeated tasks. A failure costs space, not correctness."""
+    """Deletes files of failed or repeated tasks. A failure is logged and ignored."""
     wanted = {file.path for file in files}
     try:
         store.delete_all([f"{folder}/{name}" for name in store.list(folder) if f"{folder}/{name}" not in wanted])
@@ -342,7 +355,7 @@ def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) 
 
 
 def _delete_abandoned(store: Store, folder: str) -> None:
-    """Deletes the files of a failed staging. An error here is logged, so that the caller sees the first one."""
+    """Deletes the files of a failed staging. An error here is only logged, so that the original error is raised."""
     try:
         store.delete_tree(folder)
     except StorageError as error:
@@ -350,13 +363,14 @@ def _delete_abandoned(store: Store, folder: str) -> None:
 
 
 BUCKET_BYTES = 128 * 2**20
-"""Size in bytes of the compressed files of an upsert table for which one read task keeps the keys."""
+"""Size in bytes of the compressed files of an upsert table for which one read task is used."""
 
 
 def table_to_dataset(
     store: Store, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()
 ) -> ray.data.Dataset:
-    """Returns the rows of the table at the store's root as committed now or at `as_of`, in matching partitions.
+    """Returns the rows of the table at the store's root as a dataset: now or as of `as_of`, limited to matching
+    partitions.
 
     Raises TableError if there is no table or no such commit, ConfigurationError for a table in memory or an invalid
     filter.
@@ -373,7 +387,7 @@ def table_to_dataset(
 
 
 class _TableFiles(Datasource):
-    """The files of one snapshot of a table, for Ray Data."""
+    """Ray Data's datasource over the data files of one snapshot of a table."""
 
     def __init__(self, store: Store, info: TableInfo, files: Sequence[DataFile]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -382,7 +396,7 @@ class _TableFiles(Datasource):
         self._files = tuple(files)
 
     def get_name(self) -> str:
-        """Returns the name of the read in Ray Data's plans and progress bars."""
+        """Returns the name of this read in Ray Data's plans and progress bars."""
         return "TidegateTable"
 
     def estimate_inmemory_data_size(self) -> int | None:
@@ -423,7 +437,7 @@ class _TableFiles(Datasource):
         return ReadTask(read_fn, metadata, schema=self._info.arrow_schema, per_task_row_limit=row_limit)
 
     def _buckets(self) -> int:
-        """Returns the number of tasks over which keys are divided by hash: 1 if a key has a type without a hash."""
+        """Returns the number of tasks over which keys are divided by hash: 1 if a key column's type has no hash."""
         size_bytes = sum(file.size_bytes for file in self._files)
         try:
             _hashes(self._info.arrow_schema.empty_table(), self._info)
@@ -437,7 +451,7 @@ def _no_rows(store: Store, info: TableInfo, files: Sequence[DataFile]) -> Iterat
 
 
 def _appended(store: Store, info: TableInfo, files: Sequence[DataFile]) -> Iterator[pa.Table]:
-    """Yields the rows of files of an append table, a block for each file."""
+    """Yields the rows of an append table's files, one block for each file."""
     for file in files:
         yield read_rows(store, info, file)
 
@@ -445,7 +459,7 @@ def _appended(store: Store, info: TableInfo, files: Sequence[DataFile]) -> Itera
 def _newest(
     store: Store, info: TableInfo, files: Sequence[DataFile], *, bucket: int, buckets: int
 ) -> Iterator[pa.Table]:
-    """Yields the newest rows of the keys of an upsert table with a hash in the bucket, in one block."""
+    """Yields one block with the newest rows of an upsert table whose key hash is in bucket `bucket`."""
     kept = []
     for file in files:
         rows = read_rows(store, info, file)

@@ -5,9 +5,10 @@ coordinator. Sinks that commit in their tasks are in `committing_sink.py`. Rules
 
 - Rows passed to `write` are invisible until `commit`. `prepare` makes them durable and returns *committables* for them:
   a few bytes that describe how to make the rows visible. Committables are part of the checkpoint.
-- `commit` is called at least once for every committable of a completed checkpoint: again after a lost answer, after a
-  failure, and when a job is restored from that checkpoint. Rows that were committed before must stay unchanged.
-- Rows that are not in a completed checkpoint are never committed. They come again, to a writer with another `prefix`.
+- `commit` is called at least once for every committable of a completed checkpoint. It is called again after a failure,
+  and when a job is restored from that checkpoint. Rows that were committed before must then stay unchanged.
+- Rows that are not in a completed checkpoint are never committed. They are written again, to a writer with another
+  `prefix`.
 """
 
 from __future__ import annotations
@@ -18,64 +19,69 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 COMMITTABLES_BYTES_MAX = 1 << 20
-"""The most bytes that one `prepare` may return, because committables pass through the coordinator and its log."""
+"""Maximum total bytes that one `prepare` may return, because committables pass through the coordinator and its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Place of a writer in the job."""
+    """The position of a sink's writer in the job."""
 
     job_id: str
     job_name: str
     uid: str
-    """Number of the attempt. Each deployment of the job's tasks increases it."""
+    """The uid of the sink's step."""
     subtask: int
     parallelism: int
     attempt: int
-    """Counts the deployments of the job's tasks."""
+    """Number of the attempt. Each deployment of the job's tasks increases it."""
 
     @property
     def prefix(self) -> str:
-        """Returns a unique prefix for the names of everything that this writer writes. It begins with the id of the
-        job.
+        """Returns a unique prefix for the names of all objects that this writer creates.
+
+        It begins with the id of the job.
         """
         return f"{self.job_id}-{self.uid}-{self.subtask}-{self.attempt}".replace("/", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class CommitContext:
-    """The checkpoint whose rows are committed."""
+    """Identifies the checkpoint whose rows are committed."""
 
     job_id: str
-    """The job that completed it: the one that runs, or the one that it was restored from."""
+    """The job that completed the checkpoint: the running job, or an earlier job from which it was restored."""
     checkpoint_id: int
     uid: str
     """The uid of the sink's operator."""
 
 
 class Sink:
-    """Writes rows to a system of the user's, exactly once. Derive from it, and give `to_sink` an object.
+    """Base class of sinks that write exactly once to a system that the user integrates. Pass an object of a subclass to
+    `to_sink`.
 
-    It travels to the tasks with the program, and is copied: every subtask has a writer to itself (`open`, `write`,
-    `prepare`, `close`), and the coordinator a committer (`commit`, `abort`), which is never opened. All calls of one
-    copy come from one thread at a time.
+    The object is pickled and copied: every subtask has one copy as its writer (`open`, `write`, `prepare`, `close`),
+    and the coordinator has one as committer (`commit`, `abort`), which is never opened. All calls of one copy come from
+    one thread at a time.
     """
 
     def check(self) -> None:
-        """Called when a job is submitted, in the program that submits it, before anything starts.
+        """Checks the sink's settings. Called in the program that submits a job, before anything starts.
 
         Raise ConfigurationError if the system cannot take the rows. Attributes that are set here travel to the tasks.
         """
 
     def open(self, context: SinkContext) -> None:
-        """Called once in each subtask that has rows, before the first of them."""
+        """Prepares a subtask's writer. Called once in each subtask that has rows, before the first row."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Writes rows, which follow the rows of earlier calls. They must stay invisible until `commit`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method write(self, batch)")
 
     def prepare(self) -> Iterable[bytes]:
-        """Called when a checkpoint begins: make the rows since the last call durable, and return their committables."""
+        """Makes the rows since the last call durable, and returns their committables.
+
+        Called when a checkpoint begins.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs a method prepare(self), which returns committables")
 
     def close(self) -> None:
@@ -94,7 +100,7 @@ class Sink:
         raise NotImplementedError(f"{type(self).__name__} needs a method commit(self, committables, context)")
 
     def abort(self, job_id: str) -> None:
-        """Called when the job has ended and its checkpoints are committed: drop its uncommitted rows.
+        """Deletes uncommitted rows of the job. Called when the job has ended and its checkpoints are committed.
 
         These are rows of failed attempts, which have a `prefix` of this job. It is not called if the job is killed, or
         if a job that is restored from it still has to commit rows.

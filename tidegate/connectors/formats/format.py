@@ -235,7 +235,7 @@ def good_rows(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
 
 
 def good_payloads(payloads: pa.Array, bad: dict[int, str]) -> EncodedRecords:
-    """Returns the payloads without those of the rows in `bad`, together with `bad`."""
+    """Returns the payloads without the payloads of rows in `bad`, together with `bad`."""
     if bad:
         keep = np.ones(len(payloads), dtype=np.bool_)
         keep[list(bad)] = False

@@ -1,23 +1,23 @@
-"""Rows of a Parquet file: `ParquetRows` reads from any row on, `whole_parquet` reads all rows.
+"""Reads Parquet files: `ParquetRows` reads rows from any row on, `whole_parquet` reads all rows.
 
 Rules:
 
-- Only the wanted columns are read. They have the order and types of the schema, by casts that lose nothing
+- Only the requested columns are read. They have the order and types of the schema, by lossless casts
   (`exact_casts.py`). A value that does not fit is an error with its column and row.
 - A row group is read in pieces of about `PIECE_BYTES`, decoded, unless one row is larger, however small the file is: a
   dictionary stores a long text once, DELTA_BYTE_ARRAY shares prefixes, and compression shrinks a page of equal bytes to
-  almost nothing. Where all bytes are in the file, the average size of a row counts. Otherwise rows count with their
-  largest values: the longest text of a dictionary, and the longest text or the heaviest page of a column
-  (`parquet_pages.py`). Pieces that turn out small are joined.
-- Arrow decompresses a page as a whole. Large pages of few stored bytes have a limit, over all columns.
-- Rows of lists count with the average number of their values, because the exact number is not known before decoding.
-- The pieces of a row group depend on the file and the columns alone, not on the reader.
+  almost nothing. If the file stores all bytes of the values, the average size of a row is used. Otherwise the size of
+  the largest values is used: the longest text of a dictionary, and the longest text or the heaviest page of a column
+  (`parquet_pages.py`). Small pieces are concatenated.
+- Arrow decompresses a page as a whole. Large, highly compressed pages have a limit, over all columns.
+- For lists, the average number of values in a row is used, because the exact number is unknown before decoding.
+- The pieces of a row group depend only on the file and the columns, so a restart gets the same pieces.
 - Columns that are small for their number of values are read as dictionaries and decoded piece by piece.
 - A string that is not UTF-8 is an error. Arrow reads it, but no reader could open a table that contains it.
 - Spark's usual timestamps (INT96) are read in microseconds, as Spark reads them. Nanoseconds, as Arrow would read them,
   cannot hold years before 1678 and after 2261. Digits below a microsecond are kept if the schema has nanoseconds, and
   refused otherwise.
-- Row groups without rows that count for the program's filter are skipped (`parquet_statistics.py`).
+- Row groups in which no row can match the program's filter are skipped (`parquet_statistics.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PIECE_BYTES = 64 * 2**20
 PIECE_ROWS_MAX = 2**20
 
 LIMIT_BYTES = 4 * PIECE_BYTES
-"""The limit of large pages in total, and of a row, if few stored bytes stand for them. Readers may raise it."""
+"""Default limit in bytes of highly compressed pages in total, and of a highly compressed row. Readers may raise it."""
 
 _LARGE_PAGE_BYTES = 8 * 2**20
 _JOINED_ROWS_MAX = 2**16
@@ -72,12 +72,13 @@ _NANOS_A_MICRO = 1_000
 
 
 class TooLargeError(ConfigurationError):
-    """A row or a page of a file has more bytes than the limit. The file is whole."""
+    """Raised for a row or a page of a file that has more bytes than the limit. The file is not damaged."""
 
 
 class ParquetRows:
-    """Reads the rows of an open file with the columns of `schema`. `rows` describes which rows the program needs; row
-    groups without such rows are skipped.
+    """Reads the rows of an open Parquet file with the columns of `schema`.
+
+    `rows` is the program's filter; row groups without matching rows are skipped.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class ParquetRows:
         may_lack: bool = False,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """`file`: what Arrow opens. `constants`, `may_lack` and `limit_bytes` as of `open_rows`.
+        """`file` is a path or a file object for Arrow. `constants`, `may_lack` and `limit_bytes` are described at
+        `open_rows`.
 
         Raises ConfigurationError for columns that the file lacks or has in a type that does not fit, ArrowInvalid.
         """
@@ -119,9 +121,9 @@ class ParquetRows:
         """Number of the first row of the piece."""
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
-        """Returns a slice of a piece, or None after the last row.
+        """Returns up to `rows_max` rows from row `row` on, or None after the last row.
 
-        An earlier row than the last one decodes its row group again.
+        A row before the previous one decodes its row group again.
         """
         if row >= self._groups.rows:
             # The generator refers to this object. Dropping it breaks the cycle, so that both are freed.
@@ -142,8 +144,8 @@ class ParquetRows:
         return self._piece.slice(at, rows_max) if at or rows_max < self._piece.num_rows else self._piece
 
     def next_row(self, row: int) -> int:
-        """Returns the number of the first row, from `row` on, that may pass the filter of the program. Row groups whose
-        rows cannot pass it are skipped.
+        """Returns the number of the first row, from `row` on, whose row group may have rows that match the program's
+        filter.
         """
         return self._groups.next_row(row)
 
@@ -169,9 +171,10 @@ class ParquetRows:
             row += batch.num_rows
 
     def _cut(self, batch: pa.RecordBatch, begin: int, row: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yields a batch in pieces that are not too large when dictionaries are decoded, each with its first row.
+        """Splits a batch so that no part is too large once its dictionaries are decoded. Yields each part with its
+        first row.
 
-        `row` is the number of the first row of the batch. Raises TooLargeError for a row over the limit.
+        `row` is the number of the first row of the row group. Raises TooLargeError for a row over the limit.
         """
         decoded = _decoded_bytes(batch)
         if batch.num_rows < 2 or decoded <= PIECE_BYTES:
@@ -197,11 +200,11 @@ class ParquetRows:
 
 
 def whole_parquet(file: Any, where: str) -> pa.Table:
-    """Reads all rows of a file with its own columns and types, and Spark's timestamps (INT96) in microseconds.
+    """Reads all rows of a Parquet file with its own columns and types, and Spark's timestamps (INT96) in microseconds.
 
-    INT96 columns with digits below a microsecond are returned in nanoseconds. Raises ConfigurationError with the
-    file, if nanoseconds cannot hold a time of such a column, and for strings that are not UTF-8. Raises ArrowInvalid,
-    OSError.
+    INT96 columns with digits below a microsecond are returned in nanoseconds. Raises ConfigurationError, which names
+    the file, if nanoseconds cannot represent a time of such a column, and for strings that are not UTF-8. Raises
+    ArrowInvalid, OSError.
     """
     table = _open(file, pre_buffer=False).read(use_threads=False)
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -226,19 +229,19 @@ def whole_parquet(file: Any, where: str) -> pa.Table:
 
 
 def int96_columns(parquet: pq.ParquetFile) -> list[str]:
-    """Returns the columns that are INT96 timestamps, or contain some."""
+    """Returns the names of the columns that are INT96 timestamps, or contain them."""
     leaves_of = [parquet.schema.column(at) for at in range(len(parquet.schema))]
     paths = [leaf.path for leaf in leaves_of if leaf.physical_type == "INT96"]
     return [name for name in parquet.schema_arrow.names if any(is_of(path, name) for path in paths)]
 
 
 def parquet_schema(file: Any) -> pa.Schema:
-    """Returns the columns of a file as `ParquetRows` reads them."""
+    """Returns the columns of a Parquet file with the types in which `ParquetRows` reads them."""
     return _open(file).schema_arrow
 
 
 class _FineTimes:
-    """A second read of INT96 columns, in nanoseconds, which finds the digits that microseconds lose."""
+    """Reads INT96 columns a second time, in nanoseconds, to detect digits that microseconds lose."""
 
     def __init__(self, file: Any, names: list[str], wanted: pa.Schema) -> None:
         self._file = pq.ParquetFile(file, pre_buffer=True)
@@ -247,11 +250,14 @@ class _FineTimes:
         self._schema = wanted
 
     def batches(self, group: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields the columns of a row group, in batches of the same rows as the batches in microseconds."""
+        """Yields the INT96 columns of a row group, in batches with the same rows as the batches in microseconds."""
         return _batches(self._file, group, self._names, rows)
 
     def checked(self, columns: dict[str, pa.Array], fine: pa.RecordBatch, first: int) -> dict[str, pa.Array]:
-        """Returns the columns to cast. Raises ConfigurationError for a time that the schema cannot hold."""
+        """Returns the INT96 columns to cast to the schema.
+
+        Raises ConfigurationError for a time that the schema cannot represent.
+        """
         found = {}
         for name in self._names:
             coarse = columns[name]
@@ -265,7 +271,10 @@ class _FineTimes:
 
 
 def _misfit(coarse: pa.Array, exact: pa.Array, *, in_nanos: bool) -> int | None:
-    """Returns the first row that differs between both. With `in_nanos`, digits below a microsecond may differ."""
+    """Returns the first row in which both readings of a time differ, or None.
+
+    With `in_nanos`, digits below 1 us may differ.
+    """
 
     def differs(begin: int, end: int) -> bool:
         pairs = zip(leaves(coarse.slice(begin, end - begin)), leaves(exact.slice(begin, end - begin)), strict=True)
@@ -300,7 +309,10 @@ def _open(file: Any, dictionaries: list[str] | None = None, *, pre_buffer: bool 
 
 
 def _batches(parquet: pq.ParquetFile, group: int, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """Reads batches of `rows` rows. The last one has fewer, and so has a batch with too much text for an array."""
+    """Yields batches of `rows` rows of a row group.
+
+    A batch is smaller at the end, or if its text exceeds an Arrow array.
+    """
     found: Iterator[pa.RecordBatch] = parquet.iter_batches(
         batch_size=rows, row_groups=[group], columns=names, use_threads=False
     )
@@ -308,7 +320,9 @@ def _batches(parquet: pq.ParquetFile, group: int, names: list[str], rows: int) -
 
 
 def _decoded_bytes(batch: pa.RecordBatch) -> int:
-    """Returns the bytes of the text in dictionary columns once decoded; exact if that could be too much."""
+    """Returns the size in bytes of dictionary columns once decoded: exact if it may exceed the limit, else an upper
+    bound.
+    """
     coded = [leaf for column in batch.columns if _has_dictionary(column.type) for leaf in leaves(column)]
     coded = [leaf for leaf in coded if types.is_dictionary(leaf.type)]
     most = sum(len(leaf) * (pc.max(pc.binary_length(leaf.dictionary)).as_py() or 0) for leaf in coded)
@@ -341,7 +355,7 @@ def _check_columns(parquet: pq.ParquetFile, path: str, wanted: pa.Schema, may_la
 
 
 def _first_value(parquet: pq.ParquetFile, name: str) -> str:
-    """Returns the first value of a column that is not null, for an error about its type."""
+    """Returns text about the first non-null value of a column, for an error about its type."""
     row = 0
     for batch in parquet.iter_batches(batch_size=_FIRST_ROWS, columns=[name], use_threads=False):
         column = batch.column(name)
@@ -373,9 +387,7 @@ def _does_not_fit(name: str, row: int, value: str, kind: pa.DataType) -> Configu
 
 
 class RowGroups:
-    """The row groups of an open file, read with the columns of `schema`. Row groups without rows that `rows` accepts
-    are skipped.
-    """
+    """The row groups of an open Parquet file. Groups in which no row matches the filter `rows` are skipped."""
 
     def __init__(self, parquet: pq.ParquetFile, schema: pa.Schema, rows: Rows = None) -> None:
         metadata = parquet.metadata
@@ -383,7 +395,7 @@ class RowGroups:
         for index in range(metadata.num_row_groups):
             starts.append(starts[-1] + metadata.row_group(index).num_rows)
         self.starts: Sequence[int] = starts
-        """The first row of each row group, followed by the number of rows."""
+        """The number of the first row of each row group, and at the end the number of rows in the file."""
         self._counts = [True] * metadata.num_row_groups
         if rows is not None and metadata.num_row_groups:
             # A job without filters need not load polars.
@@ -393,20 +405,20 @@ class RowGroups:
 
     @property
     def rows(self) -> int:
-        """Returns the rows of the file."""
+        """Returns the number of rows in the file."""
         return self.starts[-1]
 
     def rows_of(self, group: int) -> int:
-        """Returns the number of rows of a row group."""
+        """Returns the number of rows in a row group."""
         return self.starts[group + 1] - self.starts[group]
 
     def group_of(self, row: int) -> int:
-        """Returns the row group that contains a row of the file."""
+        """Returns the index of the row group that contains a row of the file."""
         return bisect.bisect_right(self.starts, row) - 1
 
     def next_row(self, row: int) -> int:
-        """Returns the number of the first row, from `row` on, that may pass the filter of the program; the number of
-        rows if there is none.
+        """Returns the number of the first row, from `row` on, that may match the program's filter, or the number of
+        rows if none may.
         """
         while row < self.rows:
             group = self.group_of(row)
@@ -418,22 +430,24 @@ class RowGroups:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A plain column of a file, which may be within a nested one: its number, its path, and the name of the whole."""
+    """A leaf column of a Parquet file, possibly nested in a column: its number, its path, and the name of the
+    top-level column.
+    """
 
     number: int
     path: str
     name: str
     width: int
-    """Bytes of a decoded value, or of an offset for values of any length."""
+    """Size in bytes of a decoded value, or of an offset for variable-length values."""
     of_any_length: bool
     is_text: bool
-    """True if Arrow treats it as text or bytes, the only types for which it reads dictionaries."""
+    """True if Arrow reads the column as strings or bytes, the only types that Arrow reads as dictionaries."""
     is_own_dictionary: bool
     """True if the schema that is stored in the file declares a dictionary type for this column."""
 
 
 def leaves_of(parquet: pq.ParquetFile, names: Sequence[str]) -> list[Leaf]:
-    """Returns the plain columns of these columns."""
+    """Returns the leaf columns of the named top-level columns."""
     found: list[Leaf] = []
     kinds = {name: _leaf_types(parquet.schema_arrow.field(name).type) for name in names}
     for number in range(len(parquet.schema)):
@@ -460,12 +474,12 @@ def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def is_of(path: str, name: str) -> bool:
-    """Returns whether a leaf with this path belongs to a column. The name of the column may contain dots."""
+    """Returns whether the leaf with this path belongs to the column `name`, which may contain dots."""
     return path == name or path.startswith(f"{name}.")
 
 
 def is_coded(parquet: pq.ParquetFile, leaf: Leaf) -> bool:
-    """Returns whether a column of text is to be read as a dictionary."""
+    """Returns whether a column of strings is to be read as a dictionary."""
     if not leaf.is_text:
         return False
     groups = parquet.metadata.num_row_groups
@@ -480,18 +494,20 @@ def is_coded(parquet: pq.ParquetFile, leaf: Leaf) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PieceSize:
-    """The number of rows to decode at a time, and whether pieces may be small enough to be joined."""
+    """The number of rows to decode at a time, and whether small pieces should be concatenated."""
 
     rows: int
     joined: bool
 
 
 class PieceSizes:
-    """Chooses how many rows of an open Parquet file to decode at a time, by the sizes of its columns."""
+    """Chooses the number of rows of an open Parquet file to decode at a time, by the sizes of its columns."""
 
     def __init__(self, parquet: pq.ParquetFile, file: Any, used: Sequence[Leaf], coded: set[str], limit: int) -> None:
-        """`file` is the file that Arrow opens; its pages are examined. `used`: the columns that are read; `coded`
-        columns are read as dictionaries. `limit` is described at `LIMIT_BYTES`.
+        """`file` is the open file or its path; its pages are examined.
+
+        `used`: the leaf columns that are read; `coded`: paths of columns that are read as dictionaries. `limit` is
+        described at `LIMIT_BYTES`.
         """
         self._parquet = parquet
         self._file = file
@@ -500,7 +516,10 @@ class PieceSizes:
         self._limit = limit
 
     def of(self, group: int) -> PieceSize:
-        """Returns the size for a row group. Raises TooLargeError where a page or an average row exceeds the limit."""
+        """Returns the piece size for a row group.
+
+        Raises TooLargeError if a page or an average row exceeds the limit.
+        """
         metadata = self._parquet.metadata.row_group(group)
         average = heaviest = 0.0
         large = {}
@@ -521,7 +540,10 @@ class PieceSizes:
         return PieceSize(rows, joined=heaviest > average)
 
     def _pages(self, chunk: Any, leaf: Leaf) -> PageSizes | None:
-        """Measures the pages of a column of a row group. None if its stored bytes are enough to decide."""
+        """Measures the pages of a column in a row group.
+
+        Returns None if the column's stored size is enough to decide.
+        """
         stored = chunk.total_uncompressed_size
         few = stored > _LARGE_PAGE_BYTES and stored > FEW * chunk.total_compressed_size
         if not few and not (DELTA in chunk.encodings and chunk.num_values * stored > PIECE_BYTES):
@@ -535,7 +557,9 @@ class PieceSizes:
                 file.close()
 
     def _most(self, group: int, chunk: Any, leaf: Leaf, pages: PageSizes | None) -> float:
-        """Returns the bytes of a column if all its values were as long as the longest one."""
+        """Returns an upper bound in bytes for a column in a row group, as if all values were as long as the longest
+        one.
+        """
         values = chunk.num_values
         stored = chunk.total_uncompressed_size
         if not leaf.of_any_length or leaf.path in self._coded:
@@ -551,7 +575,7 @@ class PieceSizes:
 
 
 def joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Joins batches up to about `PIECE_BYTES`."""
+    """Concatenates small batches up to about `PIECE_BYTES` bytes."""
     waiting: list[pa.RecordBatch] = []
     size = rows = 0
     for batch in batches:
@@ -572,7 +596,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def row_too_large(row: int, size: int, limit: int) -> TooLargeError:
-    """Returns the error for a row that exceeds the limit, as found before it is decoded."""
+    """Returns the error for a row whose decoded size exceeds the limit."""
     return TooLargeError(f"row {row:,} (counted from 0) has {size:,} bytes of text. {_advice(limit)}")
 
 
@@ -589,7 +613,7 @@ def _advice(limit: int) -> str:
 
 
 def _longest_in_dictionary(file: Any, group: int, leaf: Leaf) -> int:
-    """Returns the bytes of the longest text in the dictionary of a column of a row group, read with the first rows."""
+    """Returns the length in bytes of the longest string in a column's dictionary of a row group."""
     parquet = pq.ParquetFile(file, read_dictionary=[leaf.path], buffer_size=2**20)
     for batch in parquet.iter_batches(_LOOK_ROWS, row_groups=[group], columns=[leaf.path], use_threads=False):
         coded = [each for each in leaves(batch.column(0)) if types.is_dictionary(each.type) and len(each.dictionary)]

@@ -1,13 +1,14 @@
-"""`measure_pages`: how much memory the pages of a column of a row group need when they are decoded.
+"""`measure_pages` computes the memory that the pages of a column in a row group need when they are decoded.
 
 Arrow decompresses a page as a whole, and decodes only the requested rows of it. Rules:
 
-- The header before each page contains its sizes, in Thrift's compact protocol. The page itself is not read for them.
+- The header before each page contains its sizes, in Thrift's compact protocol, so the page itself is not read.
 - The encoding DELTA_BYTE_ARRAY stores how many bytes a text shares with the previous one, and the remaining bytes. The
   header does not contain the lengths of the texts, so such pages are decompressed one by one to read these lengths.
-- Arrow cannot read such pages as a dictionary. If they follow a dictionary, its texts are therefore measured here as
-  well.
-- If the lengths cannot be read (a codec that differs from what Arrow calls it), no text is longer than its page.
+- Arrow cannot read such pages as a dictionary. If they follow dictionary-encoded pages, the strings of the dictionary
+  are measured here as well.
+- If the lengths cannot be read (Arrow's codec of that name may be another one), the size of the page is used as the
+  upper bound.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import pyarrow as pa
 from tidegate.storage.errors import ConfigurationError
 
 _Fields: TypeAlias = dict[int, Any]
-"""Fields of a struct of Thrift by their number: whole numbers, booleans and structs. All else is None."""
+"""Fields of a Thrift struct by their number: integers, booleans and structs. Other values are None."""
 FEW = 16
-"""A file has few bytes if each stands for more than this many decompressed bytes."""
+"""A column is highly compressed if its decompressed size is more than this many times its stored size."""
 _BLOCK_BYTES = 8 * 2**20
 _HEADER_BYTES = 2**16
 _NESTED_MAX = 16
@@ -34,7 +35,9 @@ _DATA_PAGE_V2 = 3
 _RLE = 3
 _DELTA_BYTE_ARRAY = 7
 _LENGTH_BYTES = 8
-"""Arrow decodes the lengths of all texts of a page of DELTA_BYTE_ARRAY at once: two of four bytes for each."""
+"""Memory in bytes for each string of a DELTA_BYTE_ARRAY page: Arrow decodes two lengths of four bytes for all
+strings at once.
+"""
 DELTA = "DELTA_BYTE_ARRAY"
 _CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4": "lz4_raw"}
 
@@ -43,9 +46,9 @@ _CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd
 class PageSizes:
     """Sizes of the pages of a column chunk: memory of the largest page, and bytes of the largest values.
 
-    `largest_bytes` counts only pages of few stored bytes (`FEW`). `value_bytes` is the highest average of a page; for
-    DELTA_BYTE_ARRAY it is an upper bound of a value. `dictionary_text_bytes`: upper bound of a text in the dictionary;
-    0 for a column without pages of DELTA_BYTE_ARRAY.
+    `largest_bytes` is the largest highly compressed page (`FEW`). `value_bytes` is the highest average size of a value
+    in a page; for DELTA_BYTE_ARRAY it is an upper bound. `dictionary_text_bytes`: upper bound of a string in the
+    dictionary; 0 for a column without DELTA_BYTE_ARRAY pages.
     """
 
     largest_bytes: int
@@ -55,14 +58,14 @@ class PageSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """One page of values. `begin` is where its content begins in the file, after its header."""
+    """A page of a column chunk. `begin` is the position of its content in the file, after its header."""
 
     header: _Fields
     begin: int
 
     @property
     def size_bytes(self) -> int:
-        """Bytes, decompressed."""
+        """Decompressed size of the page in bytes."""
         return int(self.header[2])
 
     @property
@@ -71,7 +74,7 @@ class _Page:
 
     @property
     def data(self) -> _Fields | None:
-        """Returns the header of values; None for a dictionary or an index."""
+        """Returns the header of a data page, or None for a dictionary or an index page."""
         found: _Fields | None = self.header.get(5) if self.header[1] == _DATA_PAGE else None
         return self.header.get(8) if self.header[1] == _DATA_PAGE_V2 else found
 
@@ -79,7 +82,7 @@ class _Page:
 def measure_pages(file: pa.NativeFile, chunk: Any, column: Any, decoded_bytes_max: int) -> PageSizes:
     """Measures the pages of `chunk`, the metadata of a column in a row group. `column` is its entry in the schema.
 
-    A page of few bytes that has more than `decoded_bytes_max` is not decompressed. Raises ConfigurationError for
+    A highly compressed page with more than `decoded_bytes_max` bytes is not decompressed. Raises ConfigurationError for
     damage, and the errors of `file`.
     """
     ranges = _Ranges(file, chunk)
@@ -109,7 +112,7 @@ def measure_pages(file: pa.NativeFile, chunk: Any, column: Any, decoded_bytes_ma
 
 
 class _Ranges:
-    """The bytes of a file, read ahead to the end of a column of a row group."""
+    """Reads byte ranges of a file, and reads ahead to the end of a column chunk."""
 
     def __init__(self, file: pa.NativeFile, chunk: Any) -> None:
         self._file = file
@@ -123,7 +126,7 @@ class _Ranges:
         self._block_begin = 0
 
     def read(self, at: int, size: int) -> memoryview:
-        """Returns bytes of the file; fewer at its end."""
+        """Returns `size` bytes of the file from position `at`; fewer at the end of the file."""
         if at < self._block_begin or at + size > self._block_begin + len(self._block):
             # Arrow may read the same file in another thread: a position belongs to a read.
             ahead = max(size, min(_BLOCK_BYTES, self._end - at))
@@ -166,7 +169,9 @@ def _page_at(ranges: _Ranges, at: int) -> _Page:
 
 
 def _longest_text(ranges: _Ranges, page: _Page, data: _Fields, chunk: Any, column: Any) -> int | None:
-    """Returns an upper bound for the texts of a page of DELTA_BYTE_ARRAY, in bytes. None if unreadable."""
+    """Returns an upper bound in bytes for the strings of a DELTA_BYTE_ARRAY page, or None if their lengths cannot be
+    read.
+    """
     stored = ranges.read(page.begin, page.stored_bytes)
     if page.header[1] == _DATA_PAGE_V2:
         before = _levels_bytes(data)
@@ -189,7 +194,7 @@ def _longest_text(ranges: _Ranges, page: _Page, data: _Fields, chunk: Any, colum
 
 
 def _longest_in_dictionary(ranges: _Ranges, page: _Page, chunk: Any) -> int | None:
-    """Returns the bytes of the longest text of a dictionary, or None if it cannot be read."""
+    """Returns the length in bytes of the longest string in a dictionary page, or None if the page cannot be read."""
     plain = _decompressed(ranges.read(page.begin, page.stored_bytes), chunk, page.size_bytes)
     if plain is None:
         return None
@@ -199,13 +204,16 @@ def _longest_in_dictionary(ranges: _Ranges, page: _Page, chunk: Any) -> int | No
 
 
 def _levels_bytes(data: _Fields) -> int | None:
-    """Returns the bytes before the values in a page of the second version, which are never compressed."""
+    """Returns the size of the levels before the values in a data page of version 2, which are never compressed.
+
+    None if unknown.
+    """
     sizes: list[Any] = [data.get(5), data.get(6)]
     return sum(sizes) if all(isinstance(size, int) and size >= 0 for size in sizes) else None
 
 
 def _behind_levels(plain: memoryview, data: _Fields, column: Any) -> int:
-    """Returns where values begin in a page of version 1; a place after its end if unknown."""
+    """Returns the position of the values in a decompressed data page of version 1. It is beyond the page if unknown."""
     at = 0
     for depth, encoding in ((column.max_repetition_level, data.get(4)), (column.max_definition_level, data.get(3))):
         if not depth:
@@ -231,7 +239,7 @@ def _decompressed(stored: memoryview, chunk: Any, size: int, *, packed: bool = T
 
 
 class _Compact:
-    """Reads Thrift's compact protocol. Source: thrift-compact-protocol.md of Apache Thrift.
+    """Parser of Thrift's compact protocol. Source: thrift-compact-protocol.md of Apache Thrift.
 
     All methods take a position and return a value with the position after it. They raise IndexError at the end of the
     bytes.
@@ -253,7 +261,7 @@ class _Compact:
         }
 
     def struct(self, at: int, depth: int = 0) -> tuple[_Fields, int]:
-        """Returns the fields of a struct."""
+        """Parses a struct at the position `at`. Returns its fields by number, and the position after it."""
         fields: _Fields = {}
         number = 0
         while kind := (head := self._data[at]) & 15:

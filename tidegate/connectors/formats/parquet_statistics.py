@@ -1,12 +1,13 @@
-"""Finds the row groups of a Parquet file that have no row that counts, from the statistics of the file.
+"""Finds, from the statistics of a Parquet file, the row groups in which no row can match the program's filter.
 
 Statistics contain bounds of the values of a column. Rules:
 
-- They are bounds, not values: long strings may be cut off in them. Polars compares them with the constants of the
+- Bounds are not exact values: long strings may be truncated in them. Polars compares them with the constants of the
   program's filter, so that types are converted as in the filter.
 - Unknown and uncertain bounds allow any value: missing statistics, text that was cut within a character, a column that
   is stored in another type than the program reads.
-- They do not cover NaN, which polars treats as greater than any number. Therefore the upper bound of floats is NaN.
+- Statistics do not cover NaN, which polars treats as greater than any number. Therefore the upper bound of floats is
+  NaN.
 - A comparison with null is never true, so a group that has only nulls in a column passes no comparison.
 """
 
@@ -26,12 +27,15 @@ from tidegate.connectors.pushed_filters import ColumnTest, constant_of
 from tidegate.storage.schemas.polars_frames import polars_has
 
 _VALUES_MAX = 100
-"""For a longer list, only its smallest and its largest value are compared."""
+"""For a list of more values, only the smallest and the largest value are compared."""
 _UNITS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 def counting(parquet: pq.ParquetFile, schema: pa.Schema, rows: tuple[tuple[ColumnTest, ...], ...]) -> list[bool]:
-    """Returns for each row group whether it may have a row that passes all tests of one alternative."""
+    """Returns for each row group whether it may have a matching row.
+
+    `rows` has alternatives, each a conjunction of tests.
+    """
     statistics = _Statistics(parquet, schema)
     found = pl.repeat(False, statistics.groups, eager=True)
     for tests in rows:
@@ -43,14 +47,19 @@ def counting(parquet: pq.ParquetFile, schema: pa.Schema, rows: tuple[tuple[Colum
 
 
 def may_count(constants: pa.RecordBatch, rows: tuple[tuple[ColumnTest, ...], ...]) -> bool:
-    """Returns whether a row with these values in some columns may pass. Its other columns are unknown."""
+    """Returns whether a row may match, given its values in some columns (`constants`).
+
+    Its other columns are unknown.
+    """
     known = {name: _exactly(constants.column(name)) for name in constants.schema.names}
     return any(all(_may_pass(known.get(test.column), test, 1)[0] for test in tests) for tests in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Bounds of a column in each row group: `low` and `high` (null if unknown), and whether it has no or only nulls."""
+    """Bounds of a column in each row group: `low` and `high` (null if unknown), and whether the group has no nulls
+    or only nulls.
+    """
 
     low: pl.Series
     high: pl.Series
@@ -59,7 +68,7 @@ class _Bounds:
 
 
 def _exactly(value: pa.Array) -> _Bounds | None:
-    """Returns the bounds of a column that has a single value."""
+    """Returns the bounds of a column with a single value, or None if values of its type are not comparable."""
     if not _is_ordered(value.type):
         return None
     found = pl.Series(pl.from_arrow(value))
@@ -68,7 +77,7 @@ def _exactly(value: pa.Array) -> _Bounds | None:
 
 
 class _Statistics:
-    """The statistics of the row groups of a file, by column."""
+    """The statistics of all row groups of a file, by column."""
 
     def __init__(self, parquet: pq.ParquetFile, schema: pa.Schema) -> None:
         self._parquet = parquet
@@ -82,7 +91,7 @@ class _Statistics:
         return groups
 
     def bounds(self, column: str) -> _Bounds | None:
-        """Returns the bounds of a column, or None if unknown."""
+        """Returns the bounds of a column in each row group, or None if they are unknown."""
         if column not in self._known:
             self._known[column] = self._bounds(column)
         return self._known[column]
@@ -108,7 +117,7 @@ class _Statistics:
         return _Bounds(_series(low, kind), _series(high, kind), pl.Series(no_nulls), pl.Series(only_nulls))
 
     def _leaf(self, column: str) -> int | None:
-        """Returns the number of a plain column in the file. None if it is nested or stored in another type."""
+        """Returns the index of a non-nested column in the file, or None if it is nested or stored in another type."""
         stored = self._parquet.schema_arrow
         if column not in self._schema.names or stored.names.count(column) != 1:
             return None
@@ -120,7 +129,7 @@ class _Statistics:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Returns whether values of this type have the same order for Parquet and for polars."""
+    """Returns whether Parquet and polars sort values of this type in the same order."""
     plain = (types.is_boolean, types.is_integer, types.is_float32, types.is_float64, types.is_date32)
     text = types.is_string(kind) or types.is_large_string(kind)
     return (
@@ -131,7 +140,9 @@ def _is_ordered(kind: pa.DataType) -> bool:
 
 
 def _extremes(statistics: Any, kind: pa.DataType, physical: str) -> tuple[Any, Any]:
-    """Returns the bounds of a column in a row group in types that Arrow accepts, None for an unknown bound."""
+    """Returns the lower and upper bound of a column in a row group as values that Arrow accepts; None for an unknown
+    bound.
+    """
     if statistics is None or not statistics.has_min_max:
         return None, None
     if types.is_timestamp(kind):
@@ -157,7 +168,7 @@ def _text(raw: bytes) -> str | None:
 
 
 def _series(values: list[Any], kind: pa.DataType) -> pl.Series:
-    """Bounds in the type in which the filter sees the column."""
+    """Returns bounds as a polars series, with the type that the column has in the filter."""
     stored = pa.int64() if types.is_timestamp(kind) else pa.int32() if types.is_date32(kind) else kind
     return pl.Series(pl.from_arrow(pa.array(values, stored).view(kind)))
 
@@ -182,7 +193,9 @@ def _may_pass(bounds: _Bounds | None, test: ColumnTest, groups: int) -> pl.Serie
 
 
 def _within(test: str, constant: pl.Expr) -> pl.Expr:
-    """Returns whether a value between low and high may pass a comparison, as an expression; null if unknown."""
+    """Returns a polars expression: whether a value between the bounds may pass a comparison with `constant`; null if
+    unknown.
+    """
     low = pl.col("low")
     high = pl.col("high")
     match test:
@@ -198,7 +211,10 @@ def _within(test: str, constant: pl.Expr) -> pl.Expr:
 
 
 def _one_of(constant: pl.Expr, kind: pl.DataType) -> pl.Expr | None:
-    """Does the same for a list. None if the values have another type, because their comparison is not known."""
+    """Returns the expression of `_within` for membership in a list.
+
+    None if the values have a type that cannot be compared.
+    """
     values = pl.select(constant).to_series()
     if values.dtype == pl.List:
         values = values.explode(empty_as_null=False)

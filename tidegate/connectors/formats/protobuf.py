@@ -1,17 +1,17 @@
-"""`ProtobufFormat`: each payload is one message of Protobuf, bare or in the wire format of a schema registry.
+"""`ProtobufFormat`: each payload is one Protobuf message, bare or in the wire format of a schema registry.
 
 Rules:
 
-- `ptars` makes columns of messages and messages of columns, a batch at a time. If a batch cannot be read, halves of it
-  are read until the broken message is found.
+- `ptars` converts messages to columns and back, a batch at a time. If a batch cannot be decoded, it is halved until the
+  broken message is found.
 - Messages are read by the numbers of their fields. With a registry, the schema that a payload names must have the same
-  message, with fields of compatible types. Behind the header are the message indexes, which name the message in its
-  file; a payload with another message is bad.
+  message, with fields of compatible types. The header is followed by the message indexes, which identify the message in
+  its file; a payload with another message is bad.
 - Descriptors come from a generated class, a FileDescriptorSet, or the registry (`?format=serialized`). The text of a
   schema (`.proto`) is not parsed.
-- `ptars` drops what a type cannot hold, so values are checked around it. A time out of the range of its unit, an enum
-  symbol that does not exist, and two members of a oneof make a record or a row bad. It writes -0.0 as 0.0 in fields
-  without presence, which is not checked.
+- `ptars` silently drops values that a type cannot represent, so values are checked before and after. A time out of the
+  range of its unit, an enum symbol that does not exist, and two members of a oneof make a record or a row bad. It
+  writes -0.0 as 0.0 in fields without presence, which is not checked.
 
 | Protobuf | Arrow |
 | --- | --- |
@@ -69,9 +69,9 @@ from tidegate.storage.schemas.exact_casts import leaves
 
 TimestampUnit = Literal["ns", "us", "ms", "s"]
 _LIMITS = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-"""`ptars` returns one of these for a time that its unit cannot hold."""
+"""`ptars` returns one of these values for a time that its unit cannot represent."""
 _INDEXES_MAX = 64
-"""The most message indexes of a payload, which is how deep messages are declared within each other."""
+"""Maximum number of message indexes in a payload, i.e. the nesting depth of message declarations."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class ProtobufFormat(Format):
       first message.
     - `subject`: how subjects are named, as Confluent's strategies do: "topic" (`orders-value`), "record" or
       "topic_record".
-    - `auto_register`: writing adds its schema to the registry if it is missing. With False that is an error.
-    - `timestamp_unit`: unit of timestamps and durations. A time that "ns" cannot hold makes its record bad; other units
-      drop the digits behind them.
+    - `auto_register`: the sink registers its schema if the registry lacks it. With False a missing schema is an error.
+    - `timestamp_unit`: unit of timestamps and durations. A time out of the range of "ns" makes its record bad; coarser
+      units drop finer digits.
 
     Raises ConfigurationError for wrong arguments.
 
@@ -127,7 +127,10 @@ class ProtobufFormat(Format):
             )
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns of a source. Raises ConfigurationError, RegistryError."""
+        """Binds the format to the columns of a source (None: all fields of the message).
+
+        Raises ConfigurationError, RegistryError.
+        """
         where = f"{use.method}(format='protobuf')"
         newest = self._newest(use)
         try:
@@ -146,7 +149,7 @@ class ProtobufFormat(Format):
         return ProtobufRead(columns, message, self.timestamp_unit, self._registry)
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the columns of a sink. Raises ConfigurationError, RegistryError."""
+        """Binds the format to the columns of a sink. Raises ConfigurationError, RegistryError."""
         where = f"{use.method}(format='protobuf')"
         newest = self._newest(use)
         try:
@@ -193,7 +196,7 @@ class ProtobufFormat(Format):
         return newest_schemas(client, self.subject, "PROTOBUF", use)
 
     def _message(self, newest: dict[str, RegisteredSchema], where: str) -> MessageSchema:
-        """Returns the message of the program. Raises UnfitSchemaError, ConfigurationError."""
+        """Returns the message that the program reads or writes. Raises UnfitSchemaError, ConfigurationError."""
         if self.descriptors is not None:
             return MessageSchema.of(self.descriptors, self.message)
         advice = "give the message of the program, ProtobufFormat(message=..., registry=...)"
@@ -202,21 +205,27 @@ class ProtobufFormat(Format):
 
 @dataclass(frozen=True, slots=True)
 class MessageSchema:
-    """A message, with the files that declare it. `descriptors`: a FileDescriptorSet in the order of imports."""
+    """A Protobuf message type, with the files that declare it.
+
+    `descriptors`: a FileDescriptorSet in the order of imports.
+    """
 
     descriptors: bytes
     name: str
 
     @staticmethod
     def of(descriptors: bytes, name: str) -> MessageSchema:
-        """Returns a message of a FileDescriptorSet. Raises UnfitSchemaError if it is not there."""
+        """Returns the message type `name` of a FileDescriptorSet. Raises UnfitSchemaError if it is missing."""
         found = MessageSchema(descriptors, name)
         found.descriptor()
         return found
 
     @staticmethod
     def registered(schema: RegisteredSchema, name: str | None) -> MessageSchema:
-        """Returns a message in a schema of a registry: by its name, or the first one. Raises UnfitSchemaError."""
+        """Returns a message type of a registered schema: by its name, or the first one (None).
+
+        Raises UnfitSchemaError.
+        """
         descriptors = _set_of_registered(schema)
         if name is None:
             files = _files(descriptors)
@@ -227,7 +236,7 @@ class MessageSchema:
         return MessageSchema.of(descriptors, name)
 
     def descriptor(self) -> Any:
-        """Returns the descriptor of the message, in a pool of its own. Raises UnfitSchemaError."""
+        """Returns the descriptor of the message, in a new descriptor pool. Raises UnfitSchemaError."""
         pool = _library("google.protobuf.descriptor_pool").DescriptorPool()
         try:
             for file in _files(self.descriptors):
@@ -237,25 +246,25 @@ class MessageSchema:
             raise UnfitSchemaError(f"the descriptors have no message {self.name!r}: {error}") from error
 
     def handler(self, unit: TimestampUnit) -> Any:
-        """Returns the converter of the message."""
+        """Returns ptars's converter for the message. `unit` is the unit of timestamps and durations."""
         library = _library("ptars")
         descriptor = self.descriptor()
         config = library.PtarsConfig(timestamp_unit=unit, duration_unit=unit, enum_repr="string")
         return library.HandlerPool([descriptor.file], config).get_for_message(descriptor)
 
     def columns(self, unit: TimestampUnit) -> pa.Schema:
-        """Returns the columns of the message, all of which may be null."""
+        """Returns the columns of the message. All are nullable."""
         fields = self.handler(unit).schema()
         if not len(fields):
             raise UnfitSchemaError(f"the message {self.name!r} has no fields")
         return pa.schema([pa.field(field.name, _nullable(field.type)) for field in fields])
 
     def required(self) -> list[str]:
-        """Returns the fields that proto2 requires."""
+        """Returns the names of the fields that are `required` (proto2)."""
         return [field.name for field in self.descriptor().fields if field.is_required]
 
     def check_fields(self, names: Sequence[str]) -> None:
-        """Raises UnfitSchemaError, which names the field, for fields that have no column."""
+        """Raises UnfitSchemaError, which names the field, for fields in `names` that have no Arrow type."""
         descriptor = self.descriptor()
         for name in names:
             _check_field(descriptor.fields_by_name[name], name, (self.name,))
@@ -265,7 +274,7 @@ class MessageSchema:
         _check_same(written.descriptor(), self.descriptor(), "", ())
 
     def path(self) -> tuple[int, ...]:
-        """Returns the message indexes, which name the message in its file."""
+        """Returns the message indexes, which identify the message in its file."""
         found: list[int] = []
         descriptor = self.descriptor()
         while descriptor.containing_type is not None:
@@ -275,7 +284,7 @@ class MessageSchema:
         return (names.index(descriptor.name), *found)
 
     def is_same_as(self, registered: RegisteredSchema) -> bool:
-        """Returns whether a schema of a registry has the same message at the same place."""
+        """Returns whether a registered schema has an equal message at the same position in its file."""
         try:
             other = MessageSchema.registered(registered, self.name)
         except UnfitSchemaError:
@@ -283,11 +292,11 @@ class MessageSchema:
         return other.path() == self.path() and _proto_of(other.descriptor()) == _proto_of(self.descriptor())
 
     def imports(self) -> list[str]:
-        """Returns the files that the file of the message imports, except of Google's own ones."""
+        """Returns the files that the file of the message imports, except Google's standard files."""
         return [name for name in self._file().dependency if not name.startswith(("google/protobuf/", "google/type/"))]
 
     def text(self) -> str:
-        """Returns the file of the message as a registry takes it."""
+        """Returns the file of the message in the encoding that a registry accepts."""
         return base64.b64encode(self._file().SerializeToString()).decode()
 
     def _file(self) -> Any:
@@ -299,7 +308,7 @@ def _library(name: str) -> Any:
 
 
 def _files(descriptors: bytes) -> list[Any]:
-    """Returns the files of a FileDescriptorSet. Raises UnfitSchemaError."""
+    """Parses a FileDescriptorSet, and returns its files. Raises UnfitSchemaError."""
     found = _library("google.protobuf.descriptor_pb2").FileDescriptorSet()
     try:
         found.ParseFromString(descriptors)
@@ -335,7 +344,7 @@ def _set_of(file: Any) -> bytes:
 
 
 def _set_of_registered(schema: RegisteredSchema) -> bytes:
-    """Returns a schema of a registry as a FileDescriptorSet. Raises UnfitSchemaError."""
+    """Returns a registered schema and its references as a FileDescriptorSet. Raises UnfitSchemaError."""
     library = _library("google.protobuf.descriptor_pb2")
     found = library.FileDescriptorSet()
     names: set[str] = set()
@@ -361,7 +370,7 @@ def _set_of_registered(schema: RegisteredSchema) -> bytes:
 
 
 def _known_file(name: str) -> Any:
-    """Returns a file that a library has. Raises UnfitSchemaError."""
+    """Returns the descriptor of a standard file that an installed library provides. Raises UnfitSchemaError."""
     try:
         return import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR
     except ImportError as error:
@@ -369,7 +378,7 @@ def _known_file(name: str) -> Any:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Returns a type with fields that may be null."""
+    """Returns the type with nullable fields at any depth."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(each.name, _nullable(each.type)) for each in kind])
     if pa.types.is_map(kind):
@@ -393,7 +402,7 @@ def _check_field(field: Any, path: str, outer: tuple[str, ...]) -> None:
 
 
 def _groups() -> Sequence[tuple[int, ...]]:
-    """Returns types of fields that are read as each other."""
+    """Returns groups of Protobuf field types that are compatible on the wire."""
     kinds = _library("google.protobuf.descriptor_pb2").FieldDescriptorProto
     return (
         (kinds.TYPE_INT32, kinds.TYPE_UINT32, kinds.TYPE_INT64, kinds.TYPE_UINT64, kinds.TYPE_BOOL, kinds.TYPE_ENUM),
@@ -405,7 +414,7 @@ def _groups() -> Sequence[tuple[int, ...]]:
 
 
 def _check_same(written: Any, read: Any, path: str, outer: tuple[str, ...]) -> None:
-    """Compares the fields with one number in two messages. Raises UnfitSchemaError."""
+    """Raises UnfitSchemaError if fields with the same number in two messages are not compatible."""
     if read.full_name in outer:
         return
     for number, field in read.fields_by_number.items():
@@ -424,7 +433,7 @@ def _check_same(written: Any, read: Any, path: str, outer: tuple[str, ...]) -> N
 
 @dataclass(frozen=True, slots=True)
 class ProtobufRead(ReadFormat):
-    """Protobuf with the columns of a source."""
+    """Protobuf bound to the columns of a source."""
 
     columns: pa.Schema
     message: MessageSchema
@@ -433,7 +442,7 @@ class ProtobufRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every batch."""
+        """The columns of every decoded batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:
@@ -450,7 +459,7 @@ class ProtobufRead(ReadFormat):
 
 
 class _Messages(PayloadDecoder):
-    """Reads bare messages."""
+    """Decodes bare Protobuf messages."""
 
     def __init__(self, columns: pa.Schema, handler: Any) -> None:
         self._columns = columns
@@ -480,7 +489,7 @@ class _Messages(PayloadDecoder):
         return DecodedRecords(rows_of(columns, self._columns, unfit), bad)
 
     def _batch(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
-        """Returns the rows of messages. Raises ValueError if one of them cannot be read."""
+        """Decodes messages to a batch. Raises ValueError if one of them cannot be decoded."""
         found = self._handler.list_to_record_batch(list(payloads)).select(self._found.names)
         for name, column in zip(found.schema.names, found.columns, strict=True):
             for leaf in leaves(column):
@@ -492,7 +501,7 @@ class _Messages(PayloadDecoder):
 
 
 class _IndexedMessages:
-    """Reads messages behind their message indexes, by the files of one schema."""
+    """Decodes messages that follow their message indexes, for one registered schema."""
 
     def __init__(self, messages: _Messages, name: str, descriptors: bytes) -> None:
         self._messages = messages
@@ -501,7 +510,7 @@ class _IndexedMessages:
         self._reasons: dict[tuple[int, ...], str | None] = {}
 
     def decode(self, block: Block) -> DecodedRecords:
-        """Returns the rows of payloads."""
+        """Decodes the payloads of a block to rows."""
         starts = block.starts.copy()
         bad: dict[int, str] = {}
         present = block.ends > starts
@@ -524,7 +533,7 @@ class _IndexedMessages:
         return DecodedRecords(rows.batch, bad)
 
     def _reason(self, path: tuple[int, ...]) -> str | None:
-        """Returns why messages with these indexes are bad, or None if they are of the program's message."""
+        """Returns why messages with these indexes are bad, or None if they are messages of the program's type."""
         if path not in self._reasons:
             name = self._declared.package
             within = self._declared.message_type
@@ -541,7 +550,10 @@ class _IndexedMessages:
 
 
 def _indexes(data: NDArray[np.uint8], at: int, end: int) -> tuple[tuple[int, ...], int] | None:
-    """Returns message indexes and where they end, or None if they are cut. They are zigzag integers after a count."""
+    """Parses message indexes (zigzag integers after a count).
+
+    Returns them and the position after them, or None if truncated.
+    """
     found: list[int] = []
     count = 0
     while True:
@@ -564,7 +576,7 @@ def _indexes(data: NDArray[np.uint8], at: int, end: int) -> tuple[tuple[int, ...
 
 
 def _index_bytes(path: Sequence[int]) -> bytes:
-    """Returns message indexes. The first message of a file is a single 0."""
+    """Encodes message indexes. The first message of a file is encoded as a single 0."""
     if tuple(path) == (0,):
         return b"\0"
     out = bytearray()
@@ -579,13 +591,13 @@ def _index_bytes(path: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ProtobufWrite(WriteFormat):
-    """Protobuf with the columns of a sink."""
+    """Protobuf bound to the columns of a sink."""
 
     names: tuple[str, ...]
     message: MessageSchema
     unit: TimestampUnit
     written: WrittenSchema | None
-    """None without a registry."""
+    """The schema in the registry, or None without a registry."""
 
     def encoder(self) -> PayloadEncoder:
         """Returns an encoder for one task."""
@@ -619,7 +631,7 @@ class _ProtobufEncoder(PayloadEncoder):
 def _check_message(
     descriptor: Any, fields: dict[str, pa.Array], rows: NDArray[np.int64], path: str, bad: dict[int, str]
 ) -> None:
-    """Adds rows to `bad` that have an unknown symbol of an enum, or two members of a oneof."""
+    """Adds rows to `bad` that have an unknown enum symbol, or several values in a oneof."""
     for oneof in descriptor.oneofs:
         members = [fields[each.name] for each in oneof.fields if each.name in fields]
         if len(members) > 1:
@@ -653,7 +665,7 @@ def _check_value(field: Any, column: pa.Array, rows: NDArray[np.int64], path: st
 
 
 def _elements(column: pa.Array, rows: NDArray[np.int64]) -> Iterator[tuple[pa.Array, NDArray[np.int64], pa.Array]]:
-    """Yields the values of a column or of the lists in it, with their rows, and the values of maps."""
+    """Yields the values of a column, or of the lists or maps in it, with the row number of each value."""
     if pa.types.is_map(column.type):
         lists = column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
         of_value = np.repeat(rows, pc.fill_null(pc.list_value_length(lists), 0).to_numpy())

@@ -26,17 +26,17 @@ from tidegate.storage.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class RawFormat(Format):
-    """Bytes, or with `text` strings in UTF-8, as one column."""
+    """Payloads as one column of bytes, or with `text` of UTF-8 strings."""
 
     text: bool = False
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """Returns the name that users give."""
+        """Returns the name by which users select the format."""
         return "text" if self.text else "raw"
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the column of a source. By default its name is the part of the record."""
+        """Binds the format to the column of a source. Its default name is the part of the record ("value" or "key")."""
         wanted = pa.string() if self.text else pa.binary()
         if columns is None:
             return RawRead(use.part, self.text, use.part)
@@ -48,9 +48,9 @@ class RawFormat(Format):
         return RawRead(columns.names[0], self.text, use.part, columns[0].nullable)
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the column of a sink. Raises ConfigurationError unless it is one of strings or bytes.
+        """Binds the format to the column of a sink.
 
-        Only strings are `text`.
+        Raises ConfigurationError unless there is one column of strings or bytes. With `text` only strings are allowed.
         """
         if len(columns) != 1:
             raise ConfigurationError(
@@ -68,7 +68,7 @@ class RawFormat(Format):
 
 @dataclass(frozen=True, slots=True)
 class RawRead(ReadFormat):
-    """The payloads as the column `name`. `part`: the part of a record that they are, for reasons."""
+    """Decodes payloads as the column `name`. `part`: the part of a record that payloads are, for error texts."""
 
     name: str
     text: bool = False
@@ -77,12 +77,12 @@ class RawRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of every batch."""
+        """Returns the columns of every decoded batch."""
         return pa.schema([pa.field(self.name, pa.string() if self.text else pa.binary(), self.nullable)])
 
     @property
     def single(self) -> bool:
-        """True: a payload is the value of the column."""
+        """True: a payload is one value."""
         return True
 
     def decoder(self) -> PayloadDecoder:
@@ -120,7 +120,7 @@ class _RawDecoder(PayloadDecoder):
 
 @dataclass(frozen=True, slots=True)
 class RawWrite(WriteFormat):
-    """The values of the only column."""
+    """Writes the values of the only column as payloads."""
 
     def encoder(self) -> PayloadEncoder:
         """Returns an encoder for one task."""
@@ -133,7 +133,7 @@ class _RawEncoder(PayloadEncoder):
 
 
 def as_bytes(column: pa.Array) -> pa.Array:
-    """Returns strings or bytes as an array of bytes with 32-bit offsets."""
+    """Casts a column of strings or bytes to binary with 32-bit offsets."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
     return column if column.type == pa.binary() else column.cast(pa.binary())

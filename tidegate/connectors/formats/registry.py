@@ -2,10 +2,10 @@
 
 Rules:
 
-- Each request has a time limit, and is tried again a bounded number of times if the registry does not answer or has a
-  fault of its own (5xx, 429). Then a `RegistryError` fails the task, which restarts by its restart strategy.
+- Each request has a time limit, and is retried a bounded number of times if the registry does not answer or reports a
+  temporary error (5xx, 429). Then a `RegistryError` fails the task, which restarts by its restart strategy.
 - A registry may have several addresses, which are tried in turn.
-- A schema never changes under its id. Up to CACHED_MAX of them are kept in memory.
+- The schema of an id never changes. Up to CACHED_MAX schemas are cached in memory.
 - An id that the registry does not have makes its records bad. It is requested again after UNKNOWN_MS.
 - Redirects are refused, because they could carry the password to another server.
 """
@@ -42,21 +42,26 @@ _HEADERS = {
 }
 SchemaType: TypeAlias = Literal["AVRO", "PROTOBUF", "JSON"]
 FORMAT_NAMES = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json_schema"}
-"""The names that users give to the formats of schemas."""
+"""Names of the payload formats, by the registry's schema type."""
 Subject: TypeAlias = Literal["topic", "record", "topic_record"]
-"""How a subject is named: `orders-value`, by the full name of the record, or by both."""
+"""Strategy for subject names: `orders-value` ("topic"), the full name of the record ("record"), or both
+("topic_record").
+"""
 
 
 class RegistryError(StorageError):
-    """A schema registry that does not answer, or not as expected."""
+    """Raised if a schema registry does not answer, or answers in an unexpected way."""
 
 
 class UnknownSchemaError(StorageError):
-    """An id, a subject or a schema that a registry does not have."""
+    """Raised for an id, a subject or a schema that a registry does not have."""
 
 
 class UnfitSchemaError(ConfigurationError):
-    """A schema that cannot be read, or not as the schema of the program. The text names the field."""
+    """Raised for a schema that cannot be read, or that is incompatible with the program's schema.
+
+    The text names the field.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +111,13 @@ class SchemaRegistry:
 
     @staticmethod
     def of(given: SchemaRegistry | str | None) -> SchemaRegistry | None:
-        """Returns a registry that is given by its address, or as it is."""
+        """Converts a registry's address to a `SchemaRegistry`. Returns other values unchanged."""
         return SchemaRegistry(given) if isinstance(given, str) else given
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema in a registry. `references`: name and text of the schemas that it uses, in the order of their use."""
+    """A schema in a registry. `references`: name and text of each schema that it uses, dependencies first."""
 
     schema_id: int
     kind: SchemaType
@@ -121,12 +126,13 @@ class RegisteredSchema:
 
 
 class RegistryClient:
-    """Requests of one thread to a registry."""
+    """Sends requests to a schema registry, and caches schemas and ids."""
 
     def __init__(
         self, registry: SchemaRegistry, pause_s: Callable[[float], None] = time.sleep, *, serialized: bool = False
     ) -> None:
-        """Opens no connection. `serialized`: schemas of Protobuf come as descriptors in Base64, not as text.
+        """Opens no connection. `serialized`: the registry returns Protobuf schemas as descriptors in Base64 instead of
+        text.
 
         Raises ConfigurationError for certificates that cannot be read.
         """
@@ -172,9 +178,10 @@ class RegistryClient:
         return self._registered(_integer(answer, "id"), answer)
 
     def id_of(self, subject: str, kind: SchemaType, text: str, *, register: bool) -> int:
-        """Returns the id of a schema under a subject, and adds it if it is missing (`register`).
+        """Returns the id of a schema under a subject. With `register`, a missing schema is registered.
 
-        Raises UnknownSchemaError if it is missing, ConfigurationError if the registry refuses it, RegistryError.
+        Raises UnknownSchemaError if the schema is missing, ConfigurationError if the registry refuses it,
+        RegistryError.
         """
         with self._lock:
             if (known := self._ids.get((subject, text))) is not None:
@@ -197,7 +204,7 @@ class RegistryClient:
         return RegisteredSchema(schema_id, kind, text, tuple(found.items()))
 
     def _add_references(self, references: Sequence[Mapping[str, Any]], found: dict[str, str]) -> None:
-        """Adds the schemas that a schema uses, each after the schemas that it uses itself."""
+        """Adds the schemas that `references` name to `found`, each after the schemas that it uses."""
         for each in references:
             if each["name"] in found:
                 continue
@@ -231,7 +238,7 @@ class RegistryClient:
         raise RegistryError(f"the schema registry at {self.registry.url} does not answer: {failure}")
 
     def _refusal(self, error: urllib.error.HTTPError, url: str, path: str) -> str:
-        """Returns the reason of an answer that may be better the next time. Raises for any other answer."""
+        """Returns the reason of an HTTP error that may pass on a retry. Raises an exception for any other error."""
         text = _message(error.read(_ANSWER_BYTES_MAX))
         if error.code == 429 or error.code >= 500:
             return f"{error.code} {text}"
@@ -295,14 +302,14 @@ def _remember(cache: OrderedDict[Any, Any], name: object, value: object) -> None
 
 
 def subject_of(strategy: Subject, topic: str, record: str, use: PayloadUse) -> str:
-    """Returns the name of a subject, as Confluent's strategies make it. `record`: the full name of the record."""
+    """Returns the name of a subject by Confluent's naming strategies. `record`: the full name of the record."""
     if strategy == "record":
         return record
     return f"{topic}-{record}" if strategy == "topic_record" else f"{topic}-{use.part}"
 
 
 def check_subject(strategy: object, kind: str) -> None:
-    """Raises ConfigurationError for an unknown strategy."""
+    """Raises ConfigurationError for an unknown subject naming strategy."""
     if strategy not in ("topic", "record", "topic_record"):
         raise ConfigurationError(f"format {kind!r}: subject={strategy!r}: give 'topic', 'record' or 'topic_record'")
 
@@ -310,10 +317,10 @@ def check_subject(strategy: object, kind: str) -> None:
 def newest_schemas(
     client: RegistryClient, strategy: Subject, kind: SchemaType, use: PayloadUse
 ) -> dict[str, RegisteredSchema]:
-    """Returns the newest schemas of topics, without topics that have none. Raises ConfigurationError, RegistryError.
+    """Returns the newest schema of each topic that has one, by topic. Raises ConfigurationError, RegistryError.
 
-    Returns nothing for the strategies "record" and "topic_record": their subjects contain the name of the record, which
-    is only known from its schema.
+    Returns an empty dict for the strategies "record" and "topic_record": their subjects contain the name of the record,
+    which is only known from its schema.
     """
     found: dict[str, RegisteredSchema] = {}
     for topic in use.topics if strategy == "topic" else ():
@@ -331,7 +338,10 @@ def newest_schemas(
 
 
 def schema_of_topics(newest: Mapping[str, RegisteredSchema], where: str, advice: str) -> RegisteredSchema:
-    """Returns the one schema that all topics have. Raises ConfigurationError if there is none, with `advice`."""
+    """Returns the schema that all topics share.
+
+    Raises ConfigurationError, with `advice`, if they have different ones or none.
+    """
     if len({(found.text, found.references) for found in newest.values()}) != 1:
         raise ConfigurationError(
             f"{where}: the topics have {'different schemas' if newest else 'no schema in the registry'}; {advice}"
@@ -341,10 +351,10 @@ def schema_of_topics(newest: Mapping[str, RegisteredSchema], where: str, advice:
 
 @dataclass(frozen=True, slots=True)
 class WrittenSchema:
-    """A schema that is written, and how its ids are found.
+    """The schema with which a sink writes, and the way in which its id for a topic is determined.
 
-    - `record`: the full name of its record, for strategies of subjects.
-    - `register`: adds the schema to a subject that does not have it.
+    - `record`: the full name of its record, for subject names.
+    - `register`: whether the schema is registered under a subject that does not have it.
     - `known`: ids that were found at submission, by topic.
     """
 
@@ -358,14 +368,17 @@ class WrittenSchema:
     known: Mapping[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Requests the ids for the topics that are known at submission. Raises ConfigurationError, RegistryError."""
+        """Requests the ids for the topics that are known at submission, to detect errors.
+
+        Raises ConfigurationError, RegistryError.
+        """
         ids = SubjectIds(self)
         for topic in self.use.topics:
             ids.of(topic)
 
 
 class SubjectIds:
-    """Finds the ids of a schema that is written, by topic. Used by one thread."""
+    """Looks up the id of a sink's schema, by topic. Used by one thread."""
 
     def __init__(self, schema: WrittenSchema) -> None:
         self._schema = schema

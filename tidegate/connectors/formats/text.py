@@ -1,4 +1,5 @@
-"""The common parts of the text formats: options (`TextOptions`), the interface of a format (`Decoder`), typed columns.
+"""Common parts of the text formats: options (`TextOptions`), the decoder interface (`Decoder`), and conversion to typed
+columns.
 
 Options have Spark's names, in any case, and values may be Spark's strings ("true", ";"). Defaults are Spark's with four
 exceptions, which keep values that Spark loses (`docs/sources.md`): `header`, `multiLine`, doubled quotes, and a quoted
@@ -6,9 +7,9 @@ empty value, which is an empty string and not null.
 
 Rules for values:
 
-- A value is read as a whole or refused with a reason. Blanks around numbers, times and booleans are ignored.
-- Strings stay as they are: only `nullValue` and `emptyValue` change them.
-- A number that is too large for its float or decimal type is refused. It becomes neither infinite nor another number.
+- A value is parsed completely or refused with a reason. Blanks around numbers, times and booleans are ignored.
+- Strings are not changed, except by `nullValue` and `emptyValue`.
+- A number that is too large for its float or decimal type is refused. It never becomes infinity or another number.
 - Integers are decimal digits with a sign. Floats may also be `nanValue`, `positiveInf`, `negativeInf`, NaN or Infinity,
   in this case. Booleans are true and false in any case. Spark has the same rules.
 """
@@ -37,7 +38,7 @@ UTF_8 = "utf-8"
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """The options of one source. Each format uses some of them."""
+    """The options of a text source. Each format uses some of them."""
 
     sep: str = ","
     quote: str = '"'
@@ -56,7 +57,7 @@ class TextOptions:
 
     @staticmethod
     def of(kind: str, given: Mapping[str, object] | None, method: str) -> TextOptions:
-        """Returns the options that a user has given for a format.
+        """Parses and checks the options that a user has given for the format `kind`.
 
         Raises ConfigurationError for unknown options and bad values.
         """
@@ -72,7 +73,7 @@ class TextOptions:
 
     @property
     def dialect(self) -> CsvDialect:
-        """Returns the characters of CSV."""
+        """Returns the special characters of CSV for the kernels."""
         return CsvDialect(
             separator=ord(self.sep),
             quote=_code(self.quote),
@@ -166,15 +167,15 @@ OPTIONS: Mapping[str, Mapping[str, _Option]] = {
     "json": {"encoding": _ENCODING, "charset": _ENCODING},
     "text": {"encoding": _ENCODING, "charset": _ENCODING},
 }
-"""The options of each format, by their names in lower case."""
+"""The options of each format, by format and by option name in lower case."""
 assert {each.field for each in _CSV} == {field.name for field in fields(TextOptions)}
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The records of a block.
+    """The records of a decoded block.
 
-    `bad` are the numbers of bad records with reasons; `batch` has the good ones, in order.
+    `batch` has the good records, in order. `bad` has the reasons of bad records, by record number.
     """
 
     batch: pa.RecordBatch
@@ -182,7 +183,7 @@ class Decoded:
     ends: NDArray[np.int64]
     bad: dict[int, str] = field(default_factory=dict)
     consumed: int = 0
-    """The begin of the first record that the block may not contain completely."""
+    """Position of the first record that the block may not contain completely."""
 
     @property
     def records(self) -> int:
@@ -191,31 +192,37 @@ class Decoded:
 
 
 class Decoder(Protocol):
-    """One text format, for one file."""
+    """Decodes one file of a text format."""
 
     @property
     def begun(self) -> bool:
-        """True once the head of the file was read, if it has one."""
+        """True once the header of the file was read, or if the file has none."""
         ...
 
     def begin(self, block: bytes, final: bool) -> int | None:
-        """Reads the head of the file. Returns where the first record begins, or None if more bytes are needed.
+        """Reads the header of the file. Returns the position of the first record, or None if more bytes are needed.
 
         Raises ConfigurationError if the file lacks a column of the schema.
         """
         ...
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """Returns the records of a block, which begins where one does. Records over `size_max` bytes are bad."""
+        """Decodes the records of a block, which must begin at a record.
+
+        Records of more than `size_max` bytes are bad.
+        """
         ...
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
-        """Skips the rest of a record that is too long. Returns where the next one begins, or -1 if after the block."""
+        """Skips the rest of a too long record.
+
+        Returns the position of the next record, or -1 if that is after the block.
+        """
         ...
 
 
 def too_long(size_max: int) -> str:
-    """Returns the reason for a record of too many bytes."""
+    """Returns the reason for a record that exceeds the size limit."""
     return (
         f"the row has more than {size_max:,} bytes, the limit that max_row_size sets; raise it, "
         'as in from_files(max_row_size="64mb")'
@@ -223,7 +230,10 @@ def too_long(size_max: int) -> str:
 
 
 def not_utf8(record: bytes, of: str) -> str | None:
-    """Returns what is wrong with the bytes of a record as UTF-8, None for nothing. `of`: "of the row"."""
+    """Describes the first byte of a record that is not valid UTF-8, or returns None.
+
+    `of` names the record ("of the row").
+    """
     try:
         record.decode()
     except UnicodeDecodeError as error:
@@ -232,7 +242,7 @@ def not_utf8(record: bytes, of: str) -> str | None:
 
 
 def is_utf8(block: bytes) -> bool:
-    """Returns whether all bytes are UTF-8."""
+    """Returns whether all bytes of the block are valid UTF-8."""
     if block.isascii():
         return True
     try:
@@ -245,7 +255,7 @@ def is_utf8(block: bytes) -> bool:
 def utf8_faults(
     block: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], encoding: str | None
 ) -> dict[int, str]:
-    """Returns the records that are not UTF-8 by number, with the reasons.
+    """Returns the reasons for records that are not valid UTF-8, by record number.
 
     `encoding`: encoding of the file, for the reason; None if a user cannot set it.
     """
@@ -270,13 +280,16 @@ _NOT_FINITE = r"^[+-]?(NaN|Infinity)$"
 _BOOLEAN = r"(?i)^(true|false)$"
 _SHOWN_CHARACTERS = 60
 _NO_VALUE = (pa.ArrowInvalid, OverflowError, ValueError)
-"""Errors of a converter for a string that is not a value of the type."""
+"""Exceptions that a converter raises for a string that is not a value of the type."""
 Converter = Callable[[pa.Array], pa.Array]
-"""Converts strings to values. Raises one of `_NO_VALUE` if one of the strings is not a value of the type."""
+"""A function that converts strings to values. Raises one of `_NO_VALUE` if a string is not a value of the type."""
 
 
 def converter_of(field: pa.Field, options: TextOptions) -> Converter | None:
-    """Returns the converter from strings to a field, or None for strings. Raises ConfigurationError."""
+    """Returns the converter from strings to the type of a field, or None for strings.
+
+    Raises ConfigurationError for types that text cannot represent.
+    """
     wanted = field.type
     if pa.types.is_string(wanted):
         return None
@@ -310,7 +323,7 @@ def converted(
 ) -> pa.Array:
     """Converts a column of strings. A value that does not fit becomes null, and its row is added to `reasons`.
 
-    `blank_is_null`: a text of blanks alone is null, except in columns of strings and bytes.
+    `blank_is_null`: a string of only blanks is null, except in columns of strings and bytes.
     """
     strings = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type) or strings
@@ -333,7 +346,7 @@ def converted(
 
 
 def _one_by_one(texts: pa.Array, field: pa.Field, convert: Converter, reasons: dict[int, str]) -> pa.Array:
-    """Converts a column in halves, until the value that cannot be converted is alone."""
+    """Converts a column in halves, until each value that cannot be converted is isolated."""
     parts: list[tuple[int, pa.Array]] = []
     waiting = [(0, texts)]
     while waiting:
@@ -362,9 +375,9 @@ def _integers(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _floats(texts: pa.Array, wanted: pa.DataType, options: TextOptions) -> pa.Array:
-    """Casts strings to floats, and checks the results that are not finite.
+    """Casts strings to floats, and checks results that are not finite.
 
-    Arrow makes too large numbers infinite, and accepts NaN and infinity in any spelling.
+    Arrow turns too large numbers into infinity, and accepts NaN and infinity in any spelling.
     """
     words = ((options.nan_value, "NaN"), (options.positive_inf, "Infinity"), (options.negative_inf, "-Infinity"))
     values = None
@@ -385,9 +398,9 @@ _USUAL_WORDS = (("NaN", "NaN"), ("Inf", "Infinity"), ("-Inf", "-Infinity"))
 
 
 def _decimals(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Casts strings to decimals, through Python if Arrow could wrap them around.
+    """Casts strings to decimals, in Python if Arrow could return a wrong number.
 
-    Arrow wraps around numbers that need more digits than the type's words hold, such as 95 as decimal32(9, 9).
+    Arrow overflows silently for numbers with too many digits, such as 95 as decimal32(9, 9).
     """
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest + max(wanted.scale, 0) <= DECIMAL_DIGITS[wanted.bit_width] and not _any_exponent(texts):
@@ -396,7 +409,7 @@ def _decimals(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _decimal(text: str, wanted: pa.DataType) -> decimal.Decimal:
-    """Returns the number with the scale of a type. Raises ArrowInvalid if the type cannot hold it."""
+    """Parses a number, with the scale of a decimal type. Raises ArrowInvalid if the type cannot represent it."""
     if not _DECIMAL.fullmatch(text):
         raise pa.ArrowInvalid("no number")
     try:
@@ -422,7 +435,7 @@ def _any_exponent(texts: pa.Array) -> bool:
 
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 DECIMAL_DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
-"""The number of digits that a decimal type can hold, by its bits."""
+"""Maximum number of digits of a decimal type, by its bit width."""
 
 
 def _booleans(texts: pa.Array) -> pa.Array:
@@ -433,9 +446,9 @@ def _booleans(texts: pa.Array) -> pa.Array:
 
 
 def _timestamps(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Casts strings to timestamps. Strings without a zone are in UTC for a type with a zone.
+    """Casts strings to timestamps. For a type with a zone, strings without a zone are UTC.
 
-    A type without a zone accepts only strings without one.
+    A type without a zone accepts only strings without a zone.
     """
     if wanted.tz is None:
         return texts.cast(wanted)
@@ -461,10 +474,9 @@ def _all(flags: pa.Array) -> bool:
 
 
 def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
-    """Returns the first type that fits all values, from integer to string.
+    """Returns the first type that fits all values: integer, boolean, date, time, timestamp, decimal, float, string.
 
-    The order is integer, boolean, date, time, timestamp, decimal, float, string. Decimals are whole numbers beyond
-    int64, of which a float would lose digits.
+    Decimals are used for integers beyond int64, which a float could not represent exactly.
     """
     if texts.null_count == len(texts):
         return pa.string()
@@ -486,7 +498,7 @@ def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
 
 
 WIDE_INTEGERS = pa.decimal128(38, 0)
-"""The inferred type of whole numbers beyond int64."""
+"""The inferred type of integers beyond int64."""
 _INFERRED = (
     pa.int64(),
     pa.bool_(),

@@ -2,10 +2,10 @@
 
 `to_kafka` writes such topics from streams of changes and updates. Rules of the reader:
 
-- A value has all columns, and the key of the record has the columns `keys`. Both must have the same keys, because a
-  tombstone has nothing but the key.
-- A key of one column of strings or bytes is these bytes. Any other key is a JSON object, with exactly these columns.
-- A record becomes the newest version of a row (`changes.py`).
+- A value has all columns, and the key of the record has the columns `keys`. Both must agree in these columns, because a
+  tombstone has only the key.
+- A key of one string or bytes column is the raw bytes. Any other key is a JSON object, with exactly the key columns.
+- A record is decoded to a row version (`changes.py`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tidegate.storage.user_values import value_text
 
 @dataclass(frozen=True, slots=True)
 class UpsertFormat(Format):
-    """Upserts by key, with JSON values."""
+    """Compacted topics: each record inserts, replaces or deletes the row of its key. Values are JSON."""
 
     kind = "upsert"
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns and the keys of a table."""
+        """Binds the format to the columns and the keys of a table. Raises ConfigurationError."""
         found = required_columns(columns, self.kind, use)
         missing = [name for name in use.keys if name not in found.names]
         if missing or not use.keys:
@@ -58,13 +58,13 @@ class UpsertFormat(Format):
         return UpsertRead(JsonFormat().for_reading(found, use), use.keys)
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format of the values. The records of deleted rows have none."""
+        """Binds the format of values to the columns of a sink. Records of deleted rows have no value."""
         return JsonFormat().for_writing(columns, use)
 
 
 @dataclass(frozen=True, slots=True)
 class UpsertRead(ReadFormat):
-    """Upserts of rows, which `keys` identify. `values`: the format of values."""
+    """The upsert format bound to a table whose rows `keys` identify. `values`: the format of record values."""
 
     values: ReadFormat
     keys: tuple[str, ...]
@@ -72,7 +72,7 @@ class UpsertRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of newest versions of rows."""
+        """Returns the columns of decoded row versions."""
         return version_schema(self.values.schema)
 
     def decoder(self) -> PayloadDecoder:
@@ -81,7 +81,7 @@ class UpsertRead(ReadFormat):
 
 
 class UpsertDecoder(PayloadDecoder):
-    """Makes newest versions of rows."""
+    """Decodes records of a compacted topic to row versions."""
 
     def __init__(self, form: UpsertRead) -> None:
         self._schema = form.schema
@@ -93,11 +93,11 @@ class UpsertDecoder(PayloadDecoder):
         self._key_objects = None if self._raw is not None else JsonDecoder(self._keys)
 
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
-        """Returns no rows, because a record without a key is bad."""
+        """Reports every record as bad, because it has no key."""
         return self.decode_records(payloads, [None] * len(payloads))
 
     def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
-        """Returns a row for each record."""
+        """Decodes each record to one row version."""
         bad = {number: "the record has no key" for number, key in enumerate(keys) if key is None}
         present = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
         found = self._values.decode([values[number] or b"" for number in present])
@@ -122,11 +122,11 @@ class UpsertDecoder(PayloadDecoder):
         return DecodedRecords(batch, bad, numbers)
 
     def close(self) -> None:
-        """Closes the decoder of values."""
+        """Closes the decoder of record values."""
         self._values.close()
 
     def _parsed_keys(self, keys: Sequence[bytes | None], bad: dict[int, str]) -> pa.RecordBatch:
-        """Returns a row for each record, with the columns of the key. It is null for a bad one."""
+        """Decodes the keys of records to a row with the key columns for each. Rows of bad keys are null."""
         if self._raw is not None:
             faults: dict[int, str] = {}
             if pa.types.is_string(self._raw):
@@ -157,7 +157,7 @@ class UpsertDecoder(PayloadDecoder):
     def _compare_keys(
         self, rows: pa.RecordBatch, key_rows: pa.RecordBatch, has_value: NDArray[np.bool_], bad: dict[int, str]
     ) -> None:
-        """Adds the records to `bad` of which the value has other keys than the key, or the key has a null."""
+        """Adds records to `bad` whose key has a null, or differs from the key columns in the value."""
         for name in self._keys.names:
             key = key_rows.column(name)
             for number in np.flatnonzero(key.is_null().to_numpy(zero_copy_only=False)).tolist():

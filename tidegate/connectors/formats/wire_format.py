@@ -2,10 +2,10 @@
 
 Rules:
 
-- `WireDecoder` reads each payload with the schema that its id names. Payloads with one schema are read together.
-- A payload out of the wire format is bad, and so is one with an id that the registry does not have, or with a
-  schema that cannot be read as the schema of the program.
-- Readers of up to CACHED_MAX schemas are kept.
+- `WireDecoder` decodes each payload with the schema of its id. Payloads with the same schema are decoded together.
+- A payload out of the wire format is bad, and so is one with an id that the registry does not have, or with a schema
+  that cannot be read as the schema of the program.
+- Up to CACHED_MAX compiled schemas are cached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADER_BYTES = 5
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Payloads in one array."""
+    """Several payloads in one byte array, each from `starts[i]` to `ends[i]`."""
 
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -43,23 +43,23 @@ class Block:
 
     @staticmethod
     def of(payloads: Sequence[bytes]) -> Block:
-        """Returns payloads as a block, one after the other."""
+        """Concatenates payloads to a block."""
         sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         ends = np.cumsum(sizes)
         return Block(np.frombuffer(b"".join(payloads), dtype=np.uint8), ends - sizes, ends)
 
     def payloads(self) -> list[bytes]:
-        """Returns the payloads as bytes."""
+        """Returns the payloads as a list of bytes."""
         data = self.data.tobytes()
         return [data[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
 
 BlockReader: TypeAlias = Callable[[Block], DecodedRecords]
-"""Reads payloads without their header, all of one schema."""
+"""A function that decodes payloads of one schema, given without their wire format header."""
 
 
 class WireDecoder(PayloadDecoder):
-    """Reads payloads in the wire format. `reader_of`: makes the reader for a schema, or raises UnfitSchemaError."""
+    """Decodes payloads in the wire format. `reader_of` returns the reader for a schema, or raises UnfitSchemaError."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class WireDecoder(PayloadDecoder):
         self._readers: OrderedDict[int, BlockReader | str] = OrderedDict()
 
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
-        """Returns the rows of payloads. Raises RegistryError if the registry does not answer."""
+        """Decodes payloads to rows. Raises RegistryError if the registry does not answer."""
         block = Block.of(payloads)
         bad: dict[int, str] = {}
         ids = schema_ids(block, bad)
@@ -100,7 +100,7 @@ class WireDecoder(PayloadDecoder):
         return DecodedRecords(table.to_batches()[0].take(pa.array(order)), bad)
 
     def _reader(self, schema_id: int) -> BlockReader | str:
-        """Returns the reader for a schema, or why its records are bad."""
+        """Returns the reader for the schema with an id, or a text why payloads with this id are bad."""
         known = self._readers.get(schema_id)
         if known is not None:
             self._readers.move_to_end(schema_id)
@@ -123,7 +123,9 @@ class WireDecoder(PayloadDecoder):
 
 
 def schema_ids(block: Block, bad: dict[int, str]) -> NDArray[np.int64]:
-    """Returns the id of the schema of each payload in the wire format; -1 for a bad one, which goes to `bad`."""
+    """Returns the schema id of each payload; -1 for a payload that is not in the wire format, whose reason is added
+    to `bad`.
+    """
     ids = np.full(len(block.starts), -1, dtype=np.int64)
     long = block.ends - block.starts >= HEADER_BYTES
     starts = block.starts[long]
@@ -144,15 +146,15 @@ def schema_ids(block: Block, bad: dict[int, str]) -> NDArray[np.int64]:
 
 
 def header_of(schema_id: int) -> bytes:
-    """Returns the header of payloads with a schema."""
+    """Returns the wire format header of payloads with this schema id."""
     return b"\0" + schema_id.to_bytes(4, "big")
 
 
 def with_header(header: bytes, payloads: pa.Array) -> pa.Array:
-    """Returns payloads behind a header. A null remains null."""
+    """Prepends a header to each payload. A null stays null."""
     return pc.binary_join_element_wise(pa.scalar(header, pa.binary()), payloads, pa.scalar(b"", pa.binary()))
 
 
 def empty_rows(columns: pa.Schema) -> pa.RecordBatch:
-    """Returns a batch without rows."""
+    """Returns a batch with these columns and no rows."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in columns], schema=columns)

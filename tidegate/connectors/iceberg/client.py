@@ -1,14 +1,14 @@
-"""The client of Iceberg tables (`pyiceberg`, installed with `tidegate[iceberg]`): opening, and commits that are fenced.
+"""Client of Iceberg tables (`pyiceberg`, installed with `tidegate[iceberg]`): opens tables, and commits exactly once.
 
 pyiceberg repeats a commit that lost against another writer on top of that writer's snapshot. For a sink that is wrong:
 if the other writer was a second coordinator with the same rows, they would be in the table twice. So commits are made
 here without pyiceberg's repetition. Rules:
 
-- The token of a checkpoint is looked up in the metadata of one snapshot. The commit requires that the table's branch
-  still is at that snapshot. If it is not, nothing is written, and the look-up is done again.
+- The commit token of a checkpoint is looked up in the table metadata at one snapshot. The commit requires that the
+  table's branch still is at that snapshot. If it is not, nothing is written, and the look-up is done again.
 - The token is in two places. A property of the table has the newest checkpoint of each job and sink, and is set by the
-  commit that adds the rows. Expired snapshots do not remove it. The summary of the snapshot has it as well, for people
-  and for a table whose properties were removed.
+  commit that adds the rows. Expired snapshots do not remove it. The summary of the snapshot has the token as well, for
+  users and for a table whose properties were removed.
 - The commit also requires the table's UUID. A table that was dropped and created again is another table.
 - After a commit that was refused, the table is loaded again before its manifests are deleted: the answer to an earlier
   try may have been lost.
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.snapshot import UpdateSnapshot, _SnapshotProducer
 
 RACES_MAX = 32
-"""How many times in a row a commit may lose against other writers before the caller has to pause."""
+"""Number of times that one commit may lose against other writers before StorageError is raised."""
 FORMAT_VERSION_MAX = 2
-"""Highest format version of tables that pyiceberg writes."""
+"""Highest format version of tables that pyiceberg can write."""
 _PROPERTY = "tidegate-committed"
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """The name of a table in a catalog."""
+    """The catalog and the name of a table."""
 
     catalog: CatalogOptions
     table: str
@@ -51,7 +51,7 @@ class TablePlace:
         return f"the Iceberg table {self.table} of the catalog {self.catalog.name!r}"
 
     def load(self) -> Table:
-        """Returns the table as it is now. Raises ConfigurationError if it does not exist."""
+        """Loads the current metadata of the table. Raises ConfigurationError if the table does not exist."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
@@ -60,7 +60,10 @@ class TablePlace:
             raise ConfigurationError(f"{self.named} does not exist: create it, or correct the name") from error
 
     def create(self, schema: pa.Schema, partition_by: tuple[str, ...], where: str) -> None:
-        """Creates the table, and its namespace, unless it exists. Raises ConfigurationError, TableError."""
+        """Creates the table and its namespace, unless they exist.
+
+        `where` begins error texts. Raises ConfigurationError, TableError.
+        """
         from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
 
         transforms = partition_transforms(partition_by, where)
@@ -94,9 +97,9 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The identity, columns and partitions that a table had when a program was submitted.
+    """The UUID, schema id and partition spec id that a table had when a program was submitted.
 
-    Writers keep the columns and partitions of the submission, so that a table may get columns while a job runs.
+    Writers keep this schema and partition spec, so that a table may get new columns while a job runs.
     """
 
     uuid: str
@@ -105,12 +108,14 @@ class TableLayout:
 
     @staticmethod
     def of(table: Table) -> TableLayout:
-        """Returns the layout of the table as it is now."""
+        """Returns the layout of the table as loaded."""
         metadata = table.metadata
         return TableLayout(str(metadata.table_uuid), metadata.current_schema_id, metadata.default_spec_id)
 
     def check(self, table: Table, place: TablePlace) -> None:
-        """Raises TableError if the table is another one of the same name, or has lost these columns or partitions."""
+        """Raises TableError if the table was replaced by another one, or no longer has this schema or partition
+        spec.
+        """
         metadata = table.metadata
         if str(metadata.table_uuid) != self.uuid:
             raise TableError(
@@ -129,12 +134,12 @@ class TableLayout:
             )
 
     def pinned(self, metadata: TableMetadata) -> TableMetadata:
-        """Returns the metadata of the table with this layout as its current schema and partition spec."""
+        """Returns the table metadata with this layout's schema and partition spec as the current ones."""
         return metadata.model_copy(update={"current_schema_id": self.schema_id, "default_spec_id": self.spec_id})
 
 
 def check_writable(table: Table, place: TablePlace) -> None:
-    """Raises TableError for a table that pyiceberg cannot write."""
+    """Raises TableError for a table whose format version pyiceberg cannot write."""
     if table.metadata.format_version > FORMAT_VERSION_MAX:
         raise TableError(
             f"{place.named} has format version {table.metadata.format_version}; versions up to {FORMAT_VERSION_MAX} "
@@ -143,12 +148,12 @@ def check_writable(table: Table, place: TablePlace) -> None:
 
 
 def token_property(context: CommitContext) -> str:
-    """Returns the name of the table's property that has the newest committed checkpoint of a job's sink."""
+    """Returns the name of the table property that stores the newest committed checkpoint of a job's sink."""
     return f"{_PROPERTY}.{context.uid}.{context.job_id}"
 
 
 def token_summary(context: CommitContext) -> dict[str, str]:
-    """Returns the properties that identify a checkpoint in the summary of a snapshot."""
+    """Returns the properties that identify a checkpoint in a snapshot's summary."""
     return {
         "tidegate-job": context.job_id,
         "tidegate-sink": context.uid,
@@ -159,7 +164,7 @@ def token_summary(context: CommitContext) -> dict[str, str]:
 def is_committed(metadata: TableMetadata, context: CommitContext) -> bool:
     """Returns whether the table has the rows of a checkpoint, or of a later one of the same job.
 
-    Checkpoints of a job are committed in their order.
+    A job commits its checkpoints in ascending order.
     """
     if _reaches(metadata.properties.get(token_property(context)), context.checkpoint_id):
         return True
@@ -181,7 +186,7 @@ def commit_once(
     check: Callable[[Table], TableLayout],
     stage: Callable[[Table, UpdateSnapshot], _SnapshotProducer[Any] | None],
 ) -> bool:
-    """Commits a checkpoint, unless it is committed. Returns whether this call has committed it.
+    """Commits a checkpoint, unless the table has it already. Returns whether this call committed it.
 
     - `check`: returns the layout of the rows, or raises TableError if the table does not fit them.
     - `stage`: adds the files to a new snapshot, and returns its producer; None if the checkpoint changes no file. It is
@@ -209,7 +214,7 @@ def _try(
     context: CommitContext,
     stage: Callable[[Table, UpdateSnapshot], _SnapshotProducer[Any] | None],
 ) -> bool:
-    """Commits on top of the snapshot that `table` shows. Returns False if the table has another one by now."""
+    """Commits on top of the snapshot in `table`. Returns False if another writer has committed a newer snapshot."""
     from pyiceberg.exceptions import CommitFailedException, ValidationException
     from pyiceberg.table import Table
     from pyiceberg.table.refs import MAIN_BRANCH

@@ -1,4 +1,4 @@
-"""Descriptions of data files as bytes, in pyiceberg's own encoding of manifests. Needs pyiceberg."""
+"""Encodes and decodes descriptions of data files as bytes, in pyiceberg's manifest format. Needs pyiceberg."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCATION = "memory:manifest"
 
 
 def encoded_files(metadata: TableMetadata, files: Sequence[DataFile]) -> bytes:
-    """Returns the bytes of a manifest with these files, which have the current partitions of the table."""
+    """Encodes data files as a manifest, with the table's current partition spec."""
     output = _Output(_LOCATION)
     with write_manifest(
         metadata.format_version, metadata.spec(), metadata.schema(), output, snapshot_id=0, avro_compression="null"
@@ -43,7 +43,7 @@ def encoded_files(metadata: TableMetadata, files: Sequence[DataFile]) -> bytes:
 
 
 def decoded_files(manifest: bytes, spec_id: int) -> list[DataFile]:
-    """Returns the files of a manifest with the partition spec `spec_id`."""
+    """Decodes the data files in a manifest. `spec_id` is their partition spec."""
     with AvroFile[ManifestEntry](
         _Input(_LOCATION, manifest),
         MANIFEST_ENTRY_SCHEMAS[DEFAULT_READ_VERSION],
@@ -57,7 +57,7 @@ def decoded_files(manifest: bytes, spec_id: int) -> list[DataFile]:
 
 
 class _Stream(BytesIO):
-    """A stream that leaves its bytes to the file that created it."""
+    """A memory stream that stores its bytes in `output` when it is closed."""
 
     def __init__(self, output: _Output) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Stream(BytesIO):
 
 
 class _Output(OutputFile):
-    """A file in memory that is written once."""
+    """An in-memory output file for pyiceberg that is written once."""
 
     data = b""
 
@@ -88,7 +88,7 @@ class _Output(OutputFile):
 
 
 class _Input(InputFile):
-    """A file in memory."""
+    """An in-memory input file for pyiceberg."""
 
     def __init__(self, location: str, data: bytes) -> None:
         super().__init__(location)

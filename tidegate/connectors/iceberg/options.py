@@ -1,4 +1,4 @@
-"""Options of Iceberg tables: the catalog, the partitions of a new table, and which columns fit a table."""
+"""Options of Iceberg tables: the catalog, the partitions of a new table, and the check of columns against a table."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
 CatalogLike: TypeAlias = "str | Mapping[str, str] | Catalog"
-"""A catalog as a user gives it: its name in pyiceberg's configuration, its properties (with `name`), or an object of
-pyiceberg.
+"""A catalog as a user gives it: its name in pyiceberg's configuration, its properties (with `name`), or a pyiceberg
+object.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogOptions:
-    """How each process opens the catalog. The properties may have passwords, so `repr` does not show them."""
+    """The name and properties with which each process opens the catalog.
+
+    `repr` omits the properties, which may have passwords.
+    """
 
     name: str
     properties: tuple[tuple[str, str], ...] = field(repr=False)
 
     @staticmethod
     def of(catalog: CatalogLike, where: str) -> CatalogOptions:
-        """Returns the options of a catalog as a user gives it. Raises ConfigurationError if it cannot be opened.
+        """Converts a user's `catalog` argument to options. Raises ConfigurationError if the catalog cannot be opened.
 
         The configuration of pyiceberg (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__…`) is read here, where the program is
         submitted, so that other machines need none.
@@ -59,15 +62,13 @@ class CatalogOptions:
         )
 
     def open(self) -> Catalog:
-        """Returns the catalog."""
+        """Opens the catalog with pyiceberg."""
         catalog: Catalog = imported().load_catalog(self.name, **dict(self.properties))
         return catalog
 
 
 def imported() -> Any:
-    """Returns pyiceberg's module of catalogs. If it is not installed, raises ConfigurationError with the command that
-    installs it.
-    """
+    """Imports and returns `pyiceberg.catalog`. Raises ConfigurationError with the install command if it is missing."""
     return load("an Iceberg table", "iceberg", "pyiceberg.catalog")
 
 
@@ -83,8 +84,9 @@ PARTITION_ADVICE = "give columns, day(column) (or year, month, hour), bucket(16,
 
 
 def partition_transforms(partition_by: Sequence[str], where: str) -> list[tuple[str, str]]:
-    """Returns the column and the transform of each partition field, in the text form of pyiceberg. Raises
-    ConfigurationError.
+    """Parses `partition_by` to the column and the transform (as pyiceberg's text) of each partition field.
+
+    Raises ConfigurationError.
     """
     found = []
     for given in partition_by:
@@ -102,7 +104,9 @@ def partition_transforms(partition_by: Sequence[str], where: str) -> list[tuple[
 
 
 def check_columns(table: Schema, stream: pa.Schema, where: str) -> None:
-    """Raises TableError unless every column of a stream can be stored in the table as it is, and none is missing."""
+    """Raises TableError unless the table can store every column of the stream unchanged, and no required column is
+    missing.
+    """
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     wanted = {field.name: field for field in table.fields}
@@ -124,7 +128,7 @@ def check_columns(table: Schema, stream: pa.Schema, where: str) -> None:
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether every value of type `found` is a value of the Iceberg column with Arrow type `wanted`."""
+    """Returns whether every value of type `found` can be stored in an Iceberg column with the Arrow type `wanted`."""
     found, wanted = settled_type(decoded_type(found)), settled_type(wanted)
     types = pa.types
     if found.equals(wanted):

@@ -3,12 +3,12 @@
 Each subtask writes Parquet files, and the coordinator adds the files of all subtasks in one commit (`client.py`).
 Rules:
 
-- *Append*: the files are data files of the table, with its partitions and statistics. A committable describes them as a
-  manifest does, in pyiceberg's own encoding. So a commit reads none of them.
-- *Upsert*: rows wait in files outside of the table (`upserts.py`). The commit rewrites the data files that have rows
-  with these keys, without these rows, and adds the new rows (copy-on-write). Readers see both in one snapshot. Files
-  are chosen by the least and greatest keys in the table's statistics.
-- A file of rows that wait is deleted after the commit. A repeated commit finds its token first, and needs no file.
+- *Append*: the files are data files of the table, with its partitions and statistics. A committable describes them as
+  an encoded manifest, so a commit reads no data file.
+- *Upsert*: rows are staged in files outside of the table (`upserts.py`). The commit rewrites the data files that have
+  rows with these keys, without these rows, and adds the new rows (copy-on-write). Readers see both in one snapshot.
+  Files are selected by the minimum and maximum keys in the table's statistics.
+- Staged files are deleted after the commit. A repeated commit finds its token in the table, and needs no file.
 - Files of failed attempts, and of commits that lost against another writer, belong to no snapshot. Iceberg's removal of
   orphan files deletes them.
 """
@@ -44,17 +44,18 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.snapshot import UpdateSnapshot, _SnapshotProducer
 
 STAGED_FOLDER = "tidegate-staged"
-"""Name of the folder, in the table's location, for files with rows of an upsert that is not committed yet."""
+"""Folder in the table's location for staged rows of an upsert (prepared, not committed yet)."""
 KEYS_IN_FILTER_MAX = 200
-"""Limit of keys for which files are chosen by the keys themselves. Above it they are chosen by the range of keys.
-Iceberg has the same limit for `in`.
+"""Up to this number of keys, data files are selected by the keys themselves.
+
+Above it they are selected by the range of keys. Iceberg has the same limit for `in`.
 """
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class IcebergFiles:
-    """The data files of one `prepare`: a compressed manifest of them, and the layout with which they were written."""
+    """A committable of an append: a compressed manifest of data files, and the layout with which they were written."""
 
     uuid: str
     schema_id: int
@@ -65,17 +66,17 @@ class IcebergFiles:
 @wire
 @dataclass(frozen=True, slots=True)
 class IcebergRows:
-    """The files with rows of an upsert, in their order, and the table to which they belong."""
+    """A committable of an upsert: the paths of staged files, in order, and the UUID of the table."""
 
     uuid: str
     paths: tuple[str, ...]
 
 
 class IcebergAppend(Sink):
-    """Adds rows to the table at `place`."""
+    """A sink that appends rows to the Iceberg table at `place`."""
 
     def __init__(self, place: TablePlace, layout: TableLayout, bytes_max: int) -> None:
-        """Creates the sink. A writer starts another file after `bytes_max` bytes of rows."""
+        """A subtask starts a new data file after `bytes_max` bytes of rows."""
         self._place = place
         self._layout = layout
         self._bytes_max = bytes_max
@@ -99,7 +100,7 @@ class IcebergAppend(Sink):
             self._flush()
 
     def prepare(self) -> Iterable[bytes]:
-        """Returns one committable, with all files since the last call."""
+        """Returns one committable with all files written since the last call, or none if there are no files."""
         from tidegate.connectors.iceberg.manifests import encoded_files
 
         self._flush()
@@ -151,10 +152,10 @@ class IcebergAppend(Sink):
 
 
 class IcebergUpsert(Sink):
-    """Replaces and deletes rows of the table at `place` by their keys."""
+    """A sink that replaces and deletes rows of the Iceberg table at `place` by their keys."""
 
     def __init__(self, place: TablePlace, layout: TableLayout, keys: tuple[str, ...], bytes_max: int) -> None:
-        """Creates the sink. A writer starts another file after `bytes_max` bytes of rows."""
+        """A subtask starts a new staged file after `bytes_max` bytes of rows."""
         self._place = place
         self._layout = layout
         self._keys = keys
@@ -179,17 +180,17 @@ class IcebergUpsert(Sink):
         self._staged = StagedUpserts(self._keys, write, self._bytes_max)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Stores rows for the next commit. Raises ConfigurationError for a key without a value."""
+        """Stages rows in files for the next commit. Raises ConfigurationError for a key without a value."""
         self._staged.add(batch)
 
     def prepare(self) -> Iterable[bytes]:
-        """Returns one committable, with all files since the last call."""
+        """Returns one committable with all files staged since the last call, or none if there are no files."""
         paths = self._staged.take()
         return [encode(IcebergRows(self._layout.uuid, tuple(paths)))] if paths else []
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
-        """Applies the changes in one snapshot, unless the table already has this checkpoint. Then deletes the files of
-        the rows.
+        """Applies the changes in one snapshot, unless the table already has this checkpoint, and deletes the staged
+        files.
         """
         prepared = [_decoded(committable, IcebergRows) for committable in committables]
 
@@ -251,7 +252,7 @@ def _tasks(table: Table, row_filter: BooleanExpression) -> Iterable[FileScanTask
 
 
 def _rows_of(table: Table, task: FileScanTask) -> pa.Table:
-    """Returns the rows of a data file, without rows that delete files remove."""
+    """Reads the rows of a data file, without rows that delete files remove."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan
 
@@ -259,7 +260,7 @@ def _rows_of(table: Table, task: FileScanTask) -> pa.Table:
 
 
 def key_filter(changes: pa.Table, keys: Sequence[str]) -> BooleanExpression:
-    """Returns a condition for pyiceberg that holds for every row with one of these keys, and for few other rows."""
+    """Returns a pyiceberg filter that every row with one of these keys passes, and few other rows."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, In, LessThanOrEqual
 
     found: BooleanExpression = AlwaysTrue()
@@ -279,15 +280,15 @@ def key_filter(changes: pa.Table, keys: Sequence[str]) -> BooleanExpression:
 
 
 def _is_ordered(data_type: pa.DataType) -> bool:
-    """Returns whether pyiceberg orders values of a type as Arrow does."""
+    """Returns whether pyiceberg and Arrow sort values of this type in the same order."""
     types = pa.types
     return bool(types.is_integer(data_type) or types.is_string(data_type) or types.is_date32(data_type))
 
 
 def rows_of_table(batches: Sequence[pa.RecordBatch], schema: Schema, place: TablePlace) -> pa.Table:
-    """Returns rows with the columns of an Iceberg schema. Columns that they lack are null.
+    """Converts rows to the columns of an Iceberg schema. Missing columns are null.
 
-    Raises TableError if a required column has no value.
+    Raises TableError if a required column has nulls.
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
@@ -311,7 +312,7 @@ def rows_of_table(batches: Sequence[pa.RecordBatch], schema: Schema, place: Tabl
 
 
 def new_files(metadata: TableMetadata, rows: pa.Table, io: Any, counter: Iterator[int]) -> list[DataFile]:
-    """Writes rows as data files of a table, and returns them. No snapshot contains them yet."""
+    """Writes rows as data files of a table, and returns their descriptions. No snapshot contains them yet."""
     from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
     return list(_dataframe_to_data_files(metadata, rows, io, counter=counter))  # type: ignore[arg-type]

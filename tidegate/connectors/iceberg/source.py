@@ -1,16 +1,17 @@
-"""`IcebergSource` reads the rows of one snapshot. `IcebergFollower` reads one snapshot, and then the rows that are
-appended.
+"""`IcebergSource` reads the rows of one snapshot. `IcebergFollower` reads one snapshot, and then the rows of later
+appends.
 
-A split of an `IcebergSource` is a data file, and a split of an `IcebergFollower` is a lane of files. Rules:
+A split of an `IcebergSource` is a data file, and a split of an `IcebergFollower` is a lane (a hash partition of the
+files). Rules:
 
 - The snapshot is chosen once, when the job is submitted. Iceberg never changes a data file, and rows are read in the
-  order of the file, without rows that delete files remove. So a position is the number of a row.
-- Columns are found by their ids, as Iceberg asks. A column that was added later is null in older files.
-- A follower reads snapshots in their order. In each, a lane reads the files that the hash of their path gives it, in
-  the order of the paths. The position of a lane is in its payload, so any reader continues from it.
+  order of the file, without rows that delete files remove. A position is therefore a row number.
+- Columns are found by their ids, as Iceberg requires. A column that was added later is null in older files.
+- A follower reads snapshots in their order. In each snapshot, a lane reads the files whose path hash selects the lane,
+  in the order of the paths. The position of a lane is in its payload, so any reader continues from it.
 - Snapshots that rewrite files without changing rows are skipped. A snapshot that replaces or deletes rows is an error,
   or is skipped if the program accepts that.
-- A snapshot that was expired before its files were read is an error that names it.
+- A snapshot that was expired before its files were read raises an error that names the snapshot.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 Changes = Literal["fail", "skip"]
 """The reaction of a follower to a snapshot that replaces or deletes rows: "fail" or "skip"."""
 _SNAPSHOTS_A_READ = 100
-"""Limit of snapshots without files for a lane that one read skips."""
+"""Limit of snapshots without files for a lane that one `read` call skips."""
 
 
 @wire
@@ -48,7 +49,7 @@ class IcebergFile:
     """A data file, and the delete files that apply to it.
 
     - `partition`: the values of its partition, in Iceberg's binary form.
-    - `deletes`: path and format of each file of deleted rows.
+    - `deletes`: path and format of each delete file.
     """
 
     path: str
@@ -62,7 +63,7 @@ class IcebergFile:
 
 @dataclass(frozen=True, slots=True)
 class IcebergSource:
-    """A bounded source over the data files of one snapshot, in the order of their paths."""
+    """A bounded source that reads the data files of one snapshot, in the order of their paths."""
 
     place: TablePlace
     schema: pa.Schema
@@ -72,18 +73,18 @@ class IcebergSource:
 
     @staticmethod
     def open(place: TablePlace, snapshot_id: int | None = None) -> IcebergSource:
-        """Opens a snapshot, by default the current one. Raises ConfigurationError."""
+        """Opens a snapshot of the table (None: the current one). Raises ConfigurationError."""
         table = place.load()
         _check_snapshot(table, place, snapshot_id)
         schema, ids = columns_of(table)
         return IcebergSource(place, schema, ids, planned(table, place, snapshot_id))
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns one split for each file."""
+        """Returns one split for each data file."""
         return tuple(SourceSplit(file.path, encode(file), -1 if file.deletes else file.rows) for file in self.files)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError for splits of another source.
+        """Raises ConfigurationError for splits of a checkpoint that another kind of source wrote.
 
         A restored job reads the files of the snapshot that was found at the first submission.
         """
@@ -94,7 +95,7 @@ class IcebergSource:
             )
 
     def projected(self, columns: Sequence[str]) -> IcebergSource:
-        """Returns the source restricted to these columns."""
+        """Returns a copy of the source that reads only these columns."""
         ids = dict(zip(self.schema.names, self.field_ids, strict=True))
         schema = pa.schema([self.schema.field(name) for name in columns])
         return replace(self, schema=schema, field_ids=tuple(ids[name] for name in columns))
@@ -109,18 +110,22 @@ class _FilesReader:
         self._rows = FileRows(source.place, source.schema, source.field_ids)
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of a file. Raises ConfigurationError if it is gone."""
+        """Returns the next rows of the split's file from row `offset`.
+
+        Raises ConfigurationError if the file no longer exists.
+        """
         batch = self._rows.read(decode(split.payload), offset, rows_max)
         return ReadResult(batch, offset + (0 if batch is None else batch.num_rows), at_end=batch is None)
 
     def close(self) -> None:
-        """Releases the file."""
+        """Releases the open file."""
         self._rows.close()
 
 
 class FileRows:
-    """Reads rows of data files with some columns, from any row on. A file is read once if rows are requested in
-    order.
+    """Reads rows of data files with the given columns, from any row on.
+
+    A file is read once if rows are requested in order.
     """
 
     def __init__(self, place: TablePlace, schema: pa.Schema, field_ids: Sequence[int]) -> None:
@@ -134,7 +139,10 @@ class FileRows:
         self._row = 0
 
     def read(self, file: IcebergFile, row: int, rows_max: int) -> pa.RecordBatch | None:
-        """Returns rows from `row` on, or None after the last one. Raises ConfigurationError if the file is gone."""
+        """Returns up to `rows_max` rows of a file from row `row` on, or None after the last row.
+
+        Raises ConfigurationError if the file no longer exists.
+        """
         try:
             if file != self._file or row != self._row:
                 self._open(file)
@@ -159,7 +167,7 @@ class FileRows:
             ) from error
 
     def close(self) -> None:
-        """Releases the file."""
+        """Releases the open file."""
         self._file = None
         self._batches = iter(())
         self._rest = None
@@ -188,7 +196,7 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def columns_of(table: Table) -> tuple[pa.Schema, tuple[int, ...]]:
-    """Returns the columns of a table with types that streams support, and their field ids."""
+    """Returns the columns of a table, with types that streams support, and their Iceberg field ids."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     found = schema_to_pyarrow(table.schema(), include_field_ids=False)
@@ -267,17 +275,17 @@ def _check_snapshot(table: Table, place: TablePlace, snapshot_id: int | None) ->
 @wire
 @dataclass(frozen=True, slots=True)
 class LaneOfSnapshots:
-    """The position of a lane.
+    """The position of a lane (a split of an `IcebergFollower`).
 
-    - `after`: the last snapshot that was read completely, None before the first one.
-    - `current`: the snapshot that is being read, None between two.
-    - `file`, `row`: the next row in it, by the number of its file in the lane.
+    - `after`: id of the last snapshot that was read completely, None before the first one.
+    - `current`: id of the snapshot that is being read, None between two snapshots.
+    - `file`, `row`: the next row in it: the number of the file among the lane's files, and the row in that file.
     """
 
     lanes: int
     number: int
     whole: bool
-    """True until the first snapshot is read. All files that the table had then belong to it."""
+    """True until the first snapshot has been read. All files that the table had in the first snapshot are read then."""
     after: int | None = None
     current: int | None = None
     file: int = 0
@@ -286,15 +294,18 @@ class LaneOfSnapshots:
 
 @dataclass(frozen=True, slots=True)
 class IcebergFollower:
-    """An unbounded source over a table: the rows of a first snapshot, and then the rows of each append."""
+    """An unbounded source over an Iceberg table: the rows of a first snapshot, and then the rows of each append."""
 
     place: TablePlace
     schema: pa.Schema
     field_ids: tuple[int, ...]
     first: int | None
-    """Id of the snapshot that was current at submission. None if the table was empty."""
+    """Id of the snapshot at which to begin: the current one at submission, or the one that the user chose.
+
+    None if the table was empty.
+    """
     whole: bool
-    """True if the rows of the first snapshot are read, too."""
+    """True if the rows of the first snapshot are read too."""
     every_ms: int
     lanes: int
     changes: Changes
@@ -303,9 +314,9 @@ class IcebergFollower:
 
     @staticmethod
     def open(place: TablePlace, start: object, every_ms: int, lanes: int, changes: Changes) -> IcebergFollower:
-        """Opens a table. `start`: "all", "new", or the id of a snapshot, after which to begin.
+        """Opens a table.
 
-        Raises ConfigurationError.
+        `start`: "all", "new", or the id of a snapshot after which to begin. Raises ConfigurationError.
         """
         table = place.load()
         schema, ids = columns_of(table)
@@ -320,7 +331,7 @@ class IcebergFollower:
         return IcebergFollower(place, schema, ids, first, whole, every_ms, lanes, changes)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns one split for each lane."""
+        """Returns one split for each lane (hash partition of the files)."""
         states = [
             LaneOfSnapshots(
                 self.lanes,
@@ -334,7 +345,10 @@ class IcebergFollower:
         return tuple(SourceSplit(_lane_id(state), encode(state)) for state in states)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError if the lanes are not the same as before: they decide which subtask reads a file."""
+        """Raises ConfigurationError if the number of lanes has changed.
+
+        That number determines which subtask reads a file.
+        """
         now = {split.split_id for split in self.splits()}
         before = {split.split_id for split in splits}
         if now != before:
@@ -344,7 +358,7 @@ class IcebergFollower:
             )
 
     def projected(self, columns: Sequence[str]) -> IcebergFollower:
-        """Returns the source restricted to these columns."""
+        """Returns a copy of the source that reads only these columns."""
         ids = dict(zip(self.schema.names, self.field_ids, strict=True))
         schema = pa.schema([self.schema.field(name) for name in columns])
         return replace(self, schema=schema, field_ids=tuple(ids[name] for name in columns))
@@ -364,15 +378,16 @@ class _FollowingReader:
         self._rows: dict[str, FileRows] = {}
         self._table: Table | None = None
         self._interval = -1
-        """Number of the interval in which the table was last loaded."""
+        """Number of the polling interval in which the table was last loaded."""
         self._skipped: int | None = None
-        """Id of the last snapshot for which the log reports that it was skipped."""
+        """Id of the last snapshot that the log reports as skipped."""
         self._files: tuple[tuple[int, bool], tuple[IcebergFile, ...]] | None = None
-        """The files of the snapshot that was planned last."""
+        """The snapshot and the `whole` flag for which files were last planned, and these files."""
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of the current file of a lane. Raises ConfigurationError for a snapshot that cannot be
-        followed.
+        """Returns the next rows of the lane's current file.
+
+        Raises ConfigurationError for a snapshot that cannot be followed.
         """
         state = decode(split.payload)
         rows = self._rows.setdefault(
@@ -399,13 +414,16 @@ class _FollowingReader:
         return ReadResult(None, offset, at_end=False, payload=None if payload == split.payload else payload)
 
     def close(self) -> None:
-        """Releases all files."""
+        """Releases all open files."""
         for rows in self._rows.values():
             rows.close()
         self._rows.clear()
 
     def _loaded(self, snapshot_id: int | None = None) -> Table:
-        """Returns the table. It is loaded at most once in an interval, or again if it does not have a snapshot yet."""
+        """Returns the table.
+
+        It is reloaded at most once in a polling interval, or if it does not have the snapshot `snapshot_id`.
+        """
         interval = self._source.clock() // self._source.every_ms
         known = self._table is not None and (
             snapshot_id is None or self._table.metadata.snapshot_by_id(snapshot_id) is not None
@@ -417,7 +435,7 @@ class _FollowingReader:
         return self._table
 
     def _next(self, state: LaneOfSnapshots) -> LaneOfSnapshots | None:
-        """Returns the state of a lane at the start of the next snapshot, or None if there is no next snapshot yet."""
+        """Returns the position of a lane at the start of the next snapshot, or None if there is no newer snapshot."""
         table = self._loaded()
         following = next_snapshot(table, state.after, self._source.place)
         if following is None:
@@ -461,7 +479,8 @@ class _FollowingReader:
 
 
 def next_snapshot(table: Table, after: int | None, place: TablePlace) -> Snapshot | None:
-    """Returns the snapshot that follows `after` in the history of the current one, or None if `after` is the current.
+    """Returns the snapshot that follows `after` in the history of the current snapshot, or None if `after` is the
+    current one.
 
     Raises ConfigurationError if `after` is not in this history, because it was expired or the table was rolled back.
     """
@@ -484,7 +503,7 @@ def next_snapshot(table: Table, after: int | None, place: TablePlace) -> Snapsho
 
 
 def added_files(table: Table, snapshot_id: int) -> tuple[IcebergFile, ...]:
-    """Returns the data files that an append has added, in the order of their paths."""
+    """Returns the data files that an append snapshot has added, in the order of their paths."""
     from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
     from pyiceberg.table import FileScanTask
 

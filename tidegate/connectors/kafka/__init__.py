@@ -1,1 +1,1 @@
-"""Topics of Kafka as a source."""
+"""Kafka source and sink: offsets, topics, consumer groups, and encoding of records."""

@@ -1,14 +1,15 @@
-"""The client of Kafka (`confluent-kafka`, from `tidegate[kafka]`): offsets, descriptions of topics, and groups.
+"""Client of Kafka (`confluent-kafka`, from `tidegate[kafka]`): offsets, descriptions of topics, and consumer groups.
 
 Rules:
 
-- A topic that is deleted and created again has another id under the same name, and its offsets count other records. So
-  an offset is meaningful only with the id of its topic (`PartitionAt.topic_id`). Readers compare ids before they
+- A topic that is deleted and created again has another id under the same name, and its offsets refer to other records.
+  So an offset is valid only together with the id of its topic (`PartitionAt.topic_id`). Readers compare ids before they
   continue from an offset, and once a second while they read (`TopicWatch`).
 - Brokers older than Kafka 2.8 have no ids, and librdkafka's mock does not return them. Such topics have the id "" and
   are not compared.
 - The client tries several times a second to reach its brokers and logs each failure twice. `BrokerContact` logs one
-  line for the first failure, one a minute while it lasts, and one when the brokers answer again; the rest is DEBUG.
+  line for the first failure, one a minute while it lasts, and one when the brokers answer again. Other lines are logged
+  at DEBUG.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     import confluent_kafka
 
 TIMEOUT_S = 30.0
-"""The time limit of one request to the brokers."""
+"""Time limit of one request to the brokers, in seconds."""
 
 
 @contextmanager
 def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consumer]:
-    """Yields a consumer for requests of metadata. Raises ConfigurationError for settings that the client refuses."""
+    """Returns a context with a consumer for metadata requests.
+
+    Raises ConfigurationError for settings that the client refuses.
+    """
     library = kafka()
     try:
         opened = library.Consumer(dict(settings), logger=BrokerContact(str(settings["bootstrap.servers"])))
@@ -49,7 +53,7 @@ def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consume
 
 
 def watermarks(asked: confluent_kafka.Consumer, topic: str, partition: int) -> tuple[int, int]:
-    """Returns the first existing offset, and the offset after the last record. Raises KafkaException."""
+    """Returns the first existing offset of a partition, and the offset after the last record. Raises KafkaException."""
     library = kafka()
     found = asked.get_watermark_offsets(library.TopicPartition(topic, partition), timeout=TIMEOUT_S)
     if found is None:
@@ -61,10 +65,11 @@ def watermarks(asked: confluent_kafka.Consumer, topic: str, partition: int) -> t
 def offset_at(
     asked: confluent_kafka.Consumer, topic: str, partition: int, place: Place, bounds: tuple[int, int]
 ) -> int | None:
-    """Returns the offset of a place in a partition, or None if the consumer group has committed none.
+    """Resolves a start or end position to an offset in a partition. Returns None if the consumer group has committed no
+    offset.
 
-    `bounds`: the first existing offset, and the offset after the last record. A time after the last record is the end
-    of the partition. Raises KafkaException.
+    `bounds`: the first existing offset, and the offset after the last record. A time after the last record resolves to
+    the end of the partition. Raises KafkaException.
     """
     library = kafka()
     if isinstance(place, AtOffset):
@@ -89,17 +94,17 @@ def _raise_error_of(found: confluent_kafka.TopicPartition) -> None:
 
 log = logging.getLogger(__name__)
 WATCH_MS = 1_000
-"""The time between two requests for the description of topics."""
+"""Time in ms between two requests for the descriptions of topics."""
 LIST_MS = 60_000
-"""The time between two requests for a list of all topics, if new ones are only reported."""
+"""Time in ms between two requests for a list of all topics, if new topics are only reported and not read."""
 _ANSWER_S = 10.0
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""Kafka's notation for a missing topic id."""
+"""Text that Kafka returns for a missing topic id."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the brokers describe it. A topic that does not exist has no partitions."""
+    """The id and the number of partitions of a topic, as the brokers report them. A missing topic has 0 partitions."""
 
     topic_id: str
     partitions: int
@@ -108,7 +113,7 @@ class TopicInfo:
 def describe_topics(
     asked: confluent_kafka.Consumer, settings: Mapping[str, object], topics: Topics, also: Iterable[str] = ()
 ) -> dict[str, TopicInfo]:
-    """Returns the current descriptions of topics, and of the topics named by `also`. Waits for the answer.
+    """Requests and returns descriptions of topics, and of the topics named in `also`, by name.
 
     Raises KafkaException.
     """
@@ -136,8 +141,7 @@ def describe_topics(
 class TopicWatch:
     """Requests descriptions of topics repeatedly, between the reads of one thread. Never blocks.
 
-    With a pattern it also lists the topics that match, by a thread of its own, because the client can only wait for a
-    list.
+    With a pattern, a separate thread also lists the topics that match, because the client's call for a list blocks.
     """
 
     def __init__(
@@ -149,7 +153,10 @@ class TopicWatch:
         every_ms: int = WATCH_MS,
         list_every_ms: int = LIST_MS,
     ) -> None:
-        """`settings`: settings of the consumer. `contact` is notified whether the brokers answer."""
+        """`settings`: settings of the consumer.
+
+        `contact` is notified whether the brokers answer. `clock_ms`: a monotonic clock.
+        """
         self._settings = settings
         self._pattern = topics
         self._topics = dict.fromkeys(topics.names)
@@ -171,17 +178,23 @@ class TopicWatch:
 
     @property
     def topics(self) -> Sequence[str]:
-        """The names of all topics that are described."""
+        """The names of all topics that are being described."""
         return tuple(self._topics)
 
     def info(self, topic: str) -> TopicInfo | None:
-        """Returns the last description of the topic, or None before the first answer. It is described from now on."""
+        """Returns the last description of a topic, or None before the first answer.
+
+        A new topic is described from now on.
+        """
         if topic not in self._topics:
             self._add([topic])
         return self._infos.get(topic)
 
     def poll(self, *, at_once: bool = False) -> None:
-        """Receives an answer, and sends a request if it is time, or if none is pending (`at_once`)."""
+        """Receives pending answers, and sends a request if the interval has passed.
+
+        `at_once` sends unless a request is pending.
+        """
         if self._pending and all(future.done() for future in self._pending.values()):
             self._take()
         now_ms = self._clock_ms()
@@ -193,7 +206,10 @@ class TopicWatch:
         self.requests += 1
 
     def poll_list(self) -> None:
-        """Receives a list of topics, and requests one if it is time. Without a pattern this does nothing."""
+        """Receives a list of topics, and requests a new one if the interval has passed.
+
+        Does nothing without a pattern.
+        """
         if self._pattern.pattern is None:
             return
         if self._listing is not None:
@@ -216,7 +232,7 @@ class TopicWatch:
         self._listing = self._lister.submit(self._admin.topic_names)
 
     def close(self) -> None:
-        """Ends the thread that lists topics, after the request that it waits for."""
+        """Stops the thread that lists topics, after its current request."""
         if self._lister is not None:
             self._lister.shutdown(wait=False, cancel_futures=True)
 
@@ -245,7 +261,7 @@ class TopicWatch:
 
 
 class _AdminClient:
-    """A client that consumes nothing, with the settings of a consumer."""
+    """An admin client with the connection settings of a consumer."""
 
     def __init__(self, settings: Mapping[str, object], contact: BrokerContact) -> None:
         from confluent_kafka.admin import AdminClient
@@ -253,7 +269,7 @@ class _AdminClient:
         self._admin = AdminClient(admin_settings(settings), logger=contact)
 
     def describe(self, topics: Sequence[str]) -> dict[str, Future[Any]]:
-        """Requests descriptions of topics; the answers come later."""
+        """Requests descriptions of topics. Returns a future for each topic."""
         from confluent_kafka import TopicCollection
 
         answers: dict[str, Future[Any]] = self._admin.describe_topics(
@@ -262,7 +278,7 @@ class _AdminClient:
         return answers
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> Future[Any]:
-        """Commits offsets of a consumer group; the answer comes later."""
+        """Commits offsets of a consumer group, given by topic and partition. Returns a future."""
         library = kafka()
         places = [library.TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
         request = library.ConsumerGroupTopicPartitions(group, places)
@@ -270,7 +286,7 @@ class _AdminClient:
         return answers[group]
 
     def topic_names(self) -> list[str]:
-        """Returns the names of all topics. Waits for the answer. Raises KafkaException."""
+        """Requests and returns the names of all topics. Raises KafkaException."""
         return list(self._admin.list_topics(timeout=_ANSWER_S).topics)
 
 
@@ -284,14 +300,15 @@ def _is_unknown(error: confluent_kafka.KafkaError) -> bool:
 
 
 class GroupOffsets:
-    """Commits offsets to a consumer group, so that tools show how far the job is. The job never depends on them.
+    """Commits offsets to a consumer group, so that Kafka's tools show the progress of the job. The job never reads
+    them.
 
-    One request is pending at a time. Newer offsets replace offsets that wait for it. A request that fails is repeated
-    after RETRY_MS. Nothing blocks, except `close` for up to CLOSE_S.
+    At most one request is pending. Newer offsets replace offsets that wait to be sent. A failed request is repeated
+    after RETRY_MS. Only `close` blocks, for up to CLOSE_S seconds.
     """
 
     def __init__(self, settings: Mapping[str, object], contact: BrokerContact, clock_ms: Callable[[], int]) -> None:
-        """`settings`: settings of the consumer, with its group."""
+        """`settings`: settings of the consumer, including `group.id`. `clock_ms`: a monotonic clock."""
         self._group = str(settings["group.id"])
         self._admin = _AdminClient(settings, contact)
         self._clock_ms = clock_ms
@@ -300,17 +317,17 @@ class GroupOffsets:
         self._committed: Mapping[tuple[str, int], int] = {}
         self._pending: Future[Any] | None = None
         self._due_at_ms: int | None = None
-        """When a request that failed is repeated."""
+        """Clock time in ms at which a failed request is repeated. None if no request has failed."""
         self._failing_since_ms: int | None = None
         self._reported_at_ms: int | None = None
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commits the next offsets of partitions, unless they are committed already."""
+        """Commits the next offset of each partition (by topic and number), unless it is committed already."""
         self._waiting = offsets
         self.poll()
 
     def poll(self) -> None:
-        """Receives an answer, and sends the offsets that wait."""
+        """Receives a pending answer, and sends the offsets that wait."""
         if self._pending is not None:
             if not self._pending.done():
                 return
@@ -324,7 +341,7 @@ class GroupOffsets:
             self._send()
 
     def close(self) -> None:
-        """Waits for the pending request, and for a last one."""
+        """Waits for the pending request, and sends and awaits a last one, for up to CLOSE_S seconds."""
         until_ms = self._clock_ms() + int(CLOSE_S * 1000)
         for _ in range(2):
             if self._pending is None:
@@ -383,21 +400,27 @@ class GroupOffsets:
 
 
 RETRY_MS = 500
-"""The time after which offsets are committed again after a failure."""
+"""Time in ms after which a failed commit of offsets is repeated."""
 PATIENCE_MS = 10_000
-"""How long a failure that may pass is not reported, such as a group that the broker is still loading."""
+"""Time in ms for which a transient failure is not logged, such as a group that the broker is still loading."""
 CLOSE_S = 1.0
-"""How long a reader that is closed waits for the offsets of its last checkpoint."""
+"""Time in seconds for which `GroupOffsets.close` waits for the last commit of offsets."""
 _AGAIN_MS = 60_000
 _SETTLED_MS = 15_000
-"""A time without failures after which all brokers answer: longer than the client's pause between connects."""
+"""Time in ms without failures after which all brokers count as reachable.
+
+It exceeds the client's pause between connects.
+"""
 _TRIES = {"FAIL", "ERROR"}
 _NOISE = {"CONFWARN"}
-"""Warnings that a setting of a consumer has no effect for a client that only requests metadata."""
+"""Kinds of log lines that warn about consumer settings without effect for an admin client."""
 
 
 class BrokerContact:
-    """Tracks whether the brokers at `servers` answer one client. It is the client's logger; its threads may call it."""
+    """Tracks whether the brokers at `servers` answer one client, and logs outages.
+
+    It serves as the client's logger. Thread-safe.
+    """
 
     def __init__(self, servers: str, clock_ms: Callable[[], int] = monotonic_ms) -> None:
         self._servers = servers
@@ -408,7 +431,7 @@ class BrokerContact:
         self._logged_at_ms = 0
 
     def log(self, level: int, text: str, *values: object) -> None:
-        """Receives a line of the client's log, as `logging.Logger.log` does."""
+        """Receives a line of the Kafka client's log, as `logging.Logger.log` does."""
         kind = str(values[0]) if values else ""
         if kind in _TRIES and level >= logging.ERROR:
             log.debug(text, *values)
@@ -417,7 +440,7 @@ class BrokerContact:
             log.log(logging.DEBUG if kind in _NOISE else level, text, *values)
 
     def failed(self, reason: object) -> None:
-        """Reports a failed try."""
+        """Records a failed attempt to reach a broker, and logs the outage at most once a minute."""
         with self._lock:
             now_ms = self._clock_ms()
             self._failed_at_ms = now_ms
@@ -430,7 +453,7 @@ class BrokerContact:
                 log.warning("the brokers at %s have not answered for %d s: %s", self._servers, lasted_s, reason)
 
     def answered(self) -> None:
-        """Reports an answer of the brokers. If one of several brokers is still away, failures continue."""
+        """Records an answer of a broker. The outage ends once there were no failures for a while."""
         with self._lock:
             now_ms = self._clock_ms()
             if self._since_ms is None or now_ms - self._failed_at_ms < _SETTLED_MS:

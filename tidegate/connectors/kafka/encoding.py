@@ -1,13 +1,13 @@
-"""`RecordLayout`: which columns of a row become the parts of a record of Kafka, and `RecordMaker`, which makes them.
+"""`RecordLayout` maps columns of a row to the parts of a Kafka record, and `RecordMaker` encodes the records.
 
 Rules:
 
 - Batches of rows become batches of records (`RECORD_FIELDS` of `producer.py`), a column at a time.
-- A row that cannot be a record is bad: it is reported by its number with the reason, and the other rows are written.
-- Keys and values are made of their columns by a format (`tidegate/connectors/formats/format.py`). A null that the
-  format returns is no key, or a tombstone.
+- A row that cannot be encoded is bad: its number is reported with the reason, and all good rows are written.
+- A format encodes keys and values from their columns (`tidegate/connectors/formats/format.py`). If it returns null, the
+  record has no key, or is a tombstone.
 - A change of a row (`RowChanges`) becomes one record, which is a tombstone if the row was deleted. If the format writes
-  changes itself, a deletion has a value, and a tombstone follows it for the compaction of the topic.
+  changes itself, a deletion has a value and is followed by a tombstone, for log compaction.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
 
 _HEADER_BYTES = 12
-"""The most bytes of a header besides its name and value."""
+"""Maximum overhead in bytes of a record header, in addition to its name and value."""
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """The columns of each part of a record, and the formats of keys and values. None if the part is absent."""
+    """The columns of each part of a Kafka record, and the formats of key and value. None for an absent part."""
 
     value: tuple[str, ...]
     value_format: WriteFormat
@@ -48,18 +48,18 @@ class RecordLayout:
     partition: str | None = None
     timestamp: str | None = None
     headers: Mapping[str, str] | str | None = None
-    """A column for each header, by name, or one column with all headers of a record."""
+    """A column for each header, by header name, or the name of one column with all headers of a record."""
     replaces: bool = False
-    """True if a record replaces the earlier record of its key."""
+    """True if a record replaces the earlier record with its key (a compacted topic)."""
 
     @property
     def writes_changes(self) -> bool:
-        """Returns True if a value is a change, with the row before it and the row after it."""
+        """Returns True if a record's value is a change, with the old row and the new row."""
         return self.value_format.writes_changes
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that are read."""
+        """Names of the columns that are read."""
         headers = [self.headers] if isinstance(self.headers, str) else (self.headers or {}).values()
         single = [name for name in (self.topic, self.partition, self.timestamp) if name is not None]
         return frozenset([*self.value, *self.key, *single, *headers])
@@ -76,7 +76,9 @@ class RecordLayout:
         return pa.schema(parts)
 
     def check(self, schema: pa.Schema) -> None:
-        """Raises ConfigurationError for columns that do not exist or have another type than their part needs."""
+        """Raises ConfigurationError for columns that do not exist, or whose type does not fit their part of the
+        record.
+        """
         where = "to_kafka"
         for column in sorted(self.columns):
             if column not in schema.names:
@@ -111,21 +113,21 @@ def _holds_headers(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MadeRecords:
-    """The records of the good rows or changes, in order, and the numbers of the bad rows, each with the reason."""
+    """The records of good rows or changes, in order, and the reasons for bad rows, by row number."""
 
     records: pa.RecordBatch
     bad: dict[int, str] = field(default_factory=dict)
 
 
 class RecordMaker:
-    """Makes records of rows. Called from one thread at a time."""
+    """Encodes rows as Kafka records. Called from one thread at a time."""
 
     def __init__(
         self, layout: RecordLayout, topic: str | None, record_limit: int, known_topics: KnownTopics | None = None
     ) -> None:
-        """`topic`: of layouts without a topic column. `record_limit`: bytes of the largest record.
+        """`topic`: for layouts without a topic column. `record_limit`: maximum size of a record in bytes.
 
-        `known_topics`: finds rows that a topic does not take.
+        `known_topics`: detects rows for topics that do not exist or lack the partition.
         """
         self._layout = layout
         self._topic = topic
@@ -142,7 +144,7 @@ class RecordMaker:
             self._keys.close()
 
     def make(self, batch: pa.RecordBatch, changes: RowChanges | None = None) -> MadeRecords:
-        """Returns a record for each row, or for each change of rows."""
+        """Encodes one record for each row, or for each change of rows."""
         layout = self._layout
         bad: dict[int, str] = {}
         made: dict[str, pa.Array] = {}
@@ -196,7 +198,7 @@ class RecordMaker:
         made: Mapping[str, pa.Array],
         bad: dict[int, str],
     ) -> pa.Array:
-        """Returns the values of changes of a batch. `rows`: the row with the key of each change."""
+        """Encodes the values of changes. `rows`: for each change, the row that has its key."""
         names = list(self._layout.value)
         if self._layout.writes_changes:
             found = self._values.encode_changes(batch.select(names), changes, made.get("timestamp"), self._topic or "")
@@ -246,7 +248,7 @@ class RecordMaker:
 
 
 def _with_tombstones(records: pa.RecordBatch, deleted: NDArray[np.bool_]) -> pa.RecordBatch:
-    """Returns the records with a tombstone of the same key after each deletion."""
+    """Inserts a tombstone with the same key after each deletion."""
     if not deleted.any():
         return records
     repeats = 1 + deleted.astype(np.int64)
@@ -260,7 +262,7 @@ def _with_tombstones(records: pa.RecordBatch, deleted: NDArray[np.bool_]) -> pa.
 
 
 def _aligned(encoded: EncodedRecords, count: int, bad: dict[int, str]) -> pa.Array:
-    """Returns a payload for each row, null for bad rows, and adds these to `bad`."""
+    """Returns a payload for each row, null for bad rows, whose reasons are added to `bad`."""
     payloads = encoded.payloads if encoded.payloads.type == pa.binary() else encoded.payloads.cast(pa.binary())
     if isinstance(payloads, pa.ChunkedArray):
         payloads = payloads.combine_chunks()

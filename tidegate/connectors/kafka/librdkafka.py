@@ -1,16 +1,15 @@
-"""`NativeProducer`: a producer of librdkafka that takes whole Arrow batches.
+"""`NativeProducer`: a producer over librdkafka that sends whole Arrow batches.
 
-`confluent_kafka.Producer` takes one record in a call, with the interpreter's lock, and takes the lock again for each
-delivery. That costs more than everything else that the client does with a record. `NativeProducer` therefore calls the
-librdkafka that `confluent_kafka` has loaded. A batch is one call, without the lock, and only failed deliveries are
-reported. Rules:
+`confluent_kafka.Producer` sends one record per call, and needs the GIL for each record and each delivery report. That
+costs more than the client's other work for a record. `NativeProducer` therefore calls the librdkafka that
+`confluent_kafka` has loaded. A batch is one call, without the GIL, and only failed deliveries are reported. Rules:
 
 - Only functions and structs of the public header `rdkafka.h` are used. Their layout is the same in all versions 2.
-- `connect` returns None where that is not possible: on another major version, on a platform that does not find the
+- `connect` returns None where this is not possible: on another major version, on a platform that does not find the
   functions, and for settings with callbacks of Python. The caller then uses `confluent_kafka.Producer`.
 - Callbacks come only from the methods of the producer, in the thread that calls them.
 - Errors are raised as `confluent_kafka.KafkaException`, with the same flags as there.
-- The handle is destroyed with the object, so never during a call of another thread.
+- The handle is destroyed with the Python object, so never during a call of another thread.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ _MESSAGE = np.dtype(
     },
     align=True,
 )
-"""`rd_kafka_message_t`."""
+"""Memory layout of the C struct `rd_kafka_message_t`."""
 _PART = np.dtype(
     {"names": ["kind", "a", "b", "c"], "formats": ["i4", "u8", "u8", "i8"], "offsets": [0, 8, 16, 24], "itemsize": 72}
 )
-"""`rd_kafka_vu_t`: one part of a record."""
+"""Memory layout of the C struct `rd_kafka_vu_t`, one part of a record."""
 _TOPIC, _PARTITION, _VALUE, _KEY, _FLAGS, _TIMESTAMP, _HEADER = 2, 3, 4, 5, 7, 8, 9
 """Kinds of parts, `rd_kafka_vtype_t`."""
 _FIXED_PARTS = 6
 _EMPTY = ctypes.create_string_buffer(1)
-"""The place of payloads without bytes. A null has no place."""
+"""Memory that the pointers of empty payloads refer to. A null payload has a null pointer."""
 
 
 class _Message(ctypes.Structure):
@@ -70,25 +69,25 @@ _DELIVERY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Message), ct
 _CLIENT_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
 _PYTHON_LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
-"""The level of `logging` for each level of syslog."""
+"""The level of Python's `logging` for each syslog level."""
 
 
 class Reports(Protocol):
-    """Receives what a producer reports."""
+    """Callbacks of a producer."""
 
     def failed(self, error: KafkaError, topic: str, partition: int) -> None:
-        """A record was not delivered."""
+        """Called for a record that was not delivered."""
 
     def client_error(self, error: KafkaError) -> None:
-        """The client as a whole has an error."""
+        """Called for an error of the client that does not belong to a record."""
 
     def log(self, level: int, facility: str, text: str) -> None:
-        """A line of the client's log, with a level of `logging`."""
+        """Called for a line of the client's log. `level` is a level of Python's `logging`."""
 
 
 @cache
 def _library() -> Any:
-    """Returns the functions of librdkafka, or None if they cannot be called."""
+    """Loads the functions of librdkafka. Returns None if they cannot be called on this platform or version."""
     try:
         # The extension is linked with librdkafka, so its functions are found through it.
         library: Any = ctypes.CDLL(cimpl.__file__)
@@ -145,7 +144,7 @@ def _declare(library: Any) -> None:
 
 
 def connect(settings: Mapping[str, object], reports: Reports) -> NativeProducer | None:
-    """Returns a producer, or None if the settings need `confluent_kafka.Producer`, or librdkafka cannot be called.
+    """Creates a producer. Returns None if the settings need `confluent_kafka.Producer`, or librdkafka cannot be called.
 
     Raises KafkaException for settings that librdkafka refuses.
     """
@@ -159,7 +158,7 @@ def connect(settings: Mapping[str, object], reports: Reports) -> NativeProducer 
 
 
 class NativeProducer:
-    """A producer with the methods of `confluent_kafka.Producer` and with `send`, which takes a batch."""
+    """A producer with the methods of `confluent_kafka.Producer`, and with `send` for a batch of records."""
 
     def __init__(self, library: Any, settings: Mapping[str, object], reports: Reports) -> None:
         self._library = library
@@ -208,26 +207,29 @@ class NativeProducer:
         return report
 
     def __len__(self) -> int:
-        """Returns the number of records that are not delivered."""
+        """Returns the number of records in the queue or in flight."""
         waiting: int = self._library.outq_len(self._handle)
         return waiting
 
     def poll(self, timeout: float) -> None:
-        """Receives reports, for up to `timeout` seconds until one comes."""
+        """Serves callbacks. Waits up to `timeout` seconds for the first one."""
         self._library.poll(self._handle, round(timeout * 1_000))
 
     def flush(self, timeout: float) -> int:
-        """Waits until all records are delivered, or have failed. Returns how many are left after `timeout` seconds."""
+        """Waits until all records are delivered or have failed, for up to `timeout` seconds.
+
+        Returns the number of remaining records.
+        """
         self._library.flush(self._handle, round(timeout * 1_000))
         return len(self)
 
     def purge(self) -> None:
-        """Drops all records. Their reports come with the next `poll`."""
+        """Drops all records in the queue and in flight. The next `poll` reports them as failed."""
         in_queue_and_in_flight = 0x3
         self._library.purge(self._handle, in_queue_and_in_flight)
 
     def init_transactions(self, timeout: float) -> None:
-        """Fences earlier producers with the same transactional id. Raises KafkaException."""
+        """Fences earlier producers with the same transactional id. `timeout` is in seconds. Raises KafkaException."""
         self._raise(self._library.init_transactions(self._handle, round(timeout * 1_000)))
 
     def begin_transaction(self) -> None:
@@ -243,7 +245,7 @@ class NativeProducer:
         self._raise(self._library.abort_transaction(self._handle, round(timeout * 1_000)))
 
     def send(self, records: pa.RecordBatch, topic: str | None) -> None:
-        """Passes records to the queue, which copies them, in their order.
+        """Copies records into the client's queue, in their order. `topic` is for records without a column `topic`.
 
         Raises KafkaException, and BufferError if the queue is full. Some records may be in the queue then.
         """
@@ -265,7 +267,7 @@ class NativeProducer:
                 self._refuse(int(part["err"][np.flatnonzero(part["err"])[0]]))
 
     def _send_each(self, records: pa.RecordBatch, topic: int) -> None:
-        """Sends records with headers or timestamps, which batches of librdkafka do not have."""
+        """Sends records one by one, because librdkafka's batch call supports neither headers nor timestamps."""
         names = records.schema.names
         counts = np.zeros(records.num_rows, np.int64)
         if "headers" in names:
@@ -356,7 +358,7 @@ def _level(syslog: int) -> int:
 
 
 def _by_topic(records: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yields the records of each topic, in their order."""
+    """Splits records by topic. Yields the topic and its records, in their order."""
     if "topic" not in records.schema.names:
         assert topic is not None, "records have a topic each, or all the same"
         yield topic, records
@@ -369,10 +371,10 @@ def _by_topic(records: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str,
 
 
 def _by_partition(messages: NDArray[np.void], partitions: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """Yields the messages of each partition, in their order.
+    """Splits messages by partition. Yields the partition and its messages, in their order.
 
-    A call of librdkafka has one partition here. If each message had its own, a topic that is not known yet would enter
-    the transaction with "any partition", which the brokers refuse.
+    One call of librdkafka sends to one partition. If a batch had several, an unknown topic would be added to the
+    transaction with "any partition", which the brokers refuse.
     """
     found = np.unique(partitions)
     if len(found) == 1:
@@ -388,7 +390,7 @@ def _by_partition(messages: NDArray[np.void], partitions: NDArray[np.int32]) -> 
 
 
 def _places(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Returns where the bytes of each value are, and how many. A null is at 0."""
+    """Returns the address and the length in bytes of each value. A null has the address 0."""
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4).astype(np.uint64)
     begin = np.uint64(data.address if data is not None and data.size else ctypes.addressof(_EMPTY))
@@ -409,7 +411,7 @@ def _partitions(records: pa.RecordBatch) -> NDArray[np.int32]:
 
 
 def _times(records: pa.RecordBatch) -> NDArray[np.int64]:
-    """Returns milliseconds since 1970. 0 is the time of sending."""
+    """Returns the timestamp of each record in ms since 1970. 0 means the time of sending."""
     if "timestamp" not in records.schema.names:
         return np.zeros(records.num_rows, np.int64)
     filled: NDArray[np.int64] = pc.fill_null(records.column("timestamp"), 0).to_numpy()
@@ -417,7 +419,7 @@ def _times(records: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def _c_strings(names: pa.Array) -> tuple[object, NDArray[np.uint64]]:
-    """Returns memory with the distinct names, each with a zero behind it, and where the name of each entry is."""
+    """Returns memory with the distinct names as C strings, and the address of each entry's name."""
     encoded = names.dictionary_encode()
     texts = [str(name).encode() for name in encoded.dictionary.to_pylist()]
     memory = ctypes.create_string_buffer(b"\0".join(texts) + b"\0")

@@ -1,6 +1,6 @@
-"""Options of the Kafka source: topics, places to begin and end, missing records, and settings of the client.
+"""Options of the Kafka source: topics, start and end positions, missing records, and settings of the client.
 
-They are checked when the stream is made. Topics and partitions that they name are checked when the job is submitted.
+Options are checked when the stream is created. Named topics and partitions are checked when the job is submitted.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import load
 
 OnMissing: TypeAlias = Literal["fail", "earliest", "latest"]
-"""Policy if the next record of a partition no longer exists."""
+"""Policy for a partition whose next record no longer exists."""
 Start: TypeAlias = "str | int | datetime | Mapping[str, str | int | datetime | Mapping[int, str | int | datetime]]"
-"""One of STARTS, or a time (milliseconds since 1970), for all partitions. A mapping has a place for each topic, or for
-each partition of a topic; there an integer is an offset."""
+"""One of STARTS, or a time (milliseconds since 1970), for all partitions.
+
+A mapping has a position for each topic, or for each partition of a topic. For a partition, an integer is an offset.
+"""
 End: TypeAlias = "str | int | datetime | Mapping[str, str | int | datetime | Mapping[int, str | int | datetime]]"
-"""The place at which to end, in the form of `Start`. Its only word is "latest"."""
+"""The end position, in the form of `Start`. The only allowed word is "latest"."""
 
 STARTS = ("earliest", "latest", "group", "group_or_earliest", "group_or_latest")
 ENDS = ("latest",)
 
 _OURS = {"enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "error"}
-"""Settings of the client on which correctness depends."""
+"""Settings of the client on which correctness depends. Users cannot change them."""
 _DEFAULTS = {
     "group.id": "tidegate",
     # The client waits this long when it has enough of a partition; its own default is a second.
@@ -39,12 +41,12 @@ _DEFAULTS = {
 
 
 def kafka() -> Any:
-    """Returns the client library. Raises ConfigurationError if it is not installed."""
+    """Imports and returns `confluent_kafka`. Raises ConfigurationError if it is not installed."""
     return load("from_kafka", "kafka", "confluent_kafka")
 
 
 def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:
-    """Returns the settings of a consumer. Raises ConfigurationError for properties that are the source's own."""
+    """Returns the settings of a consumer. Raises ConfigurationError for properties that only the source may set."""
     taken = sorted({*_OURS, "bootstrap.servers", "enable.partition.eof"} & set(properties))
     if taken:
         raise ConfigurationError(f"from_kafka(properties=): {taken[0]!r} is set by the source; remove it")
@@ -53,7 +55,7 @@ def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str,
 
 
 def admin_settings(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the settings of a client that consumes nothing, from the settings of a consumer."""
+    """Returns the settings of an admin client, derived from the settings of a consumer."""
     ours = {*_OURS, *_DEFAULTS, "enable.partition.eof"}
     return {name: value for name, value in settings.items() if name not in ours}
 
@@ -72,14 +74,14 @@ def with_group(properties: Mapping[str, object], group: str | None, start: objec
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Topics by name, or all topics with a name that matches a pattern as a whole."""
+    """The topics to read: a list of names, or all topics whose full name matches a regular expression."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
     @classmethod
     def of(cls, given: object) -> Topics:
-        """Returns the topics of a user's `topics`. Raises ConfigurationError."""
+        """Parses a user's `topics` argument. Raises ConfigurationError."""
         if isinstance(given, re.Pattern):
             if not isinstance(given.pattern, str):
                 raise ConfigurationError("from_kafka(topics=): the pattern has bytes; compile it from a string")
@@ -98,7 +100,10 @@ class Topics:
         return cls(names)
 
     def matches(self, name: str) -> bool:
-        """Returns whether these topics include a name. A pattern excludes names of Kafka's own, which begin with __."""
+        """Returns whether a topic is among these topics.
+
+        A pattern never matches Kafka's internal topics, which begin with __.
+        """
         if self.pattern is None:
             return name in self.names
         return not name.startswith("__") and re.fullmatch(self.pattern, name) is not None
@@ -109,14 +114,14 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class AtOffset:
-    """A place in a partition: its record with this offset."""
+    """A position in a partition: the record with this offset."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """A place in a partition: its first record with this timestamp or a later one."""
+    """A position in a partition: the first record with this timestamp (ms since 1970) or a later one."""
 
     at_ms: int
 
@@ -125,9 +130,9 @@ Place: TypeAlias = "str | AtOffset | AtTime"
 
 
 def place_of(given: object, topic: str, partition: int, setting: str) -> Place:
-    """Returns the place for one partition in a checked Start or End.
+    """Returns the position for one partition in a checked `Start` or `End`. `setting` names the argument in errors.
 
-    Raises ConfigurationError if the partition is missing in it.
+    Raises ConfigurationError if the topic or partition is missing in a mapping.
     """
     if not isinstance(given, Mapping):
         return _place(given, offsets=False)
@@ -144,7 +149,7 @@ def place_of(given: object, topic: str, partition: int, setting: str) -> Place:
 
 
 def check_place(given: object, words: Sequence[str], setting: str) -> None:
-    """Checks a user's `start` or `end`. Raises ConfigurationError."""
+    """Raises ConfigurationError unless a user's `start` or `end` is valid. `words` are the allowed words."""
     if not isinstance(given, Mapping):
         _check_one(given, words, setting, "a time", "")
         return
@@ -174,7 +179,7 @@ def check_place(given: object, words: Sequence[str], setting: str) -> None:
 
 
 def check_named(given: object, partitions: Mapping[str, int], setting: str) -> None:
-    """Raises ConfigurationError if a Start or End names a topic or a partition that does not exist.
+    """Raises ConfigurationError if a `Start` or `End` names a topic or a partition that does not exist.
 
     `partitions`: number of partitions of each topic that is read.
     """
@@ -192,7 +197,7 @@ def check_named(given: object, partitions: Mapping[str, int], setting: str) -> N
 
 
 def times_in(given: object) -> Iterator[int]:
-    """Yields the times of a checked Start or End, in milliseconds since 1970. None has none."""
+    """Yields the times in a checked `Start` or `End` (or None), in ms since 1970."""
     for place in () if given is None else _places(given):
         if isinstance(place, AtTime):
             yield place.at_ms

@@ -1,15 +1,15 @@
-"""Producers of Kafka: their settings, and how the records of a batch go to the client.
+"""Kafka producers: settings, and sending batches of records to the client.
 
 A batch of records has some of the columns of `RECORD_FIELDS`. `KafkaRecords` (`tidegate/operators/sinks/kafka_sink.py`)
-makes such batches of rows.
+encodes rows as such batches.
 
 Rules:
 
-- The client has a queue of its own, which is bounded by `QUEUED_RECORDS_MAX`. A caller passes on at most that many
-  records between two calls of `flush` or `commit_transaction`, or waits for room (`wait_for_room`).
+- The client's queue is bounded by `QUEUED_RECORDS_MAX`. A caller sends at most this number of records between two calls
+  of `flush` or `commit_transaction`, or waits for free space (`wait_for_room`).
 - Only failed deliveries are reported by the client (`delivery.report.only.error`): a call of Python for each record
   would cost as much as the record. `Deliveries` keeps the first failure, with topic and partition.
-- Batches go to librdkafka as they are (`NativeProducer` of `librdkafka.py`). Where that is not possible, as with
+- Batches are passed to librdkafka as a whole (`NativeProducer` of `librdkafka.py`). Where that is not possible, as with
   callbacks in `properties`, `_ClientProducer` makes a call of `confluent_kafka` for each record.
 - Records of one partition keep their order, and the client's retries add no duplicates (`enable.idempotence`).
 """
@@ -47,20 +47,21 @@ RECORD_FIELDS: Mapping[str, pa.DataType] = {
 }
 """Columns of a batch of records. `timestamp`: milliseconds since 1970. Only `value` is in every batch.
 
-A null stands for: the client's partitioner, no key, a tombstone, no headers, the time of sending.
+A null means, in the order of the columns after `topic`: the client's partitioner, no key, a tombstone, no headers, the
+time of sending.
 """
 
 QUEUED_RECORDS_MAX = 500_000
-"""The most records in the queue of one client."""
+"""Maximum number of records in the queue of one client."""
 CHUNK_RECORDS = 20_000
-"""Records that are passed to the client between two looks for failed deliveries."""
+"""Number of records that are sent to the client between two checks for failed deliveries."""
 DELIVERY_TIMEOUT_MS = 60_000
 TRANSACTION_MS_MAX = 900_000
-"""The longest `transaction.timeout.ms` that brokers accept by default."""
+"""Maximum `transaction.timeout.ms` that brokers accept by default."""
 PARTITIONERS = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random")
 
 _FORCED = {"enable.idempotence": True, "delivery.report.only.error": True}
-"""Settings of the client on which correctness depends."""
+"""Settings of the client on which correctness depends. Users cannot change them."""
 _RESERVED = {
     **dict.fromkeys(_FORCED, "it is set by the sink"),
     "bootstrap.servers": "give the brokers as the first argument",
@@ -82,16 +83,16 @@ _OF_PRODUCERS = {
 
 
 class KafkaWriteError(TidegateError):
-    """Records could not be written to Kafka."""
+    """Raised if records could not be written to Kafka."""
 
 
 def library() -> Any:
-    """Returns the client library. Raises ConfigurationError if it is not installed."""
+    """Imports and returns `confluent_kafka`. Raises ConfigurationError if it is not installed."""
     return load("to_kafka", "kafka", "confluent_kafka")
 
 
 def check_properties(properties: Mapping[str, object]) -> None:
-    """Raises ConfigurationError for settings of the client that belong to the sink."""
+    """Raises ConfigurationError for client settings in `properties` that only the sink may set."""
     for name in properties:
         if not isinstance(name, str):
             raise ConfigurationError(f"to_kafka(properties=): {name!r} is not the name of a setting of librdkafka")
@@ -114,8 +115,8 @@ def producer_settings(
 ) -> dict[str, object]:
     """Returns the settings of a producer.
 
-    `record_bytes_max`: the largest batch that the topic accepts, in bytes. The client's batches are as small, because
-    a batch of several records may be too large although each record is not.
+    `record_bytes_max`: the largest batch that the topic accepts, in bytes. The client's batches get the same limit,
+    because a batch of several small records could be too large.
     """
     settings: dict[str, object] = {**_OF_PRODUCERS, **properties, **_FORCED}
     settings["bootstrap.servers"] = servers
@@ -132,12 +133,12 @@ def producer_settings(
 
 
 def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:
-    """Returns the settings of a client that writes no records."""
+    """Returns the settings of a client that writes no records (admin or consumer)."""
     return {**properties, "bootstrap.servers": servers}
 
 
 class Deliveries:
-    """Collects failed deliveries of one producer. Its callback runs in the thread that calls the client."""
+    """Collects failed deliveries of one producer. Its callbacks run in the thread that calls the client."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,7 +148,7 @@ class Deliveries:
         self._dropped = False
 
     def failed(self, error: confluent_kafka.KafkaError, topic: str, partition: int) -> None:
-        """Receives the report on a record that was not delivered. `partition`: negative if it is not known."""
+        """Records a failed delivery. `partition` is negative if unknown."""
         kafka = library().KafkaError
         dropped = error.code() in (kafka._PURGE_QUEUE, kafka._PURGE_INFLIGHT)
         with self._lock:
@@ -161,9 +162,9 @@ class Deliveries:
             self._too_large = error.code() == kafka.MSG_SIZE_TOO_LARGE
 
     def check(self, doing: str, *, after_failure: bool = False) -> None:
-        """Raises KafkaWriteError if a record was not delivered. `doing`: what was being done, for the error.
+        """Raises KafkaWriteError, beginning with `doing`, if a record was not delivered.
 
-        `after_failure`: a call has failed, so records that the client has dropped since then do not count.
+        `after_failure`: a call has failed already, so records that the client dropped because of that are ignored.
         """
         with self._lock:
             failed = 0 if after_failure and self._dropped else self._failed
@@ -181,10 +182,9 @@ class Deliveries:
 
 @contextmanager
 def kafka_errors(doing: str) -> Iterator[None]:
-    """Turns an error of the client inside into a KafkaWriteError that begins with `doing`.
+    """Returns a context that converts errors of the Kafka client to a KafkaWriteError that begins with `doing`.
 
-    For a fatal error the client's calls may break: Python then raises SystemError, with the error as its cause or
-    without any.
+    On a fatal error, calls of the client may raise SystemError, with or without the original error as its cause.
     """
     try:
         yield
@@ -193,7 +193,7 @@ def kafka_errors(doing: str) -> Iterator[None]:
 
 
 def error_of(error: BaseException) -> str:
-    """Returns the text of an exception of the client."""
+    """Returns the text of an exception of the Kafka client."""
     if isinstance(error, SystemError):
         if error.__cause__ is None:
             return "a fatal error of the client. Another process may have taken over"
@@ -206,7 +206,10 @@ _OF_TRANSACTIONS = {"ADDPARTS", "ENDTXN", "FATAL", "GETPID", "TXNERR", "TXNINIT"
 
 
 class ProducerContact(BrokerContact):
-    """Tracks whether the brokers answer one producer. Failures of transactions are DEBUG: they are raised as well."""
+    """Tracks whether the brokers answer one producer.
+
+    Log lines about transactions are DEBUG, because the errors are raised too.
+    """
 
     def log(self, level: int, text: str, *values: object) -> None:
         """Receives a line of the client's log, as `logging.Logger.log` does."""
@@ -217,34 +220,41 @@ class ProducerContact(BrokerContact):
 
 
 def client_error(error: confluent_kafka.KafkaError) -> None:
-    """Receives errors of the client as a whole. Without a callback a fatal error would break the call under way.
+    """Callback for errors of the client as a whole. Without it, a fatal error would make the current call raise
+    SystemError.
 
-    The next call of the client raises a fatal error. Other errors pass, or become failed deliveries.
+    The next call of the client raises a fatal error. Other errors are temporary, or are reported as failed deliveries.
     """
     log.debug("the client reports %s", error.str())
 
 
 class RecordProducer(Protocol):
-    """A producer of Kafka that takes batches of records. Its methods raise KafkaException."""
+    """A Kafka producer that sends batches of records. Its methods raise KafkaException."""
 
     def __len__(self) -> int:
-        """Returns the number of records that are not delivered."""
+        """Returns the number of records in the queue or in flight."""
         ...
 
     def send(self, records: pa.RecordBatch, topic: str | None) -> None:
-        """Passes records to the queue. Raises BufferError if it is full."""
+        """Adds records to the client's queue.
+
+        `topic` is for records without a column `topic`. Raises BufferError if it is full.
+        """
         ...
 
     def poll(self, timeout: float) -> object:
-        """Receives reports, for up to `timeout` seconds until one comes."""
+        """Serves callbacks. Waits up to `timeout` seconds for the first one."""
         ...
 
     def flush(self, timeout: float) -> int:
-        """Waits until all records are delivered, or have failed. Returns how many are left after `timeout` seconds."""
+        """Waits until all records are delivered or have failed, for up to `timeout` seconds.
+
+        Returns the number of remaining records.
+        """
         ...
 
     def purge(self) -> None:
-        """Drops all records. Their reports come with the next `poll`."""
+        """Drops all records in the queue and in flight. The next `poll` reports them as failed."""
         ...
 
     def init_transactions(self, timeout: float) -> None:
@@ -256,7 +266,7 @@ class RecordProducer(Protocol):
         ...
 
     def commit_transaction(self, timeout: float) -> None:
-        """Delivers all records and commits. Fails if a record was not delivered."""
+        """Delivers all records and commits the transaction. Fails if a record was not delivered."""
         ...
 
     def abort_transaction(self, timeout: float) -> None:
@@ -266,7 +276,7 @@ class RecordProducer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Reports:
-    """Passes on what a producer reports."""
+    """Callbacks of a producer, which forward failed deliveries and log lines."""
 
     deliveries: Deliveries
     contact: ProducerContact
@@ -287,9 +297,9 @@ class _Reports:
 
 
 def make_producer(settings: Mapping[str, object], deliveries: Deliveries, *, native: bool = True) -> RecordProducer:
-    """Returns a producer. Raises ConfigurationError for settings that the client refuses.
+    """Creates a producer. Raises ConfigurationError for settings that the client refuses.
 
-    `native`: whether batches may go to librdkafka as they are.
+    `native`: whether batches may be passed directly to librdkafka (`librdkafka.py`).
     """
     kafka = library()
     from tidegate.connectors.kafka.librdkafka import connect
@@ -309,9 +319,9 @@ def make_producer(settings: Mapping[str, object], deliveries: Deliveries, *, nat
 
 
 def send(producer: RecordProducer, records: pa.RecordBatch, topic: str | None, doing: str) -> None:
-    """Passes records to the client's queue, in their order. `topic`: for records without a column `topic`.
+    """Adds records to the client's queue, in their order. `topic` is for records without a column `topic`.
 
-    Raises KafkaWriteError. The caller sees to it that the queue has room.
+    Raises KafkaWriteError, beginning with `doing`. The caller must ensure that the queue has space (`wait_for_room`).
     """
     with kafka_errors(doing):
         try:
@@ -323,7 +333,7 @@ def send(producer: RecordProducer, records: pa.RecordBatch, topic: str | None, d
 
 
 class _ClientProducer:
-    """The producer of `confluent_kafka`, which takes single records."""
+    """A `RecordProducer` over `confluent_kafka.Producer`, which sends records one by one."""
 
     def __init__(self, producer: confluent_kafka.Producer) -> None:
         self._producer = producer
@@ -368,9 +378,9 @@ def _values(column: pa.Array, name: str) -> list[Any]:
 
 
 def wait_for_room(producer: RecordProducer, count: int, deliveries: Deliveries, doing: str, limit_ms: int) -> None:
-    """Waits until the client's queue takes `count` more records. Raises KafkaWriteError for a failed delivery.
+    """Waits until the client's queue has space for `count` more records. Raises KafkaWriteError for a failed delivery.
 
-    `limit_ms`: a record that was not delivered within this time has failed, so the wait ends then at the latest.
+    `limit_ms`: maximum time to wait. A record that was not delivered within this time has failed.
     """
     deadline_ms = monotonic_ms() + limit_ms
     while len(producer) + count > QUEUED_RECORDS_MAX:

@@ -1,15 +1,15 @@
 """`KafkaReader` reads the partitions of one subtask through one consumer. Rules:
 
-- The consumer returns records of all its partitions as they arrive. They are buffered by partition, up to
-  BUFFERED_BYTES_MAX in total. When half of it is used, a partition with more than its share is unassigned, and assigned
-  again when its buffer is almost empty. One large partition therefore neither fills the memory nor delays other
+- The consumer returns records of all assigned partitions as they arrive. They are buffered by partition, up to
+  BUFFERED_BYTES_MAX in total. When half of the buffer is used, a partition with more than its share is unassigned, and
+  assigned again when its buffer is almost empty. One large partition therefore cannot fill the memory or delay other
   partitions.
-- A partition whose next offset differs from the requested one is started again there. Any reader therefore continues
-  from any checkpoint.
+- A partition whose next offset differs from the requested one is assigned again at the requested offset. Any reader
+  therefore continues from any checkpoint.
 - A topic is read only after the brokers confirmed that it has the id of the checkpoint, and not while it does not
   exist. A bounded partition ends only when the id was confirmed after its last record had arrived.
-- The reader waits for brokers that do not answer: the client retries forever. An error that cannot pass, such as
-  records that were deleted before they were read, is a ConfigurationError, unless `on_missing` continues behind it.
+- The reader waits for brokers that do not answer: the client retries forever. A permanent error, such as records that
+  were deleted before they were read, raises a ConfigurationError, unless `on_missing` allows to skip them.
 - Offsets are committed to a consumer group only after a checkpoint that contains them is complete.
 """
 
@@ -52,18 +52,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
-"""The buffer of a reader for all its partitions. One poll of the consumer may add a quarter of it."""
+"""Size in bytes of a reader's buffer for all its partitions. One poll of the consumer may add a quarter of it."""
 CONSUMED_MAX = 10_000
-"""The most records that one poll of the consumer may add."""
+"""Maximum number of records that one poll of the consumer may add."""
 CONSUMED_AT_ONCE = 500
-"""How many records are taken from the client at once.
+"""Maximum number of records that one call takes from the client.
 
 Beyond 700 new objects the garbage collector scans all of them.
 """
 RECORD_BYTES = 300
-"""The memory of a record besides the bytes of its value, key and headers."""
+"""Assumed memory of a record in bytes, in addition to its value, key and headers."""
 GONE_MS = 30_000
-"""A topic that is gone for this long does not come back."""
+"""Time in ms after which a missing topic counts as deleted."""
 
 
 @dataclass(slots=True)
@@ -78,13 +78,15 @@ class _Partition:
     assigned: bool = True
     end_seen: int = -1
     missing: bool = False
-    """The brokers do not have the record at `fetch_offset`."""
+    """True if the brokers do not have the record at `fetch_offset`."""
     request: int = 0
-    """The last request for descriptions that was sent when records or the end came."""
+    """Number of the last request for topic descriptions that was sent before the latest records, or the end,
+    arrived.
+    """
 
 
 class KafkaReader:
-    """Reads the partitions of one subtask. Called from one thread at a time."""
+    """Reads the partitions of one subtask through one consumer. Called from one thread at a time."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class KafkaReader:
         self._unread: dict[str, int] = {}
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of a partition that have arrived, or the partitions that a finder has found.
+        """Returns the next rows of a partition that have arrived, or for a finder split the new partitions.
 
         Raises ConfigurationError.
         """
@@ -158,7 +160,7 @@ class KafkaReader:
         )
 
     def close(self) -> None:
-        """Closes the consumer. Waits a short time for offsets that are being committed."""
+        """Closes the consumer. Waits up to a second for offsets that are being committed."""
         if self._group is not None:
             self._group.close()
         self._watch.close()
@@ -166,7 +168,10 @@ class KafkaReader:
         self._consumer.close()
 
     def _end_of(self, at: PartitionAt) -> int:
-        """Returns the offset after a position, and after marks of transactions that follow it up to the end."""
+        """Returns the offset to commit for a position.
+
+        It skips transaction markers between the position and the partition's end.
+        """
         partition = self._partitions.get((at.topic, at.partition))
         if partition is None or partition.records or partition.next_offset != at.offset:
             return at.offset
@@ -192,7 +197,10 @@ class KafkaReader:
         return ReadResult(batch, offset + rows, at_end, payload=payload, bad=bad, behind=behind)
 
     def _behind(self, at: PartitionAt, partition: _Partition, reached: int) -> int | None:
-        """Returns the number of offsets that follow, as of the last answer of the brokers for this partition."""
+        """Returns the number of offsets between `reached` and the end of the partition, from the last fetch.
+
+        None if unknown.
+        """
         if not partition.assigned:
             return None
         _, end = self._consumer.get_watermark_offsets(partition.place, cached=True)
@@ -201,9 +209,9 @@ class KafkaReader:
         return max(0, int(end if at.end is None else min(end, at.end)) - reached)
 
     def _ends(self, at: PartitionAt) -> bool:
-        """Returns whether a partition that has reached its end is done, and releases it then.
+        """Returns whether a partition that has reached its end is finished, and releases it then.
 
-        It is done once it is confirmed that the rows belong to the topic of the checkpoint.
+        It is finished once the brokers have confirmed that the topic still has the id of the checkpoint.
         """
         partition = self._partitions.get((at.topic, at.partition))
         if partition is not None:
@@ -213,16 +221,16 @@ class KafkaReader:
         return True
 
     def _is_confirmed(self, at: PartitionAt, partition: _Partition) -> bool:
-        """Returns whether the topic was described after the last records had arrived. Requests a description if not."""
+        """Returns whether the topic was described after the last records arrived. If not, requests a description."""
         if at.topic_id and self._watch.answered <= partition.request:
             self._watch.poll(at_once=True)
             return False
         return True
 
     def _partition(self, at: PartitionAt) -> _Partition:
-        """Returns the partition at this offset.
+        """Returns the partition's buffer, positioned at the offset of `at`.
 
-        If the reader is elsewhere in it, the partition is started again there.
+        If it is at another offset, the partition is assigned again.
         """
         name = at.topic, at.partition
         known = self._partitions.get(name)
@@ -257,7 +265,10 @@ class KafkaReader:
         return BUFFERED_BYTES_MAX // len(self._partitions)
 
     def _consume(self) -> None:
-        """Takes records that have arrived, without waiting. Unassigns partitions that have more than their share."""
+        """Receives records that have arrived, without waiting.
+
+        Unassigns partitions that use more than their share of the buffer.
+        """
         room_bytes = BUFFERED_BYTES_MAX // 4
         room = CONSUMED_MAX
         while room_bytes > 0 and room > 0:
@@ -274,9 +285,10 @@ class KafkaReader:
                     self._unassign(partition)
 
     def _take(self, count: int) -> tuple[int, int]:
-        """Takes up to `count` messages, which are records and reports, from the client. Returns number and bytes.
+        """Receives up to `count` messages (records and error reports) from the client. Returns their number and their
+        bytes.
 
-        All messages are freed when this returns, so that none gets old enough for the garbage collector to scan it.
+        All message objects are freed when the method returns, before the garbage collector scans them.
         """
         found = self._consumer.consume(count, timeout=0)
         taken = len(found)
@@ -304,7 +316,7 @@ class KafkaReader:
         return taken, kept_bytes
 
     def _runs(self, records: Sequence[Message]) -> Iterator[tuple[tuple[str, int], Iterator[Message]]]:
-        """Yields records that follow each other and are of one partition, with its topic and number."""
+        """Groups consecutive records of one partition. Yields (topic, partition number) and the records."""
         kind = self._library.Message
         one = self._one_topic
         topics = groupby(records, kind.topic) if one is None else [(one, records)]
@@ -331,7 +343,7 @@ class KafkaReader:
         raise ConfigurationError(f"{where} cannot be read: {error}")
 
     def _continue_after_loss(self, at: PartitionAt, partition: _Partition, offset: int) -> ReadResult:
-        """Continues after deleted records as `on_missing` allows. Raises ConfigurationError for "fail"."""
+        """Continues after deleted records if `on_missing` allows that. Raises ConfigurationError for "fail"."""
         where = f"partition {at.partition} of {at.topic!r} at {self._servers}"
         if not self._is_confirmed(at, partition):
             # The offset may belong to another topic. If so, that is reported instead.
@@ -353,7 +365,10 @@ class KafkaReader:
         return self._move(at, replace(at, offset=to), offset, lost)
 
     def _continue_in_new_topic(self, at: PartitionAt, info: TopicInfo, offset: int) -> ReadResult:
-        """Continues in a topic that was created again as `on_missing` allows. Raises ConfigurationError for "fail"."""
+        """Continues in a topic that was deleted and created again, if `on_missing` allows that.
+
+        Raises ConfigurationError for "fail".
+        """
         if self._on_missing == "fail" or at.partition >= info.partitions:
             raise ConfigurationError(replaced_text(at.topic, self._servers, at.topic_id, info, at.partition + 1))
         where = f"partition {at.partition} of {at.topic!r} at {self._servers}"
@@ -373,7 +388,7 @@ class KafkaReader:
         return ReadResult(None, offset, at_end=False, payload=encode(to), lost=lost)
 
     def _is_gone(self, topic: str, info: TopicInfo) -> bool:
-        """Returns whether a topic is missing at the moment. Raises ConfigurationError if it does not come back."""
+        """Returns whether a topic is missing now. Raises ConfigurationError if it has been missing for GONE_MS."""
         if info.partitions:
             self._gone_since_ms.pop(topic, None)
             return False
@@ -391,7 +406,7 @@ class KafkaReader:
         return True
 
     def _find(self, split: SourceSplit, known: KnownPartitions, offset: int) -> ReadResult:
-        """Returns the new partitions that belong to a finder."""
+        """Returns the new partitions that the hash assigns to this finder split."""
         number = int(split.split_id.split()[2])
         before = dict(known.counts)
         self._watch.poll_list()
@@ -412,7 +427,7 @@ class KafkaReader:
         return ReadResult(None, offset, at_end=False, payload=None if now == known else encode(now), found=found)
 
     def _warn_of(self, new: Mapping[str, TopicInfo], before: Mapping[str, int]) -> None:
-        """Logs once each new partition that is not read."""
+        """Logs each new partition that is not read, once."""
         for topic, info in new.items():
             known = max(before.get(topic, 0), self._unread.get(topic, 0))
             if info.partitions > known:
@@ -426,7 +441,7 @@ class KafkaReader:
 
 
 def replaced_text(topic: str, servers: str, before: str, info: TopicInfo, partitions: int) -> str:
-    """Returns the error text for a topic that was replaced by another one of the same name."""
+    """Returns the error text for a topic that was deleted and created again with the same name."""
     fewer = f" It has {info.partitions} partitions, fewer than before." if info.partitions < partitions else ""
     way = (
         "Give the source another uid, and restore with allow_non_restored_state=True: then it begins at start="

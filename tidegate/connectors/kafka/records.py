@@ -1,14 +1,14 @@
-"""`Records` holds records of a partition of Kafka, and `RecordReader` turns them into Arrow, a batch at a time.
+"""`Records` buffers records of a Kafka partition, and `RecordReader` decodes them to Arrow, a batch at a time.
 
 Rules:
 
-- The needed parts of a record are copied from the client's message at once, and the message is dropped. A message is an
-  object of the garbage collector, and one that is kept costs more than its value is worth.
-- Values and keys become columns by formats (`tidegate/connectors/formats/format.py`). A record without a value, a
-  tombstone, is all nulls. A key is one column, a struct if its format has several columns.
-- Formats of change data make newest versions of rows, of values and keys (`formats/changes.py`).
+- The needed parts of a record are copied from the client's message at once, and the message is dropped. A message is
+  tracked by Python's garbage collector, and keeping it is expensive.
+- Formats decode values and keys to columns (`tidegate/connectors/formats/format.py`). A record without a value, a
+  tombstone, is a row of nulls. A key is one column, a struct if its format has several columns.
+- Formats of change data decode values and keys to row versions (`formats/changes.py`).
 - Whether a record can be read depends on that record alone, and not on the records that are fetched with it.
-- A record that cannot be read is an error that names topic, partition and offset, or it is a dead letter.
+- A record that cannot be decoded raises an error that names topic, partition and offset, or becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEY = "kafka_key"
 TIMESTAMP = "kafka_timestamp"
 _TIME = pa.timestamp("ms", "UTC")
 _HEADER_BYTES = 200
-"""The memory of a header besides its name and value."""
+"""Assumed memory of a record header in bytes, in addition to its name and value."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 METADATA = {
     "topic": pa.string(),
@@ -43,7 +43,7 @@ METADATA = {
     "headers": _HEADERS,
     "tombstone": pa.bool_(),
 }
-"""Optional columns about a record. Next to the columns of a schema, their names begin with `kafka_`."""
+"""Optional columns with metadata of a record. With the columns of a schema, their names begin with `kafka_`."""
 LETTERS = pa.schema(
     [
         ("raw", pa.binary()),
@@ -53,16 +53,16 @@ LETTERS = pa.schema(
         ("error", pa.string()),
     ]
 )
-"""The columns of dead letters. `raw` is the value of the record."""
+"""Schema of the dead letters of Kafka. `raw` is the value of the record."""
 _PLACE = "the record at offset {offset} of partition {partition} of {topic!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """The form of rows: the formats of values and keys, and optional columns.
+    """The formats of values and keys, and the optional metadata columns, which define the columns of rows.
 
     - `key`: None for rows without the key.
-    - `plain`: the columns are the same as in Spark's Kafka source: key, value, topic, partition, offset and timestamp.
+    - `plain`: the columns are those in Spark's Kafka source: key, value, topic, partition, offset and timestamp.
       Otherwise they are the columns of the values, the column `kafka_key`, and the metadata.
     """
 
@@ -89,7 +89,10 @@ class RecordFormat:
             )
 
     def check_partitions(self, counts: Mapping[str, int]) -> None:
-        """Raises ConfigurationError if the events of some topics, with this many partitions, have no common order."""
+        """Raises ConfigurationError if the format needs one order of all events, and a topic has several partitions.
+
+        `counts`: number of partitions of each topic.
+        """
         if not self.value.needs_one_partition:
             return
         for topic, count in counts.items():
@@ -101,7 +104,7 @@ class RecordFormat:
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns."""
+        """Returns the columns of the source."""
         if self.plain:
             assert self.key is not None
             columns = [pa.field("key", self._key_type), pa.field("value", self.value.schema[0].type)]
@@ -118,30 +121,30 @@ class RecordFormat:
 
     @property
     def _named(self) -> tuple[str, ...]:
-        """The metadata that is in the rows."""
+        """The names of the metadata columns in the rows."""
         if not self.plain:
             return self.metadata
         always = ("topic", "partition", "offset", "timestamp")
         return (*always, *(name for name in self.metadata if name not in always))
 
     def records_of(self, topic: str, partition: int) -> Records:
-        """Returns an empty `Records` of a partition, with a list for each column that rows need."""
+        """Returns an empty buffer for records of a partition, with the parts of records that rows need."""
         with_keys = self.key is not None or self.value.has_changes
         held = [name for name in ("timestamp", "headers") if name in self._named]
         return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
 
     def metadata_of(self, records: Records) -> list[pa.Array]:
-        """Returns the columns of metadata that the records have."""
+        """Returns the metadata columns of the records."""
         return [_METADATA_OF[name](records) for name in self._named]
 
 
 class Records:
-    """Records of a partition in the order of their offsets, as a list for each column that is held of them."""
+    """Buffered records of a partition in offset order, as one list for each needed part of a record."""
 
     __slots__ = ("columns", "offsets", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, names: Iterable[str]) -> None:
-        """`names`: "value", and what else is held: "key", "timestamp" (milliseconds since 1970), "headers"."""
+        """`names`: the parts to keep: "value", and optionally "key", "timestamp" (ms since 1970), "headers"."""
         self.topic = topic
         self.partition = partition
         self.offsets: list[int] = []
@@ -151,7 +154,7 @@ class Records:
         return len(self.offsets)
 
     def add(self, messages: Sequence[Message]) -> int:
-        """Adds the next messages of this partition, at least one. Returns the bytes that are kept of them."""
+        """Appends messages of this partition (at least one). Returns the number of bytes that are kept."""
         kind: Any = type(messages[0])
         size_bytes = 0
         for name, column in self.columns.items():
@@ -176,7 +179,7 @@ class Records:
         return taken
 
     def only(self, numbers: Sequence[int]) -> Records:
-        """Returns some of the records, by their position here."""
+        """Returns the records at these positions."""
         found = Records(self.topic, self.partition, ())
         found.offsets = [self.offsets[number] for number in numbers]
         found.columns = {name: [column[number] for number in numbers] for name, column in self.columns.items()}
@@ -184,12 +187,12 @@ class Records:
 
     @property
     def values(self) -> list[bytes | None]:
-        """Returns the values; None for a tombstone."""
+        """Returns the values of the records; None for a tombstone."""
         return self.columns["value"]
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of all values, keys and headers that are held."""
+        """Returns the total bytes of all buffered values, keys and headers."""
         return sum(_bytes_of(name, column) for name, column in self.columns.items())
 
 
@@ -203,7 +206,7 @@ def _bytes_of(name: str, column: Sequence[Any]) -> int:
 
 
 class RecordReader:
-    """Makes batches and dead letters. `bad_rows`: what to do with records that cannot be read."""
+    """Decodes records to rows and dead letters. `bad_rows`: policy for records that cannot be decoded."""
 
     def __init__(self, form: RecordFormat, bad_rows: BadRows) -> None:
         self._form = form
@@ -220,9 +223,10 @@ class RecordReader:
             self._keys.close()
 
     def rows(self, records: Records) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        """Returns the rows of some records and the dead letters, each None if there are none.
+        """Decodes records.
 
-        Raises ConfigurationError for a record that cannot be read if that fails the job.
+        Returns the rows and the dead letters, each None if there are none. With `bad_rows` "fail", raises
+        ConfigurationError for a record that cannot be decoded.
         """
         found = self._values.decode_records(records.values, records.columns.get("key", ()))
         numbers = found.payload_of_rows(len(records))
@@ -247,7 +251,10 @@ class RecordReader:
         return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
 
     def _key_column(self, decoder: PayloadDecoder, records: Records) -> tuple[pa.Array, dict[int, str]]:
-        """Returns the keys as one column, null where the key is missing or bad, and the bad keys with the reasons."""
+        """Decodes the keys to one column, null for a missing or bad key.
+
+        Also returns the reasons for bad keys, by record.
+        """
         form = self._form.key
         assert form is not None
         keys: Sequence[bytes | None] = records.columns["key"]

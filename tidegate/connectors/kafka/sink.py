@@ -1,12 +1,13 @@
-"""The Kafka sink: where records go (`KafkaTarget`), its checks at submission, and the sink that commits exactly once.
+"""The Kafka sink: the destination (`KafkaTarget`), checks at submission, and the exactly-once and at-least-once sinks.
 
-Exactly once, rows pass through three places:
+With exactly-once delivery, rows pass through three stages:
 
-1. `_StagingWriter` writes batches of records to files of checkpoint storage. Nothing is open at the brokers.
-2. The files and a description of them (`_Staged`) are in the checkpoint.
+1. `_StagingWriter` writes batches of records to files of checkpoint storage. No transaction is open at the brokers.
+2. The checkpoint refers to the files and describes them (`StagedRecords`).
 3. After the checkpoint completed, `_KafkaCommitter` sends each file in a transaction (`transactions.py`).
 
-At least once (`KafkaSender`), records are sent as they come, and a checkpoint waits until all of them are delivered.
+With at-least-once delivery (`KafkaSender`), records are sent immediately, and a checkpoint waits until all are
+delivered.
 """
 
 from __future__ import annotations
@@ -55,24 +56,24 @@ Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
 TOKEN_TOPIC = "tidegate-commits"
 PREFIX = "tidegate"
 PART_BYTES_MAX = 64 << 20
-"""The size of a staged file, and so of a transaction. Such a transaction takes about a second."""
+"""Maximum size of a staged file in bytes, and so of a transaction. Such a transaction takes about a second."""
 RECENT_BYTES_MAX = 2 * PART_BYTES_MAX
-"""The most bytes of staged files that a process keeps in memory until they are committed."""
+"""Maximum bytes of staged files that a process also keeps in memory until they are committed."""
 PART_RECORDS_MAX = QUEUED_RECORDS_MAX - 1
-"""The most records of a transaction; together with the token they fit into the client's queue."""
+"""Maximum number of records in a transaction. Together with the token they fit into the client's queue."""
 _BATCH_OVERHEAD_BYTES = 128
-"""Bytes of a batch and of a record in it, besides key, value and headers."""
+"""Overhead of a batch with one record in bytes, in addition to key, value and headers."""
 _DEFAULT_RECORD_BYTES = 1_000_000
-"""The client's default of `message.max.bytes`, for topics that are not known at submission."""
+"""The client's default of `message.max.bytes`, used if the topic is unknown at submission."""
 
 
 @dataclass(slots=True)
 class KafkaTarget:
-    """The place that a sink writes to. The last fields are found at submission, by `check`, and travel to the tasks."""
+    """The brokers and topics to which a sink writes. `check` sets the last fields at submission."""
 
     servers: str
     topic: str | None
-    """None if a column has the topics."""
+    """The topic of all records, or None if a column has the topics."""
     delivery: Delivery = "exactly_once"
     create: bool | int = False
     partitioner: str = "murmur2_random"
@@ -81,20 +82,20 @@ class KafkaTarget:
     transactional_id_prefix: str = PREFIX
     properties: Mapping[str, object] = field(default_factory=dict)
     record_bytes_max: int | None = None
-    """The largest batch that the topic accepts; None before submission, or if it is not known."""
+    """The largest batch in bytes that the topic accepts; None before submission, or if unknown."""
     rules: topics.TopicRules | None = None
-    """The rules of the topic; None before submission, or if a column has the topics."""
+    """The requirements of the topic; None before submission, or if a column has the topics."""
     keyed: bool = True
     """True if records have a key."""
     timed: bool = False
-    """True if records have a timestamp of their own."""
+    """True if a column provides the timestamps of records."""
     tokens: TokenTopic | None = None
-    """The token topic; None before submission, and at least once."""
+    """The topic of commit tokens; None before submission, and with at-least-once delivery."""
 
     def check(self) -> None:
         """Checks the topics, and creates missing ones. Called when the job is submitted.
 
-        Raises ConfigurationError; then nothing was changed.
+        Raises ConfigurationError, and then has created no topic.
         """
         kafka = library()
         settings = client_settings(self.servers, self.properties)
@@ -109,7 +110,7 @@ class KafkaTarget:
 
     @property
     def record_limit(self) -> int:
-        """Returns the largest record in bytes: key, value and headers."""
+        """Returns the maximum size of a record in bytes: key, value and headers."""
         given = self.properties.get("message.max.bytes")
         limits = [int(str(given))] if given is not None else []
         if self.record_bytes_max is not None:
@@ -117,12 +118,12 @@ class KafkaTarget:
         return min(limits, default=_DEFAULT_RECORD_BYTES) - _BATCH_OVERHEAD_BYTES
 
     def known_topics(self) -> topics.KnownTopics:
-        """Returns a check of topics and partitions that rows name."""
+        """Returns a checker of the topics and partitions that rows name."""
         settings = client_settings(self.servers, self.properties)
         return topics.KnownTopics(settings, self.topic, self.record_limit + _BATCH_OVERHEAD_BYTES, self.rules)
 
     def producer_settings(self, transactional_id: str | None = None) -> dict[str, object]:
-        """Returns the settings of a producer."""
+        """Returns the settings of a producer. With `transactional_id`, the producer is transactional."""
         given = self.properties.get("message.max.bytes")
         largest = self.record_bytes_max
         if given is not None and largest is not None:
@@ -176,7 +177,7 @@ class KafkaTarget:
 @wire
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """A staged file. The committable has its path at the same position. `checksum`: xxh3, 64 bits."""
+    """A staged file, whose path is at the same position in the committable. `checksum`: xxh3, 64 bits."""
 
     records: int
     size_bytes: int
@@ -186,9 +187,10 @@ class StagedPart:
 @wire
 @dataclass(frozen=True, slots=True)
 class StagedRecords:
-    """The records that a subtask has prepared for one checkpoint, with everything that a commit by any program needs.
+    """The content of a committable: the records that a subtask has staged for one checkpoint, and all settings that a
+    commit needs.
 
-    `topic`: empty if a column of the records has the topics. `prefix`: how the transactional id begins.
+    `topic`: empty if a column of the records has the topics. `prefix`: prefix of the transactional id.
     """
 
     uid: str
@@ -199,13 +201,13 @@ class StagedRecords:
 
 
 class KafkaSink(CommittingSink):
-    """Writes batches of records exactly once."""
+    """The exactly-once sink for batches of records."""
 
     def __init__(self, target: KafkaTarget) -> None:
         self.target = target
 
     def check(self) -> None:
-        """Checks the target, when the job is submitted. Raises ConfigurationError."""
+        """Checks the target when the job is submitted. Raises ConfigurationError."""
         self.target.check()
 
     def open_writer(self, context: CommittingContext) -> CommittingWriter:
@@ -218,7 +220,10 @@ class KafkaSink(CommittingSink):
 
 
 class _StagingWriter(CommittingWriter):
-    """Stages records in files. All records of a subtask go to its first bucket, so a checkpoint is one lane."""
+    """Stages records in files.
+
+    All records of a subtask use its first bucket, so a checkpoint is committed in one lane.
+    """
 
     def __init__(self, target: KafkaTarget, context: CommittingContext) -> None:
         assert target.tokens is not None, "the target is checked when the job is submitted"
@@ -232,11 +237,11 @@ class _StagingWriter(CommittingWriter):
         self._paths: list[str] = []
 
     def close(self) -> None:
-        """Releases memory. What is prepared stays in its files."""
+        """Releases memory. Prepared records stay in their files."""
         _RECENT.drop(self._context.prefix)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Buffers records, up to the size of a file."""
+        """Buffers records, and stages a file whenever the buffer has the size of one."""
         for start in range(0, batch.num_rows, CHUNK_RECORDS):
             chunk = batch.slice(start, CHUNK_RECORDS)
             size_bytes = chunk.nbytes
@@ -248,7 +253,7 @@ class _StagingWriter(CommittingWriter):
             self._bytes += size_bytes
 
     def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
-        """Stages the rest, and returns one committable."""
+        """Stages the buffered records, and returns one committable, or none if there are no records."""
         if self._batches:
             self._stage()
         if not self._parts:
@@ -271,7 +276,7 @@ class _StagingWriter(CommittingWriter):
         self._batches, self._records, self._bytes = [], 0, 0
 
     def _serialized(self) -> Iterator[memoryview]:
-        """Yields a stream of Arrow, a batch at a time, so that the memory of one batch serves all of them."""
+        """Yields the buffered batches as an Arrow stream, one batch at a time, to reuse the memory."""
         checksum = xxhash.xxh3_64()
         size_bytes = 0
         for each in (self._batches[0].schema, *self._batches):
@@ -283,17 +288,17 @@ class _StagingWriter(CommittingWriter):
 
 
 class _RecentFiles:
-    """Staged files that are still in memory, so that a commit in the same process need not read them."""
+    """Staged files that are still in memory, so that a commit in the same process does not need to read them."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._lock = threading.Lock()
         self._files: dict[tuple[str, str], tuple[Sequence[pa.RecordBatch], int]] = {}
-        """By the prefix of the writer and the path, oldest first."""
+        """Batches and size in bytes of each file, by the prefix of the writer and the path, oldest first."""
 
     def add(self, writer: str, path: str, batches: Sequence[pa.RecordBatch], size_bytes: int) -> None:
-        """Keeps the batches of a file, and forgets the oldest files if there are too many bytes."""
+        """Stores the batches of a file, and drops the oldest files if the limit is exceeded."""
         with self._lock:
             self._files[writer, path] = batches, size_bytes
             self._bytes += size_bytes
@@ -301,25 +306,25 @@ class _RecentFiles:
                 self._bytes -= self._files.pop(next(iter(self._files)))[1]
 
     def take(self, writer: str, path: str) -> Sequence[pa.RecordBatch] | None:
-        """Returns the batches of a file, and forgets it. None if it is not in memory."""
+        """Removes a file and returns its batches, or None if it is not in memory."""
         with self._lock:
             batches, size_bytes = self._files.pop((writer, path), (None, 0))
             self._bytes -= size_bytes
             return batches
 
     def drop(self, writer: str) -> None:
-        """Forgets all files of a writer."""
+        """Drops all files of a writer."""
         with self._lock:
             for key in [key for key in self._files if key[0] == writer]:
                 self._bytes -= self._files.pop(key)[1]
 
 
 _RECENT = _RecentFiles(RECENT_BYTES_MAX)
-"""The staged files of this process: the writer and the committer of a subtask are in the same one."""
+"""The staged files in memory of this process. Writer and committer of a subtask run in the same process."""
 
 
 class _KafkaCommitter(Committer):
-    """Commits what a subtask has prepared, and lanes of earlier jobs that it has taken over."""
+    """Commits the records that a subtask has staged, and the records of earlier jobs that it has taken over."""
 
     def __init__(self, target: KafkaTarget, context: CommittingContext) -> None:
         self._target = target
@@ -327,7 +332,7 @@ class _KafkaCommitter(Committer):
         self._lanes: dict[str, LaneCommitter] = {}
 
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
-        """Sends the records of committables, unless they are visible already."""
+        """Sends the records of committables, unless they are committed already."""
         for committable in committables:
             staged = decode(committable.data)
             lane = f"{token.job_id}/{staged.uid}/{committable.bucket}"
@@ -341,7 +346,7 @@ class _KafkaCommitter(Committer):
                     self._lanes.pop(lane).close()
 
     def close(self) -> None:
-        """Drops the producers."""
+        """Closes the producers."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}
@@ -362,7 +367,7 @@ class _KafkaCommitter(Committer):
 
 
 def _staged_batches(context: CommittingContext, path: str, part: StagedPart) -> Iterator[pa.RecordBatch]:
-    """Yields the records of a staged file. Raises CorruptionError if it is not what was written."""
+    """Yields the records of a staged file. Raises CorruptionError if its size or checksum has changed."""
     recent = _RECENT.take(context.prefix, path)
     if recent is not None:
         yield from recent
@@ -378,7 +383,7 @@ def _staged_batches(context: CommittingContext, path: str, part: StagedPart) -> 
 
 
 class KafkaSender:
-    """Sends records as they come. `flush` returns when the brokers have all of them."""
+    """Sends records immediately (at-least-once delivery). `flush` returns when the brokers have all of them."""
 
     def __init__(self, target: KafkaTarget) -> None:
         self._target = target
@@ -387,7 +392,7 @@ class KafkaSender:
         self._doing = f"could not write to Kafka at {target.servers}"
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Passes records to the client, as soon as its queue has room. Raises KafkaWriteError."""
+        """Adds records to the client's queue, and waits for free space if necessary. Raises KafkaWriteError."""
         for start in range(0, batch.num_rows, CHUNK_RECORDS):
             chunk = batch.slice(start, CHUNK_RECORDS)
             limit_ms = 2 * self._target.delivery_timeout_ms
@@ -398,7 +403,7 @@ class KafkaSender:
         self._deliveries.check(self._doing)
 
     def flush(self) -> None:
-        """Waits until all records are delivered. Raises KafkaWriteError if one is not."""
+        """Waits until all records are delivered. Raises KafkaWriteError if a delivery fails."""
         with kafka_errors(self._doing):
             left = self._producer.flush(2 * self._target.delivery_timeout_ms / 1000)
         self._deliveries.check(self._doing)
@@ -409,7 +414,7 @@ class KafkaSender:
             )
 
     def close(self) -> None:
-        """Drops records that were not delivered. They come again after a restore."""
+        """Drops records that were not delivered. They are sent again after a restore."""
         with kafka_errors(self._doing):
             self._producer.purge()
             self._producer.poll(0)

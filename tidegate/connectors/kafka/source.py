@@ -1,18 +1,19 @@
-"""`KafkaSource`: topics as an unbounded source, or up to an end. A partition is a split.
+"""`KafkaSource`: reads topics as an unbounded source, or up to an end position. A partition is a split.
 
 Rules:
 
 - The next offset is in the payload, and so in the checkpoint with the rows before it, because offsets have gaps. The id
-  of the topic is stored with it, because a topic that is created again counts other records by the same offsets.
-- Begin and end are decided once, at submission. A consumer group is read only there, and only for `start="group"`.
-- Partitions that are added later, and topics that match a pattern, are found by FINDERS splits without rows, so that
-  several subtasks receive some. A hash determines the finder of a partition. A finder stores how many partitions of
-  each topic are read. New partitions are read from their begin. Without `discover_ms` finders only warn, so that it
-  can be set later.
+  of the topic is stored with the offset, because a topic that is created again has other records at the same offsets.
+- Start and end offsets are resolved once, at submission. The offsets of a consumer group are read only then, and only
+  for `start="group"`.
+- Partitions that are added later, and topics that match a pattern, are found by FINDERS splits without rows (finders),
+  so that several subtasks receive new partitions. A hash determines the finder of a partition. A finder stores how many
+  partitions of each topic are read. New partitions are read from their first record. Without `discover_ms` finders only
+  log a warning.
 - A position that cannot be continued (another topic of the same name, deleted records, partitions that would not be
   read) is refused before a restore changes anything (`check_unread`), and by the running reader.
 
-`reader.py` reads, `splits.py` has the payloads.
+`reader.py` has the reader, `splits.py` the payloads of splits.
 """
 
 from __future__ import annotations
@@ -53,16 +54,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _Infos: TypeAlias = "Mapping[str, TopicInfo]"
 _NAMED_MAX = 20
-"""How many partitions an error names."""
+"""Maximum number of partitions that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
     """Topics of the brokers at `servers` ("host:port,host:port").
 
-    `end`: where the source ends, or None if it never does. `discover_ms`: how often to look for new partitions, or None
-    to ignore them. `bad_rows`: policy for records that cannot be read. `on_missing`: policy if the next record of a
-    checkpoint no longer exists. `commit_offsets`: whether to commit offsets to the consumer group of `properties`.
+    `end`: the position at which the source ends, or None if it never does. `discover_ms`: interval of looking for new
+    partitions, or None to ignore them. `bad_rows`: policy for records that cannot be read. `on_missing`: policy if the
+    next record of a checkpoint no longer exists. `commit_offsets`: whether to commit offsets to the consumer group of
+    `properties`.
     """
 
     servers: str
@@ -72,7 +74,7 @@ class KafkaSource:
     end: End | None = None
     discover_ms: int | None = None
     properties: tuple[tuple[str, object], ...] = field(default=(), repr=False)
-    """Settings of the client, among them passwords."""
+    """Settings of the client, which may include passwords."""
     bad_rows: BadRows = "fail"
     on_missing: OnMissing = "fail"
     commit_offsets: bool = False
@@ -80,17 +82,17 @@ class KafkaSource:
 
     @property
     def ends(self) -> bool:
-        """Returns True if it ends by itself."""
+        """Returns True if the source has an end position."""
         return self.end is not None
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of the records."""
+        """Returns the columns of the source."""
         return self.form.schema
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """Returns the columns of dead letters, if they are a stream."""
+        """Returns the schema of the stream of dead letters, or None if there is no such stream."""
         return LETTERS if self.bad_rows == "side" else None
 
     @property
@@ -104,9 +106,9 @@ class KafkaSource:
         return client_settings(self.servers, dict(self.properties))
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns finders and the existing partitions.
+        """Returns the finder splits and a split for each existing partition.
 
-        Raises ConfigurationError if brokers, a topic or a place to begin or end are missing.
+        Raises ConfigurationError if the brokers do not answer, or a topic or a start or end position is missing.
         """
         if any(at_ms > now_ms() for at_ms in times_in(self.end)):
             raise ConfigurationError(
@@ -135,7 +137,10 @@ class KafkaSource:
         return (*self._finders(counts), *map(split_of, found))
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Checks that topics and end are the same. Topics may be added if new partitions are looked for."""
+        """Raises ConfigurationError if `topics` or `end` differ from the checkpoint.
+
+        With `discover_ms`, topics may be added.
+        """
         positions = [decode(split.payload) for split in splits]
         partitions = [at for at in positions if isinstance(at, PartitionAt)]
         if any((at.end is not None) != self.ends for at in partitions):
@@ -149,9 +154,10 @@ class KafkaSource:
             raise ConfigurationError(f"topic {added[0]!r} was not there; give the topics that it had, or set discover=")
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
-        """Checks that the brokers still have the unread data: these topics, these records, and no other partitions.
+        """Raises ConfigurationError unless the brokers still have the unread topics and records, and no new partition
+        would be ignored.
 
-        Raises ConfigurationError if not, or if the brokers do not answer.
+        Also raises ConfigurationError if the brokers do not answer.
         """
         positions = [decode(split.payload) for split in splits]
         partitions = [at for at in positions if isinstance(at, PartitionAt)]
@@ -174,7 +180,7 @@ class KafkaSource:
             raise ConfigurationError("; and ".join(problems))
 
     def reader(self) -> SourceReader:
-        """Returns a reader for one subtask, with a consumer of its own."""
+        """Returns a reader for one subtask, with a new consumer."""
         return KafkaReader(
             self.settings,
             self.topics,
@@ -186,7 +192,7 @@ class KafkaSource:
         )
 
     def _check_exist(self, infos: _Infos) -> None:
-        """Raises ConfigurationError if a topic is missing. With `discover_ms` some may be created later."""
+        """Raises ConfigurationError if a topic is missing. With `discover_ms`, at least one topic must exist."""
         missing = [topic for topic, info in infos.items() if not info.partitions]
         if not infos:
             raise ConfigurationError(f"from_kafka: no topic at {self.servers} matches the {self.topics}: create one")
@@ -194,7 +200,7 @@ class KafkaSource:
             raise ConfigurationError(f"from_kafka: topic {missing[0]!r} does not exist at {self.servers}: create it")
 
     def _begin(self, asked: confluent_kafka.Consumer, topic: str, partition: int, topic_id: str) -> PartitionAt:
-        """Returns a partition with its first offset, and the offset at which it ends.
+        """Returns the position of a partition: its first offset to read, and the offset at which it ends.
 
         Raises KafkaException, and ConfigurationError.
         """
@@ -225,7 +231,7 @@ class KafkaSource:
         return [SourceSplit(f"new partitions {number} of {FINDERS}", payload, rows=0) for number in range(FINDERS)]
 
     def _missing(self, infos: _Infos, partitions: Sequence[PartitionAt]) -> Iterator[str]:
-        """Yields problems of topics that are gone or were replaced."""
+        """Yields an error text for each topic that was deleted or replaced."""
         for topic in sorted({at.topic for at in partitions}):
             info = infos[topic]
             before = {at.topic_id for at in partitions if at.topic == topic and at.topic_id}
@@ -251,7 +257,7 @@ class KafkaSource:
     def _lost_records(
         self, asked: confluent_kafka.Consumer, infos: _Infos, partitions: Sequence[PartitionAt]
     ) -> Iterator[str]:
-        """Yields a problem for each partition whose next records were deleted. Raises KafkaException."""
+        """Yields an error text for each partition whose next records were deleted. Raises KafkaException."""
         for at in partitions:
             info = infos[at.topic]
             if at.offset < 0 or at.partition >= info.partitions or (at.topic_id and at.topic_id != info.topic_id):

@@ -1,4 +1,4 @@
-"""Splits of the Kafka source: partitions, and finders of new partitions. Their payloads are in checkpoints."""
+"""Payloads of the Kafka source's splits in checkpoints: positions in partitions, and finders of new partitions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FROM_THE_BEGIN = -2
 @wire
 @dataclass(frozen=True, slots=True)
 class PartitionAt:
-    """A partition of a topic, its next offset, and the offset at which it ends, if it does.
+    """The position in a partition: the next offset, and the offset at which to end (None: never).
 
-    `topic_id` is the id of the topic that the offset belongs to, or "" if the brokers have none.
+    `topic_id` is the id of the topic to which the offset belongs, or "" if the brokers have no ids.
     """
 
     topic: str
@@ -32,7 +32,7 @@ class PartitionAt:
 @wire
 @dataclass(frozen=True, slots=True)
 class KnownPartitions:
-    """The state of a finder: how many partitions of each topic are read."""
+    """The state of a finder split: the number of partitions that are read, for each topic."""
 
     counts: tuple[tuple[str, int], ...]
 
@@ -43,5 +43,5 @@ def split_of(at: PartitionAt) -> SourceSplit:
 
 
 def finder_of(topic: str, partition: int) -> int:
-    """Returns the finder to which a partition belongs."""
+    """Returns the number of the finder split that is responsible for a partition."""
     return (xxhash.xxh3_64_intdigest(topic.encode()) + partition) % FINDERS

@@ -1,13 +1,13 @@
-"""Topics that a sink writes to: what they are, whether they fit, and how they are created at submission.
+"""Topics of a Kafka sink: describes, checks and creates them at submission.
 
 Rules:
 
 - A topic that does not exist is refused, or created if the program asks for it (`create=`).
-- The token topic must be compacted, and nothing else: with `delete` in its cleanup policy the brokers delete old
-  tokens, and a repeated commit would write its records again. It is created if it is not there.
+- The token topic must have the cleanup policy `compact` only: with `delete` in its cleanup policy the brokers delete
+  old tokens, and a repeated commit would write its records again. It is created if it does not exist.
 - Nothing is created before everything was checked.
-- A record that the brokers would refuse, or delete soon, is found before it is staged (`KnownTopics`): a commit with it
-  could never succeed, or would lose it.
+- A record that the brokers would refuse, or delete soon, is found before it is staged (`KnownTopics`): a commit with
+  such a record could never succeed, or would lose the record.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _ANSWER_S = 30.0
 _AGAIN_S = 0.1
 _KNOWN_MAX = 100_000
 _FOR_EVER_MS = 2**62
-"""Kafka's default for limits without an end is 2**63 - 1."""
+"""Limits from this value on count as unlimited. Kafka's default for no limit is 2**63 - 1."""
 _MISSING_MS = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""Kafka's notation for a missing topic id."""
+"""Text that Kafka returns for a missing topic id."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic that exists. `topic_id` is empty for brokers older than 2.8."""
+    """An existing topic. `topic_id` is empty for brokers older than 2.8."""
 
     name: str
     topic_id: str
@@ -66,12 +66,12 @@ class TopicDescription:
 
 
 def is_topic_name(name: object) -> bool:
-    """Returns whether Kafka takes this as the name of a topic."""
+    """Returns whether a value is a valid name of a Kafka topic."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def admin(settings: Mapping[str, Any]) -> AdminClient:
-    """Returns a client for topics. Raises ConfigurationError for settings that the client refuses."""
+    """Creates an admin client. Raises ConfigurationError for settings that the client refuses."""
     from confluent_kafka.admin import AdminClient
 
     try:
@@ -83,7 +83,10 @@ def admin(settings: Mapping[str, Any]) -> AdminClient:
 
 
 def describe(client: AdminClient, topic: str, *, with_config: bool = True) -> TopicDescription | None:
-    """Returns a topic, or None if it does not exist. Raises KafkaException if the brokers do not answer."""
+    """Returns the description of a topic, or None if it does not exist.
+
+    Raises KafkaException if the brokers do not answer.
+    """
     from confluent_kafka import TopicCollection
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
@@ -109,7 +112,8 @@ def describe(client: AdminClient, topic: str, *, with_config: bool = True) -> To
 def create(client: AdminClient, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
     """Creates a topic, with the brokers' default number of replicas. `partitions`: -1 for the brokers' default.
 
-    A topic that another process creates at the same moment is fine. Raises ConfigurationError if that is not allowed.
+    If another process creates the topic at the same time, that is no error. Raises ConfigurationError if the brokers
+    refuse.
     """
     from confluent_kafka.cimpl import NewTopic
 
@@ -132,7 +136,10 @@ def create_token_topic(client: AdminClient, topic: str) -> None:
 
 
 def created(client: AdminClient, topic: str) -> TopicDescription:
-    """Returns a topic that was just created, as soon as the brokers describe it. Raises ConfigurationError."""
+    """Waits until the brokers describe a topic that was just created, and returns the description.
+
+    Raises ConfigurationError.
+    """
     deadline_ms = monotonic_ms() + int(_ANSWER_S * 1000)
     while monotonic_ms() < deadline_ms:
         found = describe(client, topic)
@@ -143,7 +150,7 @@ def created(client: AdminClient, topic: str) -> TopicDescription:
 
 
 def check_token_topic(found: TopicDescription) -> None:
-    """Raises ConfigurationError for a topic that would lose commit tokens."""
+    """Raises ConfigurationError for a token topic whose cleanup policy would delete commit tokens."""
     policy = found.config.get("cleanup.policy", "delete")
     if {each.strip() for each in policy.split(",")} != {"compact"}:
         raise ConfigurationError(
@@ -154,7 +161,7 @@ def check_token_topic(found: TopicDescription) -> None:
 
 
 def max_record_bytes(found: TopicDescription) -> int | None:
-    """Returns the largest batch of records that a topic accepts, in bytes, or None if it is unknown."""
+    """Returns the largest batch of records in bytes that a topic accepts, or None if unknown."""
     given = found.config.get("max.message.bytes", "")
     return int(given) if given.isdigit() else None
 
@@ -162,24 +169,24 @@ def max_record_bytes(found: TopicDescription) -> int | None:
 @wire
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    """The demands of a topic on its records."""
+    """The requirements of a topic on records."""
 
     partitions: int
-    """How many partitions it has."""
+    """Number of partitions of the topic."""
     keyed: bool
-    """True if it is compacted: brokers refuse records without a key."""
+    """True if the topic is compacted: brokers refuse records without a key."""
     stamped: bool
-    """True if brokers replace the timestamps of records by their own."""
+    """True if brokers replace the timestamps of records by the time of appending."""
     kept_ms: int | None
-    """How long records are kept after their timestamp. None: for ever."""
+    """Time in ms for which records are kept after their timestamp. None: unlimited."""
     past_ms: int | None
-    """How far in the past brokers take timestamps. None: as far as it may be."""
+    """Maximum age in ms of a timestamp that brokers accept. None: unlimited."""
     future_ms: int | None
-    """How far in the future brokers take timestamps. None: as far as it may be."""
+    """Maximum distance in ms into the future of a timestamp that brokers accept. None: unlimited."""
 
 
 def rules_of(found: TopicDescription) -> TopicRules:
-    """Returns the rules of a topic, from its configuration."""
+    """Returns the requirements of a topic, from its configuration."""
     config = found.config
     policies = {each.strip() for each in config.get("cleanup.policy", "delete").split(",")}
     # Brokers before 3.6 have one setting for both directions.
@@ -199,10 +206,11 @@ def _limit_ms(given: str | None) -> int | None:
 
 
 class KnownTopics:
-    """Finds rows that a topic does not take, and rows without a topic or partition. Called from one thread at a time.
+    """Detects rows whose topic or partition does not exist, and records that the topic's brokers would refuse. Called
+    from one thread at a time.
 
-    Brokers are contacted for a topic at its first row, unless its rules were found at submission. A topic or a
-    partition that is missing is looked for again after `_MISSING_MS`.
+    Brokers are contacted at the first row of a topic, unless its rules were found at submission. For a missing topic or
+    partition the brokers are asked again after `_MISSING_MS`.
     """
 
     def __init__(
@@ -213,23 +221,25 @@ class KnownTopics:
         rules: TopicRules | None = None,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """`topic`: of rows without a topic of their own, and `rules` its rules, if they are known already.
+        """`topic`: the topic of rows without a topic column, and `rules` its requirements if they were found at
+        submission.
 
-        `record_bytes_max`: the largest batch that is written.
+        `record_bytes_max`: the largest batch in bytes that the sink writes.
         """
         self._settings = settings
         self._topic = topic
         self._record_bytes_max = record_bytes_max
         self._clock_ms = clock_ms
         self._rules: dict[str, TopicRules] = {} if topic is None or rules is None else {topic: rules}
-        """The rules of topics that exist."""
+        """The requirements of existing topics, by name."""
         self._seen_ms: dict[str, int] = {}
-        """When a topic was looked for."""
+        """Time in ms (monotonic clock) at which a topic was last requested from the brokers."""
 
     def bad_rows(self, topics: pa.Array | None, partitions: pa.Array | None, count: int) -> dict[int, str]:
-        """Returns the numbers of rows without such a place, each with the reason. Nulls are not checked.
+        """Returns the reasons for rows whose topic or partition does not exist, by row number. Nulls are not checked.
 
-        Raises KafkaWriteError if the brokers do not answer, or a topic takes smaller records than the sink writes.
+        Raises KafkaWriteError if the brokers do not answer, or a topic accepts only smaller batches than the sink
+        writes.
         """
         bad: dict[int, str] = {}
         wanted = np.full(count, -1) if partitions is None else pc.fill_null(partitions, -1).to_numpy()
@@ -240,7 +250,7 @@ class KnownTopics:
     def refused_rows(
         self, topics: pa.Array | None, keys: pa.Array | None, timestamps: pa.Array | None, count: int
     ) -> dict[int, str]:
-        """Returns the numbers of rows whose record the brokers refuse or delete soon, each with the reason.
+        """Returns the reasons for rows whose record the brokers would refuse or soon delete, by row number.
 
         `timestamps`: milliseconds since 1970. Topics that do not exist are skipped.
         """
@@ -257,7 +267,7 @@ class KnownTopics:
         return bad
 
     def _by_topic(self, topics: pa.Array | None, count: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yields each topic with the numbers of its rows. Skips rows with a null."""
+        """Yields each topic with the numbers of its rows. Skips rows whose topic is null."""
         if topics is None:
             assert self._topic is not None, "rows have a topic each, or all the same"
             yield self._topic, np.arange(count)
@@ -330,7 +340,7 @@ class KnownTopics:
 
 
 def rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Yields each topic with the numbers of its rows. Skips rows with a null."""
+    """Yields each topic with the numbers of its rows. Skips rows whose topic is null."""
     encoded = topics.dictionary_encode()
     codes = pc.fill_null(encoded.indices, -1).to_numpy()
     for code, topic in enumerate(encoded.dictionary.to_pylist()):
@@ -338,7 +348,7 @@ def rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, NDArray[np.int64]]]:
 
 
 def stamped_text(topic: str) -> str:
-    """Returns the refusal of timestamps for a topic that replaces them."""
+    """Returns the error text for a timestamp column if the topic replaces timestamps."""
     return (
         f"topic {topic!r} has message.timestamp.type=LogAppendTime, so its brokers replace the timestamps of records. "
         "Set it to CreateTime, or leave timestamp= out"

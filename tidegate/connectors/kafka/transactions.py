@@ -1,16 +1,16 @@
-"""Commits to Kafka: one short transaction has records and a commit token, and a repeated commit finds the token.
+"""Commits to Kafka in short transactions, each with records and a commit token, which a repeated commit finds.
 
-A *lane* is what one bucket of a sink has prepared under one job. Its records are committed in *parts*, the files that
+A *lane* is the sequence of commits of one sink bucket of one job. Its records are committed in *parts*, the files that
 the writer has staged. Each part is one transaction, so a transaction stays short however many rows a checkpoint has.
 Rules:
 
-- Each lane has a transactional id of its own. `init_transactions` therefore fences any earlier process that commits the
-  same lane, and waits until its open transaction has ended.
-- Only then the token of the lane is read, up to the end of its partition, by a reader that sees committed records only.
-  A part that the token covers is done. If the end cannot be read, the commit fails: it never assumes anything.
+- Each lane has its own transactional id. `init_transactions` therefore fences any earlier process that commits the same
+  lane, and waits until its open transaction has ended.
+- Only then the token of the lane is read, up to the end of its partition, with `read_committed` isolation. A part that
+  the token covers is done. If the end cannot be read, the commit fails.
 - The token of a lane is written in the same transaction as the records. So both are visible, or neither.
-- After any failure the outcome of the transaction is unknown. The producer is dropped, and the next try begins with
-  `init_transactions` and the token again.
+- After any failure the outcome of the transaction is unknown. The producer is discarded, and the next attempt begins
+  with `init_transactions` and reads the token again.
 - A lane has its tokens in one partition, chosen by a hash of its name. A commit is refused if the token topic is not
   the topic that the job was submitted with, or has another number of partitions: tokens would not be found.
 """
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CALL_S = 60.0
-"""The time limit of one call of the client that changes the state of a transaction."""
+"""Time limit in seconds of one client call that changes the state of a transaction."""
 _READ_LIMIT_MS = 120_000
-"""The time limit of reading a partition of tokens. A transaction of a lost process may hold up its end for a while."""
+"""Time limit in ms of reading a partition of tokens. An open transaction of a lost process may delay the read."""
 _READ_RECORDS = 1_000
 _READ_S = 0.02
-"""A read waits this long for more records, also at the end of a partition."""
+"""Time in seconds that one read waits for more records, also at the end of a partition."""
 _AGAIN_S = 0.05
 _SLOW_READ_MS = 5_000
 
@@ -64,31 +64,36 @@ _SLOW_READ_MS = 5_000
 @wire
 @dataclass(frozen=True, slots=True)
 class TokenTopic:
-    """The topic of commit tokens, as it was when the job was submitted. `topic_id` is empty for old brokers."""
+    """The topic of commit tokens as it was at submission. `topic_id` is empty for old brokers."""
 
     name: str
     topic_id: str
     partitions: int
 
     def partition_of(self, lane: str) -> int:
-        """Returns the partition that has the tokens of a lane. Never changes for a topic."""
+        """Returns the partition that stores the tokens of a lane."""
         return zlib.crc32(lane.encode()) % self.partitions
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Token:
-    """How far a lane is committed: everything before this checkpoint, and the first `parts` parts of it."""
+    """The commit progress of a lane: all checkpoints before this one, and the first `parts` parts of this one, are
+    committed.
+    """
 
     checkpoint_id: int
     parts: int
 
     def encoded(self) -> bytes:
-        """Returns the value of the record."""
+        """Returns the token as the value of a Kafka record."""
         return json.dumps({"checkpoint": self.checkpoint_id, "parts": self.parts}).encode()
 
     @staticmethod
     def decoded(value: bytes | None, lane: str) -> Token:
-        """Returns the token in a record. Raises KafkaWriteError for a record that tidegate has not written."""
+        """Parses a token from the value of a record.
+
+        Raises KafkaWriteError for a record that tidegate has not written.
+        """
         try:
             found = json.loads(value or b"")
             return Token(int(found["checkpoint"]), int(found["parts"]))
@@ -104,8 +109,8 @@ def read_token(
 ) -> Token | None:
     """Returns the newest committed token of a lane, or None if there is none.
 
-    Everything up to the end of the partition is read, where the end is taken when this is called. Raises
-    KafkaWriteError if that is not possible within `limit_ms`.
+    Reads the partition up to the end that it has at the call. Raises KafkaWriteError if that takes longer than
+    `limit_ms`.
     """
     partition = topic.partition_of(lane)
     doing = f"read the commit tokens in partition {partition} of topic {topic.name!r} to their end"
@@ -119,7 +124,7 @@ def read_token(
 
 
 def _end_offset(settings: Mapping[str, object], topic: str, partition: int) -> int:
-    """Returns the offset after the last record of a partition, also if its transaction has not ended."""
+    """Returns the offset after the last record of a partition, including records of open transactions."""
     # A reader of committed records would return the end of the committed part only.
     with closing(_reader(settings, "read_uncommitted")) as asked:
         found = asked.get_watermark_offsets(library().TopicPartition(topic, partition), timeout=TIMEOUT_S)
@@ -183,7 +188,7 @@ def _reader(settings: Mapping[str, object], isolation: str) -> confluent_kafka.C
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One transaction. `batches` returns its records."""
+    """One transaction of a lane. `batches` returns its records."""
 
     done: Token
     """The token that the transaction writes."""
@@ -193,7 +198,7 @@ class Part:
 
 
 class LaneCommitter:
-    """Commits the parts of one lane, in their order. Not thread-safe."""
+    """Commits the parts of one lane (the commits of one sink bucket of one job), in order. Not thread-safe."""
 
     def __init__(
         self,
@@ -203,7 +208,10 @@ class LaneCommitter:
         tokens: TokenTopic,
         lane: str,
     ) -> None:
-        """`producer`: settings of a producer, with the lane's transactional id."""
+        """`producer`: settings of a producer, with the lane's transactional id.
+
+        `tokens`: the topic of commit tokens.
+        """
         self._servers = servers
         self._properties = properties
         self._settings = producer
@@ -214,7 +222,10 @@ class LaneCommitter:
         self._token: Token | None = None
 
     def commit(self, parts: Iterable[Part]) -> None:
-        """Commits the parts that are not committed yet. Raises KafkaWriteError; then some of them may be committed."""
+        """Commits the parts that are not committed yet.
+
+        Raises KafkaWriteError, after which some parts may be committed.
+        """
         if self._producer is None:
             self._open()
         for part in parts:
@@ -229,11 +240,11 @@ class LaneCommitter:
             self._token = part.done
 
     def close(self) -> None:
-        """Drops the producer. A transaction is never open between two calls of `commit`."""
+        """Discards the producer. No transaction is open between two calls of `commit`."""
         self._producer = None
 
     def _open(self) -> None:
-        """Fences earlier processes, and reads how far they came."""
+        """Fences earlier processes that commit this lane, and reads the lane's token."""
         self._deliveries = Deliveries()
         producer = make_producer(self._settings, self._deliveries)
         doing = f"could not begin to commit {self._lane!r}"
@@ -244,7 +255,7 @@ class LaneCommitter:
         self._producer = producer
 
     def _check_token_topic(self) -> None:
-        """Raises KafkaWriteError if the token topic is another one than at submission."""
+        """Raises KafkaWriteError if the token topic is not the same topic as at submission."""
         tokens = self._tokens
         found = topics.describe(
             topics.admin(client_settings(self._servers, self._properties)), tokens.name, with_config=False
@@ -291,7 +302,10 @@ class LaneCommitter:
         return self._tokens.partition_of(self._lane)
 
     def _call(self, doing: str, call: Callable[[float], Any]) -> None:
-        """Calls the client, and calls again where it asks for that, within a limit. Raises KafkaWriteError."""
+        """Calls the client, and repeats the call after retriable errors, for up to _CALL_S seconds.
+
+        Raises KafkaWriteError.
+        """
         deadline_ms = monotonic_ms() + int(_CALL_S * 1000)
         while True:
             try:
@@ -304,7 +318,9 @@ class LaneCommitter:
             time.sleep(_AGAIN_S)
 
     def _drop(self) -> None:
-        """Ends an open transaction as far as possible, so that readers need not wait for the next try."""
+        """Aborts an open transaction if possible, so that readers need not wait for the next attempt, and discards
+        the producer.
+        """
         producer, self._producer = self._producer, None
         if producer is None:
             return

@@ -1,1 +1,1 @@
-"""Changes of PostgreSQL tables, read from the server's own log: logical replication with pgoutput."""
+"""Change data capture from PostgreSQL by logical replication with the plugin pgoutput."""

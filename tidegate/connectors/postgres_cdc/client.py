@@ -1,8 +1,7 @@
-"""Connections to PostgreSQL: the tables and the slot, the snapshot, and the stream of the log.
+"""Connections to PostgreSQL: descriptions of tables, the replication slot, the snapshot, and the stream of the log.
 
-psycopg 3 has no replication cursor. `LogStream` uses its wrapper of libpq (`psycopg.pq`) for the protocol of
-replication, which has two messages of the server and one of the client. So sinks, snapshots and the log need one
-driver.
+psycopg 3 has no replication cursor. `LogStream` implements the replication protocol with psycopg's wrapper of libpq
+(`psycopg.pq`), so no second driver is needed.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _METHOD = "from_postgres_cdc"
 
 
 def driver() -> Any:
-    """Returns the module psycopg. Raises ConfigurationError if it is not installed."""
+    """Imports and returns psycopg. Raises ConfigurationError if it is not installed."""
     return load(_METHOD, "postgres", "psycopg")
 
 
 def connect(dsn: str, replication: bool = False) -> Connection:
-    """Returns a connection outside of transactions, with values written as `text_values.py` reads them.
+    """Opens a connection in autocommit mode, in which values have the text format that `text_values.py` parses.
 
-    Raises psycopg.OperationalError, and ConfigurationError for a `dsn` that is none.
+    Raises psycopg.OperationalError, and ConfigurationError for an invalid `dsn`.
     """
     psycopg = driver()
     try:
@@ -66,7 +65,10 @@ def connect(dsn: str, replication: bool = False) -> Connection:
 
 @contextmanager
 def connected(dsn: str) -> Iterator[Connection]:
-    """Gives a connection. Raises ConfigurationError if the server does not answer or refuses a statement."""
+    """Returns a context with a connection.
+
+    Raises ConfigurationError if the server does not answer or refuses a statement.
+    """
     psycopg = driver()
     try:
         with connect(dsn) as connection:
@@ -92,7 +94,7 @@ WHERE i.indrelid = %s AND i.indisprimary AND a.attrelid = i.indrelid AND a.attnu
 
 
 def describe_table(connection: Connection, name: str) -> CdcTable:
-    """Returns a table. Raises ConfigurationError if its changes cannot be followed."""
+    """Returns columns and primary key of a table. Raises ConfigurationError if its changes cannot be replicated."""
     found = connection.execute(_TABLE, (name,)).fetchone()
     if found is None:
         raise ConfigurationError(f"{_METHOD}(tables=): there is no table {name!r}; give names such as 'public.orders'")
@@ -122,7 +124,7 @@ def describe_table(connection: Connection, name: str) -> CdcTable:
 
 
 def prepare_publication(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
-    """Creates the publication, or checks that it has the tables. Raises ConfigurationError."""
+    """Creates the publication, or checks that it publishes all changes of the tables. Raises ConfigurationError."""
     sql = driver().sql
     level = connection.execute("SELECT current_setting('wal_level')").fetchone()
     if level != ("logical",):
@@ -156,7 +158,10 @@ def prepare_publication(connection: Connection, publication: str, tables: Sequen
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A replication slot. `confirmed_lsn`: changes before it are gone. `retained_bytes`: log that is kept for it."""
+    """A replication slot.
+
+    `confirmed_lsn`: changes before it are no longer available. `retained_bytes`: WAL that the server keeps for it.
+    """
 
     plugin: str
     database: str
@@ -175,7 +180,7 @@ FROM pg_replication_slots WHERE slot_name = %s
 
 
 def find_slot(connection: Connection, slot: str) -> Slot | None:
-    """Returns a slot, or None if there is none of this name."""
+    """Returns the replication slot of this name, or None if it does not exist."""
     found = connection.execute(_SLOT, (slot,)).fetchone()
     if found is None:
         return None
@@ -186,7 +191,10 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
 
 
 def lost_changes(slot: Slot | None, at: CdcPosition, system: str | None = None) -> str | None:
-    """Returns what is lost if the log cannot be read from a position on, or None."""
+    """Returns an error text if the changes after a position can no longer be read from the slot, or None if they can.
+
+    `system` is the id of the server, to compare it with the checkpoint's.
+    """
     where = lsn_text(at.lsn)
     again = "Start the job without a checkpoint and with another slot=; it begins with a new snapshot of the tables"
     if system is not None and at.system and system != at.system:
@@ -212,10 +220,10 @@ def lost_changes(slot: Slot | None, at: CdcPosition, system: str | None = None) 
 
 
 class LogStream:
-    """The log of a slot from a position on, as messages of pgoutput. It never waits for the server."""
+    """Streams the messages of pgoutput from a slot, from a position on. Never blocks."""
 
     def __init__(self, dsn: str, slot: str, publication: str, start_lsn: int) -> None:
-        """Raises psycopg.Error if the server refuses."""
+        """Starts replication at `start_lsn`. Raises psycopg.Error if the server refuses."""
         psycopg = driver()
         self._connection = connect(dsn, replication=True)
         try:
@@ -237,7 +245,10 @@ class LogStream:
         """True if the server waits for a status."""
 
     def receive(self) -> bytes | None:
-        """Returns the next message, or None if nothing has arrived. Raises psycopg.OperationalError at the end."""
+        """Returns the next pgoutput message, or None if none has arrived.
+
+        Raises psycopg.OperationalError if the stream has ended.
+        """
         consumed = False
         while True:
             size, data = self._libpq.get_copy_data(1)
@@ -261,7 +272,7 @@ class LogStream:
                 raise driver().OperationalError(f"the server ended the stream of the log: {text or 'no reason given'}")
 
     def send_status(self) -> None:
-        """Reports what was received, and what the server may forget."""
+        """Reports the received position and the confirmed position, up to which the server may delete its log."""
         at_us = (now_ms() - _EPOCH_2000_MS) * 1_000
         confirmed = self.confirmed_lsn
         self._libpq.put_copy_data(_STATUS.pack(b"r", max(self.received_lsn, confirmed), confirmed, confirmed, at_us, 0))
@@ -269,17 +280,17 @@ class LogStream:
         self.wants_status = False
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection to the server."""
         self._connection.close()
 
 
 def run_command(libpq: Any, command: str) -> Any:
-    """Returns the result of a command of replication. Raises psycopg.Error if the server refuses it."""
+    """Executes a replication command and returns its result. Raises psycopg.Error if the server refuses it."""
     return checked_result(libpq.exec_(command.encode()))
 
 
 def checked_result(result: Any) -> Any:
-    """Returns a result of libpq. Raises psycopg.Error if it is an error."""
+    """Returns a libpq result. Raises psycopg.Error if the result is an error."""
     psycopg = driver()
     if result.status in (psycopg.pq.ExecStatus.FATAL_ERROR, psycopg.pq.ExecStatus.BAD_RESPONSE):
         raise psycopg.errors.error_from_result(result)
@@ -287,9 +298,9 @@ def checked_result(result: Any) -> Any:
 
 
 class SlotCreation:
-    """Creates a slot. The server waits for transactions that are open, so it may take long.
+    """Creates a replication slot in the background. The server waits for open transactions, so this may take long.
 
-    The snapshot of the slot can be used as long as this is not closed.
+    The slot's exported snapshot can be used until this object is closed.
     """
 
     def __init__(self, dsn: str, slot: str) -> None:
@@ -300,7 +311,7 @@ class SlotCreation:
         self._libpq.flush()
 
     def created(self) -> tuple[int, str] | None:
-        """Returns the position of the slot and the name of its snapshot, or None if it is not there yet.
+        """Returns the LSN of the slot and the name of its snapshot, or None if the slot is not created yet.
 
         Raises psycopg.Error.
         """
@@ -314,12 +325,12 @@ class SlotCreation:
         return lsn_number(position.decode()), snapshot.decode()
 
     def close(self) -> None:
-        """Closes the connection. A slot that was not created is given up."""
+        """Closes the connection. A slot that is still being created is abandoned."""
         self._connection.close()
 
 
 class SnapshotRows:
-    """The rows of a table in a snapshot, as CSV. `open` connections are closed with it."""
+    """Reads the rows of a table as CSV, in the snapshot that the connection's transaction sees."""
 
     def __init__(self, connection: Connection, table: CdcTable) -> None:
         sql = driver().sql
@@ -332,7 +343,7 @@ class SnapshotRows:
         self._rows = iter(self._context.__enter__())
 
     def read(self, rows_max: int, bytes_max: int) -> list[bytes]:
-        """Returns the next rows, none at the end."""
+        """Returns the next rows, up to `rows_max` or about `bytes_max` bytes. Empty at the end."""
         found: list[bytes] = []
         size = 0
         while len(found) < rows_max and size < bytes_max:
@@ -344,13 +355,13 @@ class SnapshotRows:
         return found
 
     def close(self) -> None:
-        """Ends the copy."""
+        """Ends the COPY statement."""
         self._context.__exit__(None, None, None)
         self._cursor.close()
 
 
 def snapshot_connection(dsn: str, snapshot: str) -> Connection:
-    """Returns a connection whose transaction sees a snapshot. Raises psycopg.Error."""
+    """Opens a connection with a transaction that sees an exported snapshot. Raises psycopg.Error."""
     connection = connect(dsn)
     try:
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

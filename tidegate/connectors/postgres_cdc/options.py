@@ -1,4 +1,4 @@
-"""The tables that a job reads, and the position that a checkpoint contains."""
+"""Describes the PostgreSQL tables that a job reads, and the position that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tidegate.storage.codec import wire
 from tidegate.storage.schemas.column_names import own_name
 
 TABLE = own_name("table")
-"""Name of the column with the number of the table that a row is of."""
+"""Name of the column with the number of the row's table."""
 Phase = Literal["new", "snapshot", "clear", "log"]
 
 
 @dataclass(frozen=True, slots=True)
 class CdcColumn:
-    """A column of a table, with its PostgreSQL type. `base_oid` differs from `oid` for domains."""
+    """A column of a PostgreSQL table, with its type. `base_oid` differs from `oid` for domains."""
 
     name: str
     oid: int
@@ -29,7 +29,7 @@ class CdcColumn:
 
 @dataclass(frozen=True, slots=True)
 class CdcTable:
-    """A table: its columns, in their order, and its primary key."""
+    """A PostgreSQL table: its columns, in order, and its primary key."""
 
     schema: str
     name: str
@@ -38,21 +38,21 @@ class CdcTable:
 
     @property
     def text(self) -> str:
-        """Schema and name, for errors."""
+        """Schema and name of the table, for errors."""
         return f"{self.schema}.{self.name}"
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CdcPosition:
-    """How far a slot is read. It is the payload of the split, and so in each checkpoint.
+    """The position up to which a slot was read. It is the payload of the source's only split.
 
-    - "new": there are no rows so far. `existed`: the slot was there before the job was submitted.
-    - "snapshot": some rows of the snapshot at `lsn` are read. Only the reader that began it can continue.
-    - "clear": a snapshot was lost. The rows of the first `skip` tables are deleted already.
-    - "log": all transactions that end before `lsn` are read, and `skip` rows after it.
+    - "new": no rows were read. `existed`: the slot existed before the job was submitted.
+    - "snapshot": some rows of the snapshot at `lsn` are read. Only the reader that started the snapshot can continue.
+    - "clear": a snapshot was lost. TRUNCATE was emitted for the first `skip` tables.
+    - "log": all transactions that end before `lsn` were read, and `skip` rows after it.
 
-    `system` and `database` identify the server whose log has these numbers. `tables` are the tables that are read.
+    `system` identifies the server whose log has these positions. `tables` are the tables that are read.
     """
 
     phase: Phase
@@ -65,23 +65,23 @@ class CdcPosition:
 
 
 def rows_column(number: int) -> str:
-    """Returns the name of the column with the rows of a table."""
+    """Returns the name of the struct column with the rows of table `number`."""
     return own_name(f"rows_{number}")
 
 
 def source_schema(rows: list[pa.Schema]) -> pa.Schema:
-    """Returns the columns of the source: a struct for each table, null in rows of other tables."""
+    """Returns the columns of the source: one struct column for each table, which is null in rows of other tables."""
     fields = [pa.field(rows_column(number), pa.struct(list(each))) for number, each in enumerate(rows)]
     kinds = [pa.field(ROW_KIND, pa.string()), pa.field(UNCHANGED, pa.list_(pa.string()))]
     return pa.schema([pa.field(TABLE, pa.int32()), *kinds, *fields])
 
 
 def lsn_text(lsn: int) -> str:
-    """Returns a position in the log as PostgreSQL writes it."""
+    """Returns a log position in PostgreSQL's text format, such as `16/B374D848`."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def lsn_number(text: str) -> int:
-    """Returns a position in the log as a number."""
+    """Parses a log position in PostgreSQL's text format."""
     high, low = text.split("/")
     return (int(high, 16) << 32) + int(low, 16)

@@ -1,7 +1,7 @@
-"""Messages of pgoutput, protocol version 1 (PostgreSQL's manual, "Logical Replication Message Formats").
+"""Parses messages of pgoutput, protocol version 1 (PostgreSQL's manual, "Logical Replication Message Formats").
 
-A transaction comes whole, after its commit: `Begin`, its rows, `Commit`. Before the first row of a table, and after
-each change of it, a `Relation` describes the table.
+A transaction is sent as a whole, after its commit: `Begin`, its rows, `Commit`. Before the first row of a table, and
+after each change of it, a `Relation` describes the table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from tidegate.storage.errors import CorruptionError
 
 UNCHANGED_VALUE: Final = object()
-"""A large value that an update did not change, and that the log does not have."""
+"""Stands for a large value that an update did not change and that the log does not have."""
 Values: TypeAlias = list[object]
 """The values of a row: bytes of text, None for null, or UNCHANGED_VALUE."""
 
@@ -27,19 +27,19 @@ _TRUNCATE = struct.Struct(">IB")
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction begins."""
+    """Message: a transaction begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The transaction is over. `end_lsn`: where the log continues."""
+    """Message: the transaction ends. `end_lsn` is the log position after it."""
 
     end_lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column: whether it is in the replica identity, and its type."""
+    """A column in a `Relation` message. `is_key`: it is part of the replica identity."""
 
     is_key: bool
     name: str
@@ -49,7 +49,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it is from now on. `oid` identifies it in the rows."""
+    """Message: describes a table for the rows that follow. `oid` identifies the table in rows."""
 
     oid: int
     schema: str
@@ -59,7 +59,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A change of a row. `old`: the row before, or its key, or None. `new`: the row after, None for a deletion."""
+    """Message: a change of a row. `old`: the old row or its key, or None. `new`: the new row, None for a deletion."""
 
     relation: int
     old: Values | None
@@ -68,7 +68,7 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Tables were truncated."""
+    """Message: tables were truncated. `relations` are their oids."""
 
     relations: tuple[int, ...]
 
@@ -77,9 +77,9 @@ Message: TypeAlias = Begin | Commit | Relation | RowChange | Truncate
 
 
 def parse(data: bytes) -> Message | None:
-    """Returns a message, or None for one that is of no interest (origins and types).
+    """Parses a message. Returns None for messages that are not needed (origins and types).
 
-    Raises CorruptionError for bytes that are no message of this protocol.
+    Raises CorruptionError for bytes that are not a message of this protocol version.
     """
     kind = data[:1]
     try:
@@ -115,7 +115,7 @@ def parse(data: bytes) -> Message | None:
 
 
 def _values(data: bytes, at: int) -> tuple[Values, int]:
-    """Returns the values of a row that begins at `at`, and where it ends."""
+    """Parses the values of a row at the position `at`. Returns them and the position after them."""
     (count,) = _UINT16.unpack_from(data, at)
     at += 2
     values: Values = []

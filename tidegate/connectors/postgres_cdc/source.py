@@ -1,18 +1,20 @@
-"""`PostgresCdcSource`: tables of PostgreSQL, first as they are, and then their changes from the server's log.
+"""`PostgresCdcSource`: reads tables of PostgreSQL, first a snapshot, and then the changes from the server's log.
 
 Rules:
 
-- There is one split, the slot. Its payload is a `CdcPosition`, which a checkpoint contains with the rows before it.
-- The snapshot is of the moment at which the slot begins, so each change is in exactly one of the two.
-- A snapshot lives as long as its connection. If the job fails before its end, the rows that were read are deleted
+- There is one split, the replication slot. Its payload is a `CdcPosition`, which a checkpoint contains with the rows
+  before it.
+- The snapshot is consistent with the start of the slot, so each change is in exactly one of snapshot and log.
+- A snapshot is valid as long as its connection. If the job fails before its end, the rows that were read are deleted
   again (TRUNCATE of each table), the slot is dropped, and a new slot with a new snapshot begins.
-- The server sends transactions in the order of their commits, and the same ones again from any position that was not
-  confirmed. A position within a transaction is the end of the transaction before, and the number of rows after it.
+- The server sends transactions in commit order, and sends them again from any position that was not confirmed. A
+  position within a transaction is the end of the previous transaction, and the number of rows after it.
 - Positions are confirmed to the server only when a completed checkpoint contains them. The server keeps its log until
-  then. It is checked once a minute how much that is.
-- Without changes of the tables the position follows the end of the log, so that other tables do not hold it back.
-- The reader waits for a server that does not answer, and for a slot that another process still reads. Changes that are
-  lost, and tables that have changed in a way that rows do not fit, are a ConfigurationError.
+  then. The size of this log is checked once a minute.
+- Without changes of the tables the position still advances with the log, so that the server can delete changes of other
+  tables.
+- The reader waits for a server that does not answer, and for a slot that another process still reads. Lost changes, and
+  incompatible changes of a table's columns, raise a ConfigurationError.
 """
 
 from __future__ import annotations
@@ -61,22 +63,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 READ_BYTES_MAX = 8 * 1024 * 1024
-"""About how many bytes of values one read returns. A row may be larger."""
+"""Approximate limit of the bytes of values that one read returns. A row may be larger."""
 STATUS_MS = 10_000
-"""How often the server gets a status. It closes a silent connection after wal_sender_timeout, a minute."""
+"""Interval in ms of status messages to the server. It closes a silent connection after wal_sender_timeout, a minute."""
 IDLE_MS = 1_000
-"""How often the position advances without rows."""
+"""Interval in ms in which the position advances without rows."""
 RETRY_MS = (500, 30_000)
-"""The first and the longest pause before a failed connection is tried again."""
+"""First and longest pause in ms before a failed connection is tried again."""
 SLOT_CHECK_MS = 60_000
 WARN_EVERY_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresCdcSource:
-    """The changes of `tables`, read through `slot`.
+    """A source that reads the changes of `tables` through the replication slot `slot`.
 
-    `publication`: names the tables in the server. `warn_bytes`: log that the server keeps for the slot before it warns.
+    `publication`: the publication that has the tables. `warn_bytes`: size of the log that the server keeps for the
+    slot, above which a warning is logged.
     """
 
     dsn: str = field(repr=False)
@@ -89,11 +92,14 @@ class PostgresCdcSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns: see `source_schema`."""
+        """Returns the columns of the source (see `source_schema`)."""
         return source_schema([row_schema(table) for table in self.tables])
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns the slot, before its first row. Creates the publication. Raises ConfigurationError."""
+        """Returns the split of the slot, before its first row.
+
+        Creates the publication if necessary. Raises ConfigurationError.
+        """
         with connected(self.dsn) as connection:
             prepare_publication(connection, self.publication, self.tables)
             existed = find_slot(connection, self.slot) is not None
@@ -110,7 +116,7 @@ class PostgresCdcSource:
                 )
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
-        """Checks that the server still has the changes after the checkpoint. Raises ConfigurationError if not."""
+        """Raises ConfigurationError unless the server still has the changes after the checkpoint's position."""
         for split in splits:
             at = decode(split.payload)
             if at.phase != "log":
@@ -121,7 +127,7 @@ class PostgresCdcSource:
                 raise ConfigurationError(lost)
 
     def reader(self) -> SourceReader:
-        """Returns a reader with connections of its own."""
+        """Returns a reader with its own connections."""
         return PostgresCdcReader(self)
 
     @property
@@ -134,7 +140,7 @@ class PostgresCdcSource:
 
 @dataclass(slots=True)
 class _Snapshot:
-    """The snapshot that is being read: `offset` is the number of the next row, `table` the number of its table."""
+    """The snapshot that is being read. `offset` is the number of the next row, `table` the index of its table."""
 
     position: CdcPosition
     connection: psycopg.Connection[tuple[Any, ...]]
@@ -145,7 +151,7 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A row of the log. `values` has a value for each column of the table; for a deletion only the keys have one."""
+    """A row from the log. `values` has a value for each column of the table; for a deletion, only the keys are set."""
 
     table: int
     kind: str
@@ -153,7 +159,7 @@ class _Event:
 
 
 class PostgresCdcReader:
-    """Reads a slot. Called from one thread at a time."""
+    """Reads snapshot and changes of a replication slot. Called from one thread at a time."""
 
     def __init__(self, source: PostgresCdcSource, clock_ms: Callable[[], int] = monotonic_ms) -> None:
         driver()
@@ -180,7 +186,10 @@ class PostgresCdcReader:
         self._warned_ms: int | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of the snapshot or of the log, without waiting for the server. Raises ConfigurationError."""
+        """Returns the next rows of the snapshot or of the log, without waiting for the server.
+
+        Raises ConfigurationError.
+        """
         at: CdcPosition = decode(split.payload)
         if not self._retry.is_due():
             return ReadResult(None, offset, at_end=False)
@@ -200,7 +209,9 @@ class PostgresCdcReader:
         return result
 
     def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
-        """Lets the server forget the log before the position of a completed checkpoint."""
+        """Allows the server to delete its log before the position of a completed checkpoint, with the next status
+        message.
+        """
         for split in splits:
             at: CdcPosition = decode(split.payload)
             if at.phase == "log" and at.lsn > self._confirmed_lsn:
@@ -208,7 +219,7 @@ class PostgresCdcReader:
                 self._status_ms = 0
 
     def close(self) -> None:
-        """Reports the confirmed position, and closes the connections."""
+        """Reports the confirmed position to the server, and closes the connections."""
         if self._stream is not None and self._confirmed_lsn > self._stream.confirmed_lsn:
             self._stream.confirmed_lsn = self._confirmed_lsn
             try:
@@ -234,7 +245,7 @@ class PostgresCdcReader:
     # --- the snapshot -------------------------------------------------------------------------------------------------
 
     def _begin(self, at: CdcPosition, offset: int) -> ReadResult:
-        """Creates the slot, and opens its snapshot."""
+        """Creates the slot. When the slot exists, opens its snapshot."""
         slot = self._source.slot
         if at.existed:
             raise ConfigurationError(
@@ -290,7 +301,10 @@ class PostgresCdcReader:
         return ReadResult(None, offset, at_end=False, payload=encode(position))
 
     def _give_up_snapshot(self, at: CdcPosition, offset: int) -> ReadResult:
-        """Deletes the rows of a snapshot, which cannot be continued after a failure. Another snapshot follows."""
+        """Abandons a snapshot that cannot be continued after a failure.
+
+        Its rows are truncated next, and a new snapshot follows.
+        """
         log.warning("the snapshot of %s was not complete, so it begins anew", ", ".join(at.tables))
         self._disconnect()
         return ReadResult(None, offset, at_end=False, payload=encode(replace(at, phase="clear", skip=0)))
@@ -346,7 +360,7 @@ class PostgresCdcReader:
         return ReadResult(batch, offset + len(events), at_end=False, payload=encode(position))
 
     def _open_log(self, at: CdcPosition) -> None:
-        """Begins to read at a position. Raises ConfigurationError for changes that are lost."""
+        """Starts reading the log at a position. Raises ConfigurationError if changes after it are lost."""
         self._disconnect()
         with connect(self._source.dsn) as connection:
             lost = lost_changes(find_slot(connection, self._source.slot), at)
@@ -365,7 +379,7 @@ class PostgresCdcReader:
         self._status_ms = 0
 
     def _keep_contact(self, stream: LogStream) -> None:
-        """Sends a status if one is due, and checks how much log the server keeps."""
+        """Sends a status message if one is due, and checks how much log the server keeps."""
         now_ms = self._clock_ms()
         news = self._confirmed_lsn > stream.confirmed_lsn
         if news or stream.wants_status or now_ms - self._status_ms >= STATUS_MS:
@@ -385,7 +399,7 @@ class PostgresCdcReader:
             log.warning("%s", retained_text(self._source.slot, kept_bytes))
 
     def _events(self, data: bytes) -> list[_Event]:
-        """Returns the rows in a message, and follows transactions and tables."""
+        """Parses a message. Returns its rows, and updates the state of transactions and tables."""
         message = parse(data)
         match message:
             case RowChange(relation=oid, old=old, new=new):
@@ -410,14 +424,14 @@ class PostgresCdcReader:
         return []
 
     def _relation(self, message: Relation) -> _Relation | None:
-        """Returns how the rows of a table are read from now on, None for a table that is not read."""
+        """Returns how the rows of a table are decoded from now on, or None for a table that is not read."""
         for number, table in enumerate(self._source.tables):
             if (table.schema, table.name) == (message.schema, message.name):
                 return _Relation.of(number, table, message)
         return None
 
     def _log_batch(self, events: Sequence[_Event], at: CdcPosition) -> pa.RecordBatch:
-        """Returns rows of the log as a batch, in their order."""
+        """Converts rows of the log to a batch, in their order."""
         parts = []
         for number, table in enumerate(self._source.tables):
             places = [place for place, event in enumerate(events) if event.table == number]
@@ -441,7 +455,10 @@ class PostgresCdcReader:
         return self._batch(parts, len(events))
 
     def _values(self, number: int, texts: Sequence[pa.Array], where: str) -> list[pa.Array]:
-        """Returns the values of a table. Raises ConfigurationError for one that does not fit its column."""
+        """Converts the texts of a table's columns to values.
+
+        Raises ConfigurationError for a value that does not fit its column.
+        """
         reasons: dict[int, str] = {}
         arrays = self._columns[number].arrays(texts, reasons)
         if reasons:
@@ -451,7 +468,7 @@ class PostgresCdcReader:
         return arrays
 
     def _batch(self, parts: Sequence[_TableRows], count: int) -> pa.RecordBatch:
-        """Returns one batch of `count` rows, which are the rows of several tables at their places."""
+        """Combines rows of several tables into one batch of `count` rows, at their positions."""
         schema = self._source.schema
         numbers = np.zeros(count, dtype=np.int32)
         kinds = [UPSERT] * count
@@ -475,7 +492,7 @@ class PostgresCdcReader:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _disconnect(self) -> None:
-        """Closes all connections. The next read opens what it needs."""
+        """Closes all connections. The next read opens the connections that it needs."""
         if self._stream is not None:
             self._stream.close()
         if self._creation is not None:
@@ -492,7 +509,7 @@ class PostgresCdcReader:
 class _TableRows:
     """Rows of one table in a batch: their kinds, a column of values each, and the unchanged columns of each row.
 
-    `places`: the positions of the rows in the batch.
+    `places`: the indices of the rows in the batch.
     """
 
     table: int
@@ -504,16 +521,22 @@ class _TableRows:
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """How rows of a table are read. `places`: the position of each of our columns in a row of the log."""
+    """Maps rows of a table in the log to the columns of the source.
+
+    `places`: for each column, its index in a row of the log.
+    """
 
     table: int
     places: tuple[int, ...]
     keys: tuple[int, ...]
-    """Positions of the keys among our columns."""
+    """Indices of the key columns among the source's columns."""
 
     @staticmethod
     def of(number: int, table: CdcTable, message: Relation) -> _Relation:
-        """Compares a table with what it was. Raises ConfigurationError if its rows do not fit any more."""
+        """Compares a table's description in the log with the one at submission.
+
+        Raises ConfigurationError if they are incompatible.
+        """
         found = {column.name: (place, column) for place, column in enumerate(message.columns)}
         places = []
         for column in table.columns:
@@ -540,7 +563,7 @@ class _Relation:
         return _Relation(number, tuple(places), tuple(names.index(key) for key in table.keys))
 
     def events(self, old: Values | None, new: Values | None) -> list[_Event]:
-        """Returns the rows of a change. An update of the key is a deletion and a new row."""
+        """Returns the rows of a change. An update that changes the key becomes a deletion and a new row."""
         found = []
         after = None if new is None else [new[place] for place in self.places]
         if old is not None:
@@ -565,14 +588,16 @@ _RESUBMIT = "Stop the job, and submit it without a checkpoint and with another s
 
 
 def _widens(has: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether values of a type that was changed are read exactly, or refused one by one if they do not fit."""
+    """Returns whether values of a changed column type can still be parsed exactly, or are refused if they do not
+    fit.
+    """
     if pa.types.is_decimal(has) and pa.types.is_decimal(wanted):
         return bool(has.scale == wanted.scale)
     return bool(pa.types.is_string(wanted) or (pa.types.is_integer(has) and pa.types.is_integer(wanted)))
 
 
 def _columns_of_csv(lines: Sequence[bytes], count: int) -> list[pa.Array]:
-    """Returns the columns of rows of COPY, as strings. An empty value without quotes is null."""
+    """Parses rows of COPY to columns of strings. An empty value without quotes is null."""
     names = [str(number) for number in range(count)]
     data = b"".join(lines)
     table = pa_csv.read_csv(
@@ -591,7 +616,7 @@ def _columns_of_csv(lines: Sequence[bytes], count: int) -> list[pa.Array]:
 
 
 def retained_text(slot: str, kept_bytes: int) -> str:
-    """Returns the warning for log that a slot keeps."""
+    """Returns the warning about the log that the server keeps for a slot."""
     return (
         f"the server keeps {kept_bytes:,} bytes of its log for slot {slot!r}, and more until checkpoints of the job "
         "complete. Its disk may become full. Check that the job takes checkpoints, and keeps up with the changes"
@@ -599,12 +624,14 @@ def retained_text(slot: str, kept_bytes: int) -> str:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Returns whether the slot is still read by another process, such as an attempt of the job that ends."""
+    """Returns whether an error means that another process still reads the slot, such as an earlier attempt of the
+    job.
+    """
     return getattr(error, "sqlstate", None) == "55006"
 
 
 class _Retry:
-    """Decides when a connection that failed is tried again, and logs failures once a minute."""
+    """Decides when a failed connection is tried again, and logs failures at most once a minute."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
@@ -613,11 +640,11 @@ class _Retry:
         self._logged_ms: int | None = None
 
     def is_due(self) -> bool:
-        """Returns whether the server may be tried now."""
+        """Returns whether the server may be contacted now."""
         return self._pause_ms == 0 or self._clock_ms() >= self._next_ms
 
     def failed(self, error: Exception) -> None:
-        """Notes a failure."""
+        """Records a failure, and doubles the pause."""
         now_ms = self._clock_ms()
         self._pause_ms = min(max(2 * self._pause_ms, RETRY_MS[0]), RETRY_MS[1])
         self._next_ms = now_ms + self._pause_ms
@@ -626,7 +653,7 @@ class _Retry:
             log.warning("PostgreSQL does not send changes, and is tried again: %s", str(error).strip())
 
     def worked(self) -> None:
-        """Notes a success."""
+        """Records a success, and resets the pause."""
         if self._logged_ms is not None:
             log.info("PostgreSQL sends changes again")
         self._pause_ms = 0

@@ -1,4 +1,4 @@
-"""PostgreSQL's text form of values becomes Arrow, a column at a time.
+"""Converts PostgreSQL's text format of values to Arrow, a column at a time.
 
 | in PostgreSQL | in the stream |
 | --- | --- |
@@ -39,7 +39,10 @@ _MODIFIER_HEADER = 4
 
 
 def arrow_type(oid: int, modifier: int) -> pa.DataType:
-    """Returns the type of a column in the stream. `modifier`: PostgreSQL's, such as the precision; -1 for none."""
+    """Returns the Arrow type for a PostgreSQL type.
+
+    `modifier`: its type modifier, such as the precision; -1 for none.
+    """
     if oid == _NUMERIC and modifier >= _MODIFIER_HEADER:
         digits = (modifier - _MODIFIER_HEADER) >> 16
         scale = (modifier - _MODIFIER_HEADER) & 0x7FF
@@ -51,24 +54,24 @@ def arrow_type(oid: int, modifier: int) -> pa.DataType:
 
 
 def column_type(column: CdcColumn) -> pa.DataType:
-    """Returns the type of a column in the stream."""
+    """Returns the Arrow type of a table's column."""
     return arrow_type(column.base_oid, column.modifier)
 
 
 def row_schema(table: CdcTable) -> pa.Schema:
-    """Returns the columns of a table in the stream. Those outside of the key may be null."""
+    """Returns the Arrow columns of a table."""
     return pa.schema([pa.field(each.name, column_type(each)) for each in table.columns])
 
 
 class TextColumns:
-    """Converts the text of the columns of a table."""
+    """Converts the texts of a table's columns to Arrow values."""
 
     def __init__(self, table: CdcTable) -> None:
         self._fields = list(row_schema(table))
         self._converters = [_converter(field) for field in self._fields]
 
     def arrays(self, columns: Sequence[pa.Array], reasons: dict[int, str]) -> list[pa.Array]:
-        """Returns the values of columns of strings. `reasons`: gets the rows with a value that does not fit."""
+        """Converts columns of strings to values. `reasons` gets the rows with a value that does not fit."""
         return [
             converted(texts, field, convert, reasons, blank_is_null=False)
             for texts, field, convert in zip(columns, self._fields, self._converters, strict=True)
@@ -91,7 +94,7 @@ def _booleans(texts: pa.Array) -> pa.Array:
 
 
 def _bytes(texts: pa.Array) -> pa.Array:
-    """Converts a prefix and hexadecimal digits to bytes."""
+    r"""Converts PostgreSQL's hexadecimal format of bytea (`\\x...`) to bytes."""
     import polars as pl
 
     if pc.all(pc.starts_with(texts, "\\x"), min_count=0).as_py() is False:
