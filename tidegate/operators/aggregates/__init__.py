@@ -1,3 +1,3 @@
-"""Aggregates: their definitions, the accumulators that store them, and the operators that compute them by key or over
-all rows.
+"""Aggregates: their definitions, the accumulators that store their state in columns, and the operators that compute
+them for each key or over all rows.
 """

@@ -1,15 +1,16 @@
-"""Accumulators keep aggregates in the columns of a `VectorTable` of any backend, with one slot for each key.
+"""Accumulators keep the state of aggregates in the columns of a `VectorTable` of any backend. Each key has one slot,
+which is the index of its values in these columns.
 
 `KeyedAggregate` and windows use them. `make_accumulator` chooses the class, and `value_specs` lists the columns and the
 initial values of a new slot. An accumulator adds a batch to the slots of its rows, merges the contents of other slots
-into slots, and returns the results of slots. Nulls cost nothing until a batch has one, because a column starts to track
-which slots have a value only then.
+into slots, and returns the results of slots. A column starts to track which slots have a value when the first null
+arrives, so nulls cost nothing before.
 
 Merging gives the same result as adding the rows of both sides in one table, except for the order in which floats are
 added. Slices therefore combine into windows, sessions grow together, and partial results of several subtasks become
 one.
 
-- Extremes and chosen rows keep a value as it came (`Extreme`, `Choice`).
+- `Extreme` (`min`, `max`) and `Choice` (`first`, `last`, `arg_min`, `arg_max`) keep a value of the input unchanged.
 - Extremes of strings and lists (`TextExtreme`, `Collected`) have no fixed width, so their columns are read and written
   as Arrow arrays. A batch is first reduced to one entry for each slot. Each slot is then read once, and written if it
   changes.
@@ -57,48 +58,50 @@ from tidegate.state.kernels.columns import NO_MASK, Strings, fixed_values, key_f
 
 
 class Accumulator(Protocol):
-    """The accumulator of one aggregate over the slots of one state."""
+    """Computes one aggregate and stores its state in table columns, one slot for each key."""
 
     def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Adds the rows of a batch, row i to slot `slots[i]`, between `upsert` and `done` of the table.
+        """Adds each row i of a batch to the slot `slots[i]`. Must be called between `upsert` and `done` of the table.
 
-        Raises OverflowError when a sum leaves the range of its type.
+        Raises OverflowError if a sum leaves the range of its type.
         """
         ...
 
     def merge(self, slots: NDArray[np.int32], parts: Sequence[pa.Array]) -> None:
-        """Merges accumulators of other slots into these, row i into slot `slots[i]`, between `upsert` and `done`.
+        """Merges partial aggregates into the slots: entry i of each array in `parts` into slot `slots[i]`.
 
-        `parts` are their stored columns, in the order of `state_fields`: taken from this table or another one, or
-        read from a checkpoint. A slot may come several times. Raises OverflowError as `update` does.
+        `parts` are the stored columns of the partial aggregates, in the order of `state_fields`. They come from this
+        table, from another table or from a checkpoint. A slot may appear several times. Must be called between `upsert`
+        and `done` of the table. Raises OverflowError if a sum leaves the range of its type.
         """
         ...
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the current results of some slots."""
+        """Returns the current result of the aggregate in each slot of `slots`."""
         ...
 
     def running(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> pa.Array:
-        """Adds the rows of a batch as `update` does. Returns, for each row, the result of its slot right after the row
+        """Adds the rows of a batch to their slots. Returns, for each row, the result of its slot right after the row
         was added.
 
-        The results equal the results of `update` and `results` for batches of one row each. Raises OverflowError as
-        `update` does.
+        The results equal the results of `update` and `results` for batches of one row each. Raises OverflowError if a
+        sum leaves the range of its type.
         """
         ...
 
 
 class ColumnsByName(Protocol):
-    """Access to the state columns of accumulators by name: a `VectorTable`, or some of its columns."""
+    """Gives access to the state columns of accumulators by name. A `VectorTable` is one implementation."""
 
     def column(self, name: str) -> ValueColumn:
-        """Returns the state column with a name. Each call returns the same object."""
+        """Returns the state column called `name`. Each call returns the same object."""
         ...
 
 
 def value_specs(aggregate: Aggregate, fields: Sequence[pa.Field]) -> list[ValueSpec]:
-    """Returns the state columns of an aggregate, given as `fields` of `Aggregate.state_fields`, with the initial value
-    of a new slot.
+    """Returns the specs (name, type, initial value of a new slot) of an aggregate's state columns.
+
+    `fields` are the columns that `Aggregate.state_fields` returned.
     """
     if aggregate.kind not in EXTREMES or storage_dtype(fields[0].type) is None:
         return [ValueSpec(field.name, field.type, 0) for field in fields]
@@ -107,7 +110,7 @@ def value_specs(aggregate: Aggregate, fields: Sequence[pa.Field]) -> list[ValueS
 
 
 def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: ColumnsByName) -> Accumulator:
-    """Returns the accumulator of an aggregate whose columns are in `table`."""
+    """Returns the accumulator that computes `aggregate` in the state columns of `table` that `fields` names."""
     columns = [table.column(field.name) for field in fields]
     kind = aggregate.kind
     if aggregate.function is not None:
@@ -167,7 +170,9 @@ def _bound(data_type: pa.DataType, greatest: bool) -> int | float:
 
 
 class Extreme:
-    """Accumulator of `min` and `max`: one column, or two for the words of a decimal."""
+    """Accumulator of `min` and `max` of fixed-width values: one state column, or two for the high and low 64-bit words
+    of a decimal.
+    """
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
@@ -176,12 +181,15 @@ class Extreme:
         self._least = aggregate.kind in (AggregateKind.MIN, AggregateKind.BOOL_AND)
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Updates the extremes with the values of a batch."""
+        """Updates the minimum or maximum of each slot with the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         self._add_rows(slots, value_words(values), row_mask(batch, self._aggregate.condition, values))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Updates the extremes with the values of a batch. Returns the extreme of each row's slot after the row."""
+        """Updates the minimum or maximum of each slot.
+
+        Returns, for each row, the extreme of its slot right after the row.
+        """
         values = input_column(batch, self._aggregate.column)
         words, mask = value_words(values), row_mask(batch, self._aggregate.condition, values)
         valid = running_valid(self._columns[0], slots, mask)
@@ -195,11 +203,11 @@ class Extreme:
         return value_array(after, valid, self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Merges extremes of other slots."""
+        """Merges the extremes that other accumulators stored (`parts`) into the slots."""
         self._add_rows(slots, [fixed_values(part) for part in parts], valid_mask(parts[0]))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the extremes of some slots."""
+        """Returns the minimum or maximum stored in each slot of `slots`."""
         words = [column.raw(slots) for column in self._columns]
         return value_array(words, valid_of(self._columns[0], slots), self._type)
 
@@ -214,8 +222,9 @@ class Extreme:
 
 
 class Choice:
-    """Accumulator of `first`, `last`, `arg_min` and `arg_max`: stores the value of the chosen row, its value in the
-    order column, and whether a row was chosen.
+    """Accumulator of `first`, `last`, `arg_min` and `arg_max`.
+
+    Each slot stores the value of the chosen row, the row's value in the order column, and whether a row was chosen.
     """
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
@@ -228,11 +237,14 @@ class Choice:
         self._is_fixed = storage_dtype(fields[0].type) is not None
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Chooses among the rows of a batch and the rows chosen so far."""
+        """Chooses, for each slot, between the row chosen so far and the rows of a batch."""
         self._add_rows(batch, slots)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Chooses as `update` does. Returns the chosen value of each row's slot after the row."""
+        """Updates the chosen rows with a batch.
+
+        Returns, for each row, the chosen value of its slot right after the row.
+        """
         groups, distinct = grouped(slots)
         held = self.results(distinct)
         values, chosen = self._add_rows(batch, slots)
@@ -242,7 +254,9 @@ class Choice:
         return either.take(pa.array(np.where(after < 0, groups, after + len(held))))
 
     def _add_rows(self, batch: pa.RecordBatch, slots: Slots) -> tuple[pa.Array, NDArray[np.uint8]]:
-        """Stores the chosen rows of a batch. Returns their values, and 1 for each row that was chosen when it
+        """Stores the rows of a batch that are chosen.
+
+        Returns the values of all rows of the batch, and a mask with 1 for each row that was the chosen one when it
         arrived.
         """
         aggregate = self._aggregate
@@ -257,8 +271,8 @@ class Choice:
         return values, chosen
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Chooses between the stored rows and rows that another accumulator has chosen. The other rows count as later
-        ones.
+        """Chooses between the rows stored in the slots and the rows that other accumulators chose (`parts`), which
+        count as later rows.
         """
         by = None if self._by is None else parts[-2]
         chosen = self._chosen(slots, by, fixed_values(parts[-1]))
@@ -269,7 +283,7 @@ class Choice:
             self._put(slots, parts[0], chosen)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the values of the chosen rows. Null where no row was chosen."""
+        """Returns the value of the chosen row of each slot in `slots`. Null where no row was chosen."""
         if not self._is_fixed:
             return self._values[0].take(slots)
         valid, known = self._seen.raw(slots), valid_of(self._values[0], slots)
@@ -289,11 +303,14 @@ class Choice:
         return chosen
 
     def _comparable(self, column: pa.Array) -> pa.Array:
-        """Returns a column in the type in which values are compared."""
+        """Returns the order column, cast to the type in which its values are compared."""
         return column if column.type == self._by_type else column.cast(self._by_type)
 
     def _put(self, slots: Slots, values: pa.Array, chosen: NDArray[np.uint8]) -> None:
-        """Stores values of variable width. If several rows of a slot were chosen, the last one is stored."""
+        """Stores the values, of variable width, of the rows that `chosen` marks.
+
+        The last one is stored if a slot has several.
+        """
         rows = np.flatnonzero(chosen)
         if len(rows):
             codes, distinct = grouped(slots[rows])
@@ -319,13 +336,16 @@ class TextExtreme:
         self._greatest = aggregate.kind is AggregateKind.MAX
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Updates the extremes with the values of a batch."""
+        """Updates the minimum or maximum of each slot with the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._add_rows(slots, values, rows_in(mask, len(slots)))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Updates the extremes with the values of a batch. Returns the extreme of each row's slot after the row."""
+        """Updates the minimum or maximum of each slot.
+
+        Returns, for each row, the extreme of its slot right after the row.
+        """
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         groups, distinct = grouped(slots)
@@ -343,11 +363,11 @@ class TextExtreme:
         return either.take(pa.array(after, mask=after < 0))
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Merges extremes of other slots."""
+        """Merges the extremes that other accumulators stored (`parts`) into the slots."""
         self._add_rows(slots, parts[0], rows_in(valid_mask(parts[0]), len(slots)))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the extremes of some slots."""
+        """Returns the minimum or maximum stored in each slot of `slots`."""
         return self._column.take(slots)
 
     def _add_rows(self, slots: Slots, values: pa.Array, rows: NDArray[np.int64]) -> None:
@@ -367,7 +387,7 @@ class TextExtreme:
 
 
 class Collected:
-    """Accumulator of `collect_list`: the values in the order of arrival, up to a limit."""
+    """Accumulator of `collect_list`: a list of values for each slot, in the order of arrival, up to a limit."""
 
     def __init__(self, aggregate: Aggregate, column: ValueColumn, data_type: pa.DataType) -> None:
         assert aggregate.limit is not None, "a list without a limit"
@@ -377,14 +397,15 @@ class Collected:
         self._limit = aggregate.limit
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Appends the values of a batch."""
+        """Appends the values of a batch to the lists of their slots."""
         values = input_column(batch, self._aggregate.column)
         rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
         self._add(slots[rows], values.take(pa.array(rows)))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Appends the values of a batch. Returns the list of each row's slot after the row: a prefix of the
-        final list.
+        """Appends the values of a batch.
+
+        Returns, for each row, the list of its slot right after the row, which is a prefix of the list after the batch.
         """
         values = input_column(batch, self._aggregate.column)
         rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
@@ -401,16 +422,16 @@ class Collected:
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Appends the values of other lists, as if they had arrived later."""
+        """Appends the lists that other accumulators stored (`parts`), as if their values had arrived later."""
         self._add(np.repeat(slots, _lengths(parts[0])), parts[0].flatten())
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the lists of some slots. A slot without values has an empty list."""
+        """Returns the list of each slot in `slots`. A slot without values has an empty list."""
         lists = self._column.take(slots)
         return pc.fill_null(lists, pa.scalar([], self._type)) if lists.null_count else lists
 
     def _add(self, slots: Slots, values: pa.Array) -> None:
-        """Appends values to the lists of slots that have room."""
+        """Appends each value to the list of its slot, and drops values that exceed the limit of the list."""
         if not len(slots):
             return
         codes, distinct = grouped(slots)

@@ -36,7 +36,7 @@ from tidegate.state.kernels.columns import NO_MASK, array_of, fixed_values, vali
 
 
 class Sum:
-    """Accumulator of `sum`: one column, or two for the words of a decimal."""
+    """Accumulator of `sum`: one state column, or two for the high and low 64-bit words of a decimal."""
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
@@ -45,45 +45,48 @@ class Sum:
         self._decimal = decimal_of(fields[0].name)
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Adds the values of a batch to the sums."""
+        """Adds the values of a batch to the sums of their slots."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         mark(self._columns[0], slots, mask)
         self.add(slots, values, mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Adds the sums of other slots."""
+        """Adds the partial sums that other accumulators stored (`parts`) to the sums of the slots."""
         mask = valid_mask(parts[0])
         mark(self._columns[0], slots, mask)
         self.add_parts(slots, parts, mask)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the sums of some slots."""
+        """Returns the sum of each slot in `slots`. Null where no value was added."""
         return self.as_array(self.words(slots), valid_of(self._columns[0], slots))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the values of a batch to the sums. Returns the sum of each row's slot after the row."""
+        """Adds the values of a batch. Returns, for each row, the sum of its slot right after the row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         valid = running_valid(self._columns[0], slots, mask)
         return self.as_array(self.running_words(slots, values, mask), valid)
 
     def words(self, slots: NDArray[Any]) -> list[NDArray[Any]]:
-        """Returns the stored form of the sums: one array, or two arrays of words for decimals. Undefined for slots
-        without a sum.
+        """Returns the sums of slots in stored form: one array, or two arrays of 64-bit words for decimals.
+
+        The entries of slots without a value are undefined.
         """
         return [column.raw(slots) for column in self._columns]
 
     def as_array(self, words: Sequence[NDArray[Any]], valid: Mask | None) -> pa.Array:
-        """Returns sums in their stored form as an Arrow array. Entries with `valid` 0 are null."""
+        """Returns sums in stored form (see `words`) as an Arrow array. Entries with `valid` 0 are null."""
         if self._decimal is None:
             return array_of(words[0], valid, self._type)
         data_type = pa.decimal128(sum_digits(self._decimal), self._decimal.scale)
         return decimals_of(words[0], words[1], valid, data_type)
 
     def running_words(self, slots: Slots, values: pa.Array, mask: Mask) -> list[NDArray[Any]]:
-        """Adds values to the sums. Returns the sum of each row's slot after the row, in stored form (`words`). Raises
-        OverflowError.
+        """Adds values to the sums of their slots. Returns, for each row, the sum right after the row, in stored form
+        (see `words`).
+
+        `mask` selects the rows that count. Raises OverflowError if a sum leaves the range of its type.
         """
         after = [np.empty(len(slots), dtype=column.dtype) for column in self._columns]
         if self._decimal is not None:
@@ -102,7 +105,10 @@ class Sum:
         return after
 
     def add(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
-        """Adds values to the sums. Raises OverflowError."""
+        """Adds the values that `mask` selects to the sums of their slots.
+
+        Raises OverflowError if a sum leaves its range.
+        """
         if self._decimal is not None:
             self._add_words(slots, value_words(values), mask)
         elif self._columns[0].dtype == np.float64:
@@ -112,22 +118,29 @@ class Sum:
             self._add_integers(slots, values, mask)
 
     def take_out(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
-        """Subtracts values from the sums. Raises OverflowError."""
+        """Subtracts the values that `mask` selects from the sums of their slots.
+
+        Raises OverflowError if a sum leaves its range.
+        """
         values = _signed(values, self._aggregate.column)
         if self._decimal is None and self._columns[0].dtype != np.float64:
             values = self._take_out_least(slots, values, mask)
         self.add(slots, pc.negate_checked(values), mask)
 
     def add_parts(self, slots: Slots, parts: Sequence[pa.Array], mask: Mask) -> None:
-        """Adds sums in stored form to the sums. Raises OverflowError."""
+        """Adds partial sums in stored form (`parts`) to the sums of their slots.
+
+        Raises OverflowError if a sum leaves its range.
+        """
         if self._decimal is None:
             self.add(slots, parts[0], mask)
         else:
             self._add_words(slots, [fixed_values(part) for part in parts], mask)
 
     def _take_out_least(self, slots: Slots, values: pa.Array, mask: Mask) -> pa.Array:
-        """Subtracts half of each value that is the smallest integer, because its negative overflows. Returns the
-        amounts still to be subtracted.
+        """Subtracts half of each value that is the smallest int64, whose negative would overflow.
+
+        Returns the amounts that are still to be subtracted.
         """
         words = fixed_values(values)
         least = words == np.iinfo(np.int64).min
@@ -162,7 +175,7 @@ class Sum:
 
 
 class Mean:
-    """Accumulator of `mean`: a sum and a number of values."""
+    """Accumulator of `mean`: stores the sum and the number of the values of each slot."""
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], sums: Sum, counts: ValueColumn) -> None:
         self._aggregate = aggregate
@@ -171,14 +184,14 @@ class Mean:
         self._counts = counts
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Adds the values of a batch to the sums and the counts."""
+        """Adds the values of a batch to the sums and the counts of their slots."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._sums.add(slots, values, mask)
         accumulate.count(self._counts.pages, slots, mask)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the values of a batch. Returns the mean of each row's slot after the row."""
+        """Adds the values of a batch. Returns, for each row, the mean of its slot right after the row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         sums = self._sums.running_words(slots, values, mask)
@@ -187,23 +200,23 @@ class Mean:
         return self._of(sums, counts)
 
     def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Subtracts the values of a batch, whose rows were retracted."""
+        """Subtracts the values of retracted rows from the sums and the counts of their slots."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._sums.take_out(slots, values, mask)
         accumulate.discount(self._counts.pages, slots, mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Adds sums and counts of other slots."""
+        """Adds the sums and counts that other accumulators stored (`parts`) to the slots."""
         self._sums.add_parts(slots, parts[:-1], NO_MASK)
         accumulate.sum_int64(self._counts.pages, slots, fixed_values(parts[-1]), NO_MASK)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the means of some slots."""
+        """Returns the mean of each slot in `slots`. Null where there are no values."""
         return self._of(self._sums.words(slots), self._counts.raw(slots))
 
     def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
-        """Returns the results for sums in stored form (`Sum.words`) and their numbers of values."""
+        """Returns the results for sums in stored form (`Sum.words`) and `counts`, the number of values in each sum."""
         valid = _any_of(counts)
         if not pa.types.is_decimal(self._type):
             return array_of(sums[0] / np.maximum(counts, 1), valid, pa.float64())
@@ -224,16 +237,19 @@ class Mean:
 
 
 class CountedSum(Mean):
-    """Accumulator of a `sum` that supports retractions: it also counts its values, and is null when none is left."""
+    """Accumulator of a `sum` that supports retractions: also counts the values of each slot, and is null when the count
+    is 0.
+    """
 
     def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
-        """Returns the sums, null where the number of values is 0."""
+        """Returns the sums as an Arrow array, null where the number of values is 0."""
         return self._sums.as_array(sums, _any_of(counts))
 
 
 class Spread:
-    """Accumulator of variances and standard deviations: the number of values, their mean, and the sum of squared
-    differences from the mean.
+    """Accumulator of variances and standard deviations.
+
+    Each slot stores the number of values, their mean, and the sum of squared differences from the mean.
     """
 
     def __init__(self, aggregate: Aggregate, columns: Sequence[ValueColumn]) -> None:
@@ -241,13 +257,16 @@ class Spread:
         self._columns = columns
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Adds the values of a batch."""
+        """Adds the values of a batch to the statistics of their slots."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         accumulate.add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the values of a batch. Returns the result of each row's slot after the row."""
+        """Adds the values of a batch.
+
+        Returns, for each row, the variance or deviation of its slot right after the row.
+        """
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         numbers = fixed_values(values.cast(pa.float64(), safe=False))
@@ -256,17 +275,17 @@ class Spread:
         return self._of(counts, squares)
 
     def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Removes the values of a batch, whose rows were retracted."""
+        """Removes the values of retracted rows from the statistics of their slots."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         accumulate.remove_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Merges counts, means and squared differences of other slots."""
+        """Merges the counts, means and squared differences that other accumulators stored (`parts`) into the slots."""
         accumulate.merge_moments(*self._pages(), slots, *(fixed_values(part) for part in parts))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the variances of some slots, or their square roots for standard deviations."""
+        """Returns the variance of each slot in `slots`, or its square root for standard deviations."""
         counts, _, squares = (column.raw(slots) for column in self._columns)
         return self._of(counts, squares)
 
@@ -285,13 +304,16 @@ class Spread:
 
 
 def _any_of(counts: NDArray[np.int64]) -> Mask | None:
-    """Returns 1 for each count that is at least 1, else 0. None if all counts are."""
+    """Returns a mask with 1 for each count of at least 1, else 0. None if all counts are at least 1."""
     has_value = (counts > 0).astype(np.uint8)
     return None if has_value.all() else has_value
 
 
 def _signed(values: pa.Array, name: object) -> pa.Array:
-    """Returns integers and booleans as int64, and other values unchanged. Raises OverflowError."""
+    """Returns integers and booleans as int64, and values of other types unchanged.
+
+    `name` is the column in the error. Raises OverflowError for an integer that does not fit into int64.
+    """
     if pa.types.is_int64(values.type) or not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         return values
     try:

@@ -10,7 +10,7 @@ compute the result. Where Spark and Polars differ, the result is Spark's (`docs/
 - A mean is float64. A mean of integers is an exact sum that is divided once. A mean of decimals is a decimal.
 - Min and max keep the type of the column. NaN is greater than any number.
 - First and last take a row as it is, including a null, unless they skip nulls.
-- A function of the program gets all rows for which `where` is true, with their nulls.
+- A `tg.udaf` function gets all rows for which `where` is true, with their nulls.
 """
 
 from __future__ import annotations
@@ -35,26 +35,33 @@ _LIST_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """An aggregate of a column; a count may have none. Made by `count`, `sum`, `min`, `max`, `mean` and others."""
+    """Describes one aggregate of a column, or of rows for `count()`.
+
+    Made by `tg.count`, `tg.sum`, `tg.min`, `tg.max`, `tg.mean` and others.
+    """
 
     kind: AggregateKind
     column: ColumnLike | None = None
     by: ColumnLike | None = None
-    """For an aggregate that chooses a row: the column whose least or greatest value decides, or None for arrival
-          order.
+    """Order column of an aggregate that chooses a row: the row with its least or greatest value is chosen.
+
+    None for arrival order.
     """
     condition: ColumnLike | None = None
     """Name of a boolean column, or None. Rows for which it is false or null do not count."""
     ignore_nulls: bool = False
     """True if an aggregate that chooses a row skips rows whose value is null."""
     retractable: bool = False
-    """True for a sum whose values may be retracted. The sum must then track when no value is left."""
+    """True for a sum of values that may be retracted.
+
+    Its state then also counts the values, so that the sum becomes null when the last value is retracted.
+    """
     limit: int | None = None
-    """Limit of values in a list of `collect_list`."""
+    """Greatest number of values in a list of `collect_list`."""
     function: BatchAggregateFunction | None = None
     """The `BatchAggregateFunction` object of `tg.udaf`, or None."""
     more: tuple[ColumnLike, ...] = ()
-    """The second and further input columns of a `tg.udaf`."""
+    """The second and later input columns of a `tg.udaf`."""
 
     def __post_init__(self) -> None:
         word = self.kind.value
@@ -88,7 +95,7 @@ class Aggregate:
 
     @property
     def inputs(self) -> tuple[ColumnLike, ...]:
-        """The columns whose values are aggregated."""
+        """Returns the columns with the values that are aggregated. Empty for `count()`, which counts rows."""
         return () if self.column is None else (self.column, *self.more)
 
     @property
@@ -104,24 +111,29 @@ class Aggregate:
         return replace(self, column=column, by=by, condition=condition, more=tuple(map(plain, self.more)))
 
     def state_fields(self, name: str, input_schema: pa.Schema) -> tuple[pa.Field, ...]:
-        """Returns the state columns of the aggregate, whose output column is called `name`.
+        """Returns the state columns of the aggregate, if its output column is called `name`.
 
-        Raises ConfigurationError if a column is missing or of a type that cannot be aggregated so.
+        Raises ConfigurationError if a column is missing, or if the aggregate does not support its type.
         """
         self.validate(input_schema)
         return aggregate_state.state_fields(self, name, input_schema)
 
     def output_type(self, input_schema: pa.Schema) -> pa.DataType:
-        """Returns the type of the result. Raises ConfigurationError as `state_fields` does."""
+        """Returns the type of the result.
+
+        Raises ConfigurationError if a column is missing, or if its type is not supported.
+        """
         return aggregate_state.result_type(self, self.state_fields("", input_schema))
 
     def validate(self, input_schema: pa.Schema) -> None:
-        """Raises ConfigurationError if a column is missing or of a type that cannot be aggregated so."""
+        """Raises ConfigurationError if a column is missing, or if the aggregate does not support the type of a
+        column.
+        """
         aggregate_state.validate(self, input_schema)
 
 
 def count(column: str | pl.Expr | None = None) -> Aggregate:
-    """Returns the number of rows, or of values that are not null in a column. int64, never null."""
+    """Counts rows, or the values of a column (or expression) that are not null. The result is int64 and never null."""
     return _of(AggregateKind.COUNT, column)
 
 
@@ -176,7 +188,7 @@ def bool_and(column: str | pl.Expr) -> Aggregate:
 
 
 def bool_or(column: str | pl.Expr) -> Aggregate:
-    """Returns True if a boolean column (or expression) is true in any row."""
+    """Returns True if a boolean column (or expression) is true in any row in which it is not null."""
     return _of(AggregateKind.BOOL_OR, column)
 
 
@@ -193,7 +205,9 @@ def first(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_null
 def last(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls: bool = False) -> Aggregate:
     """Value of a column in the last row: the last to arrive, or the row with the greatest value in the column `by`.
 
-    Of rows that are equal in `by` the last to arrive counts. Nulls and order are as in `first`.
+    Of rows that are equal in `by` the last to arrive counts. Rows with a null in `by` do not count. The value may be
+    null, unless `ignore_nulls` skips such rows. Without `by` the result depends on the order of arrival, as described
+    at `first`.
     """
     return _of(AggregateKind.LAST, column, by, ignore_nulls)
 
@@ -215,7 +229,8 @@ def arg_max(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
 def count_distinct(column: str | pl.Expr) -> Aggregate:
     """Exact number of distinct values of a column, without nulls. All NaN are one value, and so are 0.0 and -0.0.
 
-    The state stores each value of each key, and in windows of each key and window. It therefore grows.
+    The state stores each distinct value of each key (in windows, of each key and window), so it grows with the number
+    of distinct values.
     """
     return _of(AggregateKind.COUNT_DISTINCT, column)
 
@@ -232,9 +247,9 @@ def collect_list(column: str | pl.Expr, *, limit: int) -> Aggregate:
 
 
 def udaf(function: BatchAggregateFunction, *columns: str | pl.Expr) -> Aggregate:
-    """Returns an aggregate of the program's own, and the columns that it reads: `tg.udaf(GeometricMean(), "x")`.
+    """Returns an aggregate that a function of the program computes from columns: `tg.udaf(GeometricMean(), "x")`.
 
-    `function` is an object of a class that derives from `tg.BatchAggregateFunction`.
+    `function` is an object of a class that derives from `tg.BatchAggregateFunction`. `columns` are its inputs.
     """
     check_function(function)
     inputs = [column_like(column, f"udaf({function})") for column in columns]

@@ -32,50 +32,63 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.batches import owned_array
 
 _WAITING_BYTES_MAX = 8 * 1024 * 1024
-"""Size of buffered states, in bytes, from which their results are computed."""
+"""Size of the buffered states, in bytes, at which `_Results` computes their results."""
 
 SEEN = "seen"
 """Name of the state column that marks whether a group has any state. Functions must not use this name."""
 
 Groups: TypeAlias = NDArray[np.int64]
-"""For each row, the index of its group in the state."""
+"""For each row, the index of its group in the state batch."""
 NewState: TypeAlias = pa.RecordBatch | Mapping[str, Any]
 """New state of all groups: a record batch, or arrays (Arrow, NumPy or lists) by column name."""
 
 
 class BatchAggregateFunction(ABC):
-    """An aggregate of one's own: Flink's `AggregateFunction` over Arrow columns. `tg.udaf` makes an aggregate of it."""
+    """A user-defined aggregate over Arrow columns, like Flink's `AggregateFunction`.
+
+    `tg.udaf` makes an aggregate of it.
+    """
 
     state: pa.Schema
-    """The columns of a group's state, of any Arrow types."""
+    """The columns of the state of a group. Any Arrow types are allowed."""
     output: pa.DataType
-    """The type of the results."""
+    """The type of the result."""
     initial: ClassVar[Mapping[str, Any]] = {}
-    """Returns the state of a new group by column. Columns that are missing are null."""
+    """Initial value of each state column for a new group. Columns that are missing start as null."""
 
     def validate(self, *columns: pa.DataType) -> None:  # noqa: B027 - most functions take any
-        """Raises ValueError if the function cannot take input columns of these types. Called when the program
-        is made.
+        """Raises ValueError if the function does not accept input columns of these types.
+
+        Called when the program is built.
         """
 
     @abstractmethod
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds rows: row i has `columns[...][i]`, nulls included, and belongs to group `groups[i]`."""
+        """Adds rows to the state of their groups, and returns the new state of all groups.
+
+        Row i has the values `columns[...][i]`, which may be null, and belongs to group `groups[i]`, a row index of
+        `state`.
+        """
 
     @abstractmethod
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Adds other states: row i of `other` belongs to group `groups[i]`, which may come several times.
+        """Merges partial states into the state of their groups, and returns the new state of all groups.
 
-        It gives what `accumulate` would have given of the rows that made them. Windows that share slices, sessions that
-        grow together, and aggregates over everything are merged.
+        Row i of `other` belongs to group `groups[i]`. A group may appear several times. The result must equal what
+        `accumulate` gives for the rows behind both states. Called for windows that share slices, for sessions that grow
+        together, and for aggregates over all rows.
         """
 
     @abstractmethod
     def result(self, state: pa.RecordBatch) -> Any:
-        """Returns the result of each group, as an array of the type `output`."""
+        """Returns the result of each group in `state`, as an array of the type `output`."""
 
     def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Removes rows that were added before. A function without this method cannot follow a stream of changes."""
+        """Removes rows that were added before, and returns the new state of all groups.
+
+        The parameters are like the parameters of `accumulate`. A function without this method cannot aggregate a stream
+        of changes.
+        """
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -83,12 +96,14 @@ class BatchAggregateFunction(ABC):
 
 
 def can_retract(function: BatchAggregateFunction) -> bool:
-    """Returns whether a function defines `retract`."""
+    """Returns whether a function overrides `retract`."""
     return type(function).retract is not BatchAggregateFunction.retract
 
 
 def check_function(function: object) -> None:
-    """Raises ConfigurationError for a function that does not declare its state and its result type."""
+    """Raises ConfigurationError if `function` is not a `BatchAggregateFunction` that declares its state and its result
+    type.
+    """
     where = f"udaf({type(function).__name__})"
     if not isinstance(function, BatchAggregateFunction):
         raise ConfigurationError(f"{where}: it takes an object of a class that derives from tg.BatchAggregateFunction")
@@ -114,7 +129,7 @@ def check_function(function: object) -> None:
 
 
 def of_nothing(function: BatchAggregateFunction) -> pa.Array:
-    """Returns the result of a function for a group without rows."""
+    """Returns the result of a function for a group without rows, as an array of one value."""
     arrays = [pa.array([function.initial.get(field.name)], field.type) for field in function.state]
     result = function.result(pa.RecordBatch.from_arrays(arrays, schema=function.state))
     return _as_declared(function, "result", result, function.output, 1)
@@ -122,18 +137,22 @@ def of_nothing(function: BatchAggregateFunction) -> pa.Array:
 
 @runtime_checkable
 class RunningFunction(Protocol):
-    """A `BatchAggregateFunction` that also computes the results after each row, without one call for each row of a
+    """A `BatchAggregateFunction` that can also compute the result after each row in a single call for many rows of a
     group.
     """
 
     def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
-        """Adds rows as `accumulate` does. Also returns, for each row, the result of its group right after the row."""
+        """Adds rows to the state of their groups.
+
+        Returns the new state of all groups and, for each row, the result of its group right after the row.
+        """
         ...
 
 
 class UserAggregate:
-    """Accumulator of a `BatchAggregateFunction`. `columns` are its state columns, followed by the column that marks
-    groups with state.
+    """Accumulator of a `BatchAggregateFunction`.
+
+    `columns` are the state columns of the function, followed by the column that marks which slots have state.
     """
 
     def __init__(
@@ -150,15 +169,15 @@ class UserAggregate:
         self._initial = [pa.scalar(function.initial.get(field.name), field.type) for field in function.state]
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Calls `accumulate` with the rows of a batch."""
+        """Adds the rows of a batch to the state of their slots, by `accumulate` of the function."""
         self._add("accumulate", batch, slots)
 
     def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Calls `retract` with the rows of a batch."""
+        """Removes the rows of a batch from the state of their slots, by `retract` of the function."""
         self._add("retract", batch, slots)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Calls `merge` with states of other slots."""
+        """Merges states that other accumulators stored (`parts`) into the slots, by `merge` of the function."""
         rows = np.flatnonzero(parts[-1].to_numpy())
         if len(rows):
             taken = [part.take(pa.array(rows)) for part in parts[:-1]]
@@ -168,11 +187,11 @@ class UserAggregate:
             self._put("merge", distinct, new)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the results of some slots."""
+        """Returns the result of the function for each slot in `slots`."""
         return self._result(self._state(slots))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the rows of a batch. Returns the result of each row's slot after the row."""
+        """Adds the rows of a batch. Returns, for each row, the result of its slot right after the row."""
         groups, distinct = grouped(slots)
         held = self._state(distinct)
         rows, columns = self._counted(batch, len(slots))
@@ -190,10 +209,11 @@ class UserAggregate:
         return pa.concat_arrays(results).take(pa.array(places))
 
     def _after_each(self, held: pa.RecordBatch, slots: Slots, groups: Groups, columns: Sequence[pa.Array]) -> pa.Array:
-        """Adds rows to groups, which hold `held` in `slots`. Returns the results after each row.
+        """Adds rows to groups, whose state is `held` and is stored in `slots`. Returns the result of its group after
+        each row.
 
-        The function is called in turns, with at most one row of each group, so the results equal the results for
-        batches of one row each.
+        Unless the function has `accumulate_each`, it is called several times, each time with at most one row of each
+        group. The results equal the results for batches of one row each.
         """
         function = self._function
         if isinstance(function, RunningFunction):
@@ -224,7 +244,7 @@ class UserAggregate:
         return pa.RecordBatch.from_arrays(arrays, schema=self._function.state)
 
     def _counted(self, batch: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], list[pa.Array]]:
-        """Returns the rows of a batch for which the condition is true, and their input columns."""
+        """Returns the indices of the rows of a batch for which the condition is true, and their input columns."""
         columns = [input_column(batch, column) for column in self._inputs]
         mask = row_mask(batch, self._condition)
         found = rows_in(mask, rows)
@@ -239,7 +259,7 @@ class UserAggregate:
             self._put(method, distinct, call(self._state(distinct), groups.astype(np.int64), *columns))
 
     def _state(self, slots: Slots) -> pa.RecordBatch:
-        """Returns the state of some slots. Slots without state have the initial state of the function."""
+        """Returns the state of the function in some slots. Slots without state have the function's initial state."""
         arrays = [column.take(slots) for column in self._columns]
         seen = self._seen.raw(slots).astype(np.bool_)
         if not seen.all():
@@ -256,13 +276,12 @@ class UserAggregate:
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Iterates over rows of groups in turns: the first row of each group, then the second row of each group that has
-    one.
+    """Divides rows of groups into turns: turn n has the nth row of each group that has at least n rows.
 
-    Groups with more rows come first, so the groups of a turn are a prefix of the groups of the turn before. `groups`
-    lists all groups with rows in this order, `order` the rows by turn and group, and `sizes` the number of rows of each
-    turn. Each iteration yields the rows of one turn and the number of groups, at the end of the prefix, for which it is
-    the last turn.
+    Groups are sorted by their number of rows, largest first, so the groups of a turn are a prefix of the groups of the
+    previous turn. `groups` lists the groups with rows in this order, `order` lists row indices by turn and then by
+    group, and `sizes` has the number of rows of each turn. Iteration yields, for each turn, its row indices and the
+    number of groups for which the turn is the last one. These groups are at the end of the prefix.
     """
 
     groups: NDArray[np.int64]
@@ -271,7 +290,7 @@ class _Turns:
 
     @staticmethod
     def of(groups: Groups) -> _Turns:
-        """Returns the turns of some rows, given the group of each row."""
+        """Divides rows into turns, given the group of each row."""
         rows = np.bincount(groups)
         by_rows = np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)]
         places = np.empty(len(rows), dtype=np.int64)
@@ -289,7 +308,9 @@ class _Turns:
 
 
 class _Results:
-    """Collects states, and computes their results in large calls that are limited to a few megabytes of state each."""
+    """Collects function states and computes their results in large calls, each with a few megabytes of state at
+    most.
+    """
 
     def __init__(self, result: Callable[[pa.RecordBatch], pa.Array]) -> None:
         self._result = result
@@ -298,14 +319,14 @@ class _Results:
         self._found: list[pa.Array] = []
 
     def add(self, state: pa.RecordBatch) -> None:
-        """Adds states whose results are needed. The results are computed in this call or later."""
+        """Adds states. Their results are computed in this call or later, and `all` returns them."""
         self._waiting.append(state)
         self._waiting_bytes += state.nbytes
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
             self._compute()
 
     def all(self) -> pa.Array:
-        """Returns the results of all added states, in the order of the calls of `add`."""
+        """Returns the results of all states that were added, in the order in which they were added."""
         self._compute()
         return pa.concat_arrays(self._found)
 
@@ -316,7 +337,10 @@ class _Results:
 
 
 def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array], rows: int) -> None:
-    """Lets a function accumulate rows, each in a new group. Raises its exceptions, and TypeError for a bad result."""
+    """Tries a function with sample rows: accumulates each row in a new group, and discards the state.
+
+    Raises the exceptions of the function, and TypeError or ValueError for a state that does not fit the declaration.
+    """
     arrays = [pa.repeat(pa.scalar(function.initial.get(field.name), field.type), rows) for field in function.state]
     state = pa.RecordBatch.from_arrays(arrays, schema=function.state)
     new = function.accumulate(state, np.arange(rows, dtype=np.int64), *columns)
@@ -324,9 +348,10 @@ def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array]
 
 
 def _declared_state(function: BatchAggregateFunction, method: str, new: NewState, rows: int) -> list[pa.Array]:
-    """Returns the columns of a state that a function returned, checked against its declaration.
+    """Returns the columns of a state that a function returned, after checking them against the declared state.
 
-    Raises TypeError or ValueError if they differ.
+    `method` is named in errors. Raises TypeError or ValueError if the columns, their types or the number of rows
+    differ.
     """
     state = function.state
     if not isinstance(new, pa.RecordBatch | Mapping):
@@ -346,7 +371,11 @@ def _declared_state(function: BatchAggregateFunction, method: str, new: NewState
 def _as_declared(
     function: BatchAggregateFunction, where: str, values: Any, data_type: pa.DataType, rows: int
 ) -> pa.Array:
-    """Returns the result of a function as an array of the type that the function declares."""
+    """Returns values that a function returned as an array of the declared type.
+
+    `where` names the method in errors. Raises TypeError for values of another type, and ValueError for another number
+    of rows than `rows`.
+    """
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         if isinstance(array, pa.ChunkedArray):
@@ -368,16 +397,18 @@ Mask = NDArray[np.uint8]
 
 
 def input_column(batch: pa.RecordBatch, column: ColumnLike | None) -> pa.Array:
-    """Returns a column of a batch with dictionaries decoded. The column is given by name, because expressions were
-    computed before.
+    """Returns the batch column called `column`, with dictionaries decoded.
+
+    Expressions are columns by now, so the name is a string.
     """
     assert isinstance(column, str), f"{column!r} is no name of a column"
     return plain(batch.column(column))
 
 
 def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.Array) -> Mask:
-    """Returns a mask with 1 for each row for which the condition is true and no column is null. `NO_MASK` if that holds
-    for all rows.
+    """Returns a mask with 1 for each row for which the condition is true and no column is null.
+
+    Returns `NO_MASK` if this holds for all rows.
     """
     masks = [mask for mask in map(valid_mask, columns) if len(mask)]
     if condition is not None:
@@ -391,8 +422,9 @@ def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.A
 
 
 def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
-    """Marks the slots that receive a value. Until the first null arrives nothing is stored, because the row that
-    creates a slot also gives it a value.
+    """Marks the slots that receive a value, so that they are no longer null.
+
+    Nothing is stored until the first null arrives, because the row that creates a slot also gives it a value.
     """
     if len(mask) > 0:
         accumulate.mark(column.track_nulls(), slots, mask)
@@ -401,8 +433,9 @@ def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
 
 
 def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
-    """Marks slots as `mark` does. Returns, for each row, whether its slot has a value after the row. None if
-    all have.
+    """Marks the slots that receive a value, as `mark` does.
+
+    Returns, for each row, 1 if its slot has a value after the row, else 0. None if all slots have a value.
     """
     valid_pages = column.track_nulls() if len(mask) else column.valid_pages
     if not len(valid_pages):
@@ -413,21 +446,22 @@ def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
 
 
 def valid_of(column: ValueColumn, slots: NDArray[Any]) -> Mask | None:
-    """Returns 1 for each slot that has a value, or None if all have."""
+    """Returns a mask with 1 for each of the slots that has a value, or None if all have one."""
     return gathered(column.valid_pages, slots, np.dtype(np.uint8)) if len(column.valid_pages) else None
 
 
 def grouped(slots: Slots) -> tuple[NDArray[np.int32], Slots]:
-    """Returns the distinct slots in the order of their first appearance, and for each entry of `slots` its index among
-    them.
+    """Returns, for each entry of `slots`, its index among the distinct slots, and the distinct slots in order of first
+    appearance.
     """
     encoded = pa.array(slots).dictionary_encode()
     return encoded.indices.to_numpy(), encoded.dictionary.to_numpy()
 
 
 def counted_so_far(groups: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns for each row how many of `rows` are in its group up to and including the row. `groups[i]` is the group of
-    row i.
+    """Counts, for each row i, the rows in `rows` that belong to the group of row i and are not after row i.
+
+    `groups[i]` is the group of row i. `rows` lists the indices of the rows that count.
     """
     counted = np.zeros(len(groups), dtype=np.int64)
     counted[rows] = 1
@@ -441,5 +475,5 @@ def counted_so_far(groups: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.
 
 
 def rows_in(mask: Mask, rows: int) -> NDArray[np.int64]:
-    """Returns the indices of the rows whose mask is 1. All rows for `NO_MASK`."""
+    """Returns the indices of the rows whose mask is 1, or of all rows for `NO_MASK`. `rows` is the number of rows."""
     return np.flatnonzero(mask) if len(mask) else np.arange(rows)

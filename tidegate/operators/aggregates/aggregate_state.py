@@ -1,20 +1,22 @@
 """Defines the stored columns of each aggregate: their names, their types, and the result types that follow from them.
 
-The names and types of stored columns describe their contents, because a restore has the program and these columns but
-no input yet. `stored_groups` finds the columns of each aggregate, and `result_type` returns the type of its results.
+The names and types of stored columns describe their contents, because a restore has only the program and these columns,
+and no input schema yet. `stored_groups` finds the columns of each aggregate, and `result_type` returns the type of its
+results.
 
 Most values are stored as they are, in a column with the name of the aggregate: numbers and times where kernels change
-them in place, strings and nested values as Arrow values. Two types differ, and a suffix marks their columns:
+them in place, strings and nested values as Arrow values. Booleans and decimals are converted, and a suffix marks their
+columns:
 
 - A boolean is a byte in `_tidegate_x.as_bool`.
 - A decimal is the two words of its 128 bits, in `_tidegate_x.decimal(10,2).high` and `_tidegate_x.decimal(10,2).low`.
 
-Combined rows are partial results of one batch for each key (and slice), made before the rows are sent to the owner of
-the key. A sender makes them, and the aggregate after the exchange merges them. A batch has either rows or combined
-rows, and its columns show which, so a checkpoint with either in flight can be restored under any setting. The columns
-of combined rows are:
+Combined rows are partial aggregates: one row for each key (and window slice) of a batch. The sender of the batch makes
+them before the exchange by key, and the aggregate after the exchange merges them. A batch has either rows or combined
+rows, and its columns show which, so a checkpoint that contains rows or combined rows in flight can be restored with any
+setting. The columns of combined rows are:
 
-- the key columns and, for event-time windows, the time column, as in the first of the rows;
+- the key columns and, for event-time windows, the time column, with the values of the first row that was combined;
 - a column `_tidegate_combined.<name>` for each stored column of the accumulators;
 - the number of rows, `_tidegate_combined`, as the last column.
 """
@@ -69,7 +71,7 @@ EXTREMES = frozenset({AggregateKind.MIN, AggregateKind.MAX, AggregateKind.BOOL_A
 SPREADS = frozenset(
     {AggregateKind.VAR_POP, AggregateKind.VAR_SAMP, AggregateKind.STDDEV_POP, AggregateKind.STDDEV_SAMP}
 )
-"""Variances and standard deviations."""
+"""Kinds that compute a variance or a standard deviation."""
 
 CHOICES = frozenset({AggregateKind.FIRST, AggregateKind.LAST, AggregateKind.ARG_MIN, AggregateKind.ARG_MAX})
 """Kinds that choose one row and return a column of it."""
@@ -79,7 +81,7 @@ NULL_WITHOUT_VALUES = frozenset({AggregateKind.SUM, *EXTREMES})
 
 
 Fields = dict[str, tuple[pa.Field, ...]]
-"""The state columns of each aggregate, by its name."""
+"""The state columns of each aggregate, by the name of its output column."""
 
 
 class Described(Protocol):
@@ -87,22 +89,22 @@ class Described(Protocol):
 
     @property
     def kind(self) -> AggregateKind:
-        """Kind of the aggregate."""
+        """Which function the aggregate computes."""
         ...
 
     @property
     def column(self) -> ColumnLike | None:
-        """Input column, or None."""
+        """Input column, or None for `count()`, which counts rows."""
         ...
 
     @property
     def by(self) -> ColumnLike | None:
-        """Column by which the aggregate chooses a row, or None."""
+        """Order column of an aggregate that chooses a row, or None for arrival order."""
         ...
 
     @property
     def condition(self) -> ColumnLike | None:
-        """Name of the column with the condition, or None if all rows count."""
+        """Name of the boolean column that selects rows, or None if all rows count."""
         ...
 
     @property
@@ -112,12 +114,12 @@ class Described(Protocol):
 
     @property
     def function(self) -> BatchAggregateFunction | None:
-        """Function of the program that computes the aggregate, or None."""
+        """The `tg.udaf` function that computes the aggregate, or None for built-in kinds."""
         ...
 
     @property
     def inputs(self) -> tuple[ColumnLike, ...]:
-        """Returns the input columns. Only a function of the program has several."""
+        """Input columns. Only an aggregate with a `tg.udaf` function may have more than one."""
         ...
 
 
@@ -125,7 +127,10 @@ _CONVERT = "(convert it with with_columns first)"
 
 
 def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tuple[pa.Field, ...]:
-    """Returns the state columns of a valid aggregate that is called `name`."""
+    """Returns the state columns of an aggregate whose output column is `name`.
+
+    The aggregate must have been validated.
+    """
     kind = aggregate.kind
     if aggregate.function is not None:
         kept = (pa.field(part_name(name, f".{field.name}"), field.type) for field in aggregate.function.state)
@@ -152,7 +157,7 @@ def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tu
 
 
 def result_type(aggregate: Described, fields: Sequence[pa.Field]) -> pa.DataType:
-    """Returns the result type of an aggregate with these state columns."""
+    """Returns the result type of an aggregate, given its state columns."""
     kind = aggregate.kind
     if aggregate.function is not None:
         return aggregate.function.output
@@ -174,8 +179,9 @@ def sum_digits(decimal: pa.DataType) -> int:
 
 
 def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)) -> list[str]:
-    """Returns the names of the state columns. `suffixes` are the suffixes of the columns that store the value or the
-    sum.
+    """Returns the names of the state columns of the aggregate `name`.
+
+    `suffixes` are the suffixes of the columns that store its value or its sum: two for decimals, else one.
     """
     kind = aggregate.kind
     if aggregate.function is not None:
@@ -191,12 +197,15 @@ def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)
 
 
 def state_columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
-    """Returns the columns of a state: the key columns, then the columns of each aggregate."""
+    """Returns the columns of a state table: the key columns, then the columns of each aggregate."""
     return [*keys, *(field for group in fields.values() for field in group)]
 
 
 def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields | None:
-    """Splits the columns `stored` by aggregate. Returns None if they belong to other aggregates."""
+    """Divides the stored columns among the aggregates, in order.
+
+    Returns None if the columns do not match the aggregates.
+    """
     groups: Fields = {}
     rest = [field.remove_metadata() for field in stored]
     for name, aggregate in aggregates.items():
@@ -211,7 +220,7 @@ def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field
 
 
 def found_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields:
-    """Returns the stored columns of each aggregate that has any. They may be at any position in `stored`."""
+    """Returns the stored columns of each aggregate that has any, at whatever position they are in `stored`."""
     groups: Fields = {}
     start = 0
     while start < len(stored):
@@ -237,8 +246,9 @@ def found_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]
 
 
 def combined_fields(aggregates: Mapping[str, Described], schema: pa.Schema) -> Fields:
-    """Returns the state columns in a schema of combined rows. Raises ConfigurationError if they belong to other
-    aggregates.
+    """Returns the state columns of each aggregate in a schema of combined rows.
+
+    Raises ConfigurationError if the rows were combined for other aggregates.
     """
     fields = stored_groups(aggregates, state_of(schema))
     if fields is None:
@@ -250,7 +260,7 @@ def combined_fields(aggregates: Mapping[str, Described], schema: pa.Schema) -> F
 
 
 def validate(aggregate: Described, input_schema: pa.Schema) -> None:
-    """Raises ConfigurationError if a column is missing or of a type that cannot be aggregated so."""
+    """Raises ConfigurationError if a column of an aggregate is missing, or if its type is not supported."""
     if aggregate.condition is not None:
         found = _column_type(aggregate, aggregate.condition, input_schema)
         if not pa.types.is_boolean(found):
@@ -275,8 +285,9 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
 
 
 def _takes(kind: AggregateKind, data_type: pa.DataType) -> str | None:
-    """Returns a text with the types that an aggregate accepts if it does not accept this type, else None. First, last
-    and similar kinds accept any type.
+    """Returns a text that lists the types that a kind of aggregate accepts, for the error.
+
+    None if it accepts `data_type`.
     """
     types = pa.types
     number = types.is_integer(data_type) or types.is_floating(data_type) or is_small_decimal(data_type)
@@ -339,8 +350,8 @@ def _type_of(column: object, input_schema: pa.Schema) -> pa.DataType:
 
 
 def _by_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type in which a greatest value is stored: the widest type to which later evolution can widen a
-    number.
+    """Returns the type in which values of an order column are stored: the widest type to which schema evolution may
+    widen them.
     """
     if pa.types.is_uint64(data_type) or pa.types.is_temporal(data_type):
         return data_type
@@ -377,7 +388,7 @@ def is_small_decimal(data_type: pa.DataType) -> bool:
 
 
 def is_fixed(data_type: pa.DataType) -> bool:
-    """Returns whether values of a type (without dictionaries) are stored in fixed-width columns."""
+    """Returns whether state stores values of a type in fixed-width columns. The type has no dictionaries."""
     return storage_dtype(data_type) is not None or pa.types.is_boolean(data_type) or is_small_decimal(data_type)
 
 
@@ -395,7 +406,7 @@ def kept_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
-    """Returns the suffixes of the state columns that store a value of a type without dictionaries."""
+    """Returns the suffixes of the state columns that store one value of a type. The type has no dictionaries."""
     if pa.types.is_boolean(data_type):
         return (_BOOL,)
     if is_small_decimal(data_type):
@@ -404,8 +415,9 @@ def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
 
 
 def value_fields(name: str, data_type: pa.DataType, suffix: str = "") -> tuple[pa.Field, ...]:
-    """Returns the columns that store a value of a type for the aggregate `name`. `suffix` identifies one of several
-    values.
+    """Returns the state columns of the aggregate `name` that store one value of a type.
+
+    `suffix` is part of the column names, and identifies one of several values of an aggregate.
     """
     suffixes = value_suffixes(data_type)
     if pa.types.is_boolean(data_type):
@@ -417,7 +429,10 @@ def value_fields(name: str, data_type: pa.DataType, suffix: str = "") -> tuple[p
 
 
 def value_type(fields: Sequence[pa.Field]) -> pa.DataType:
-    """Returns the type of the values stored in `columns`, which hold at least the columns of `value_fields`."""
+    """Returns the type of the value that state columns store.
+
+    `fields` begins with the columns of the value (see `value_fields`).
+    """
     first = fields[0]
     if is_reserved(first.name) and first.name.endswith(_BOOL):
         return pa.bool_()
@@ -437,9 +452,9 @@ def decimal_suffixes(precision: int, scale: int) -> tuple[str, str]:
 
 
 def value_words(column: pa.Array) -> list[NDArray[Any]]:
-    """Returns the values of a fixed-width column in stored form: one array for each of `value_fields`.
+    """Returns the values of a fixed-width column in stored form: one array for each field of `value_fields`.
 
-    Dictionaries are decoded. Entries under a null are undefined.
+    Dictionaries are decoded. The entries of nulls are undefined.
     """
     if pa.types.is_boolean(column.type):
         return [fixed_values(column.cast(pa.uint8()))]
@@ -450,7 +465,7 @@ def value_words(column: pa.Array) -> list[NDArray[Any]]:
 
 
 def value_array(words: Sequence[NDArray[Any]], valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
-    """Returns values in stored form (`arrays`) as an Arrow array. Entries with `valid` 0 are null."""
+    """Returns values in stored form (see `value_words`) as an Arrow array. Entries with `valid` 0 are null."""
     if pa.types.is_boolean(data_type):
         bits = pa.py_buffer(np.packbits(words[0] == 1, bitorder="little"))
         bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -470,8 +485,10 @@ class _Accumulator(Protocol):
 
 
 def combined_rows(heads: pa.RecordBatch, state: Mapping[str, pa.Array], counts: pa.Array) -> pa.RecordBatch:
-    """Returns a batch of combined rows. `heads` are the key and time columns, `state` the accumulator columns, and
-    `counts` the last column.
+    """Returns a batch of combined rows.
+
+    `heads` has the key and time columns, `state` the accumulator columns by name, and `counts` the number of rows in
+    each combined row.
     """
     names = [*heads.schema.names, *(_STATE + name for name in state), COMBINED]
     return pa.RecordBatch.from_arrays([*heads.columns, *state.values(), counts], names=names)
@@ -485,7 +502,10 @@ def state_of(schema: pa.Schema) -> list[pa.Field]:
 def add_rows(
     accumulator: _Accumulator, fields: Sequence[pa.Field], batch: pa.RecordBatch, slots: NDArray[np.int32]
 ) -> None:
-    """Adds a batch of rows or of combined rows to an accumulator with the state columns `fields`."""
+    """Adds a batch to an accumulator: combined rows are merged, and other rows are added.
+
+    `fields` are the accumulator's state columns.
+    """
     if is_combined(batch.schema):
         accumulator.merge(slots, [batch.column(_STATE + field.name) for field in fields])
     else:

@@ -4,21 +4,22 @@ Rules:
 
 - For each key whose results differ, a batch emits the old row (`-U`) and the new row (`+U`). A key without a previous
   row emits `+I`, and a key whose last row was retracted emits `-D`. Retractions come before all new rows.
-- After a stream of changes (`retracts`) the state counts the rows of each key. When the last row is retracted, the
-  key is removed. This does not affect the other keys of the batch.
-- Only aggregates that can be inverted support retractions: counts, sums, means, variances, and functions of the program
-  with `retract`. A minimum cannot, because the next greater value is not stored. Sums of floats keep rounding errors
-  after a retraction, and NaN stays.
+- After a stream of changes (`retracts`) the state counts the rows of each key. When the last row is retracted, the key
+  is removed. This does not affect the other keys of the batch.
+- Only aggregates that can be inverted support retractions: counts, sums, means, variances, and `tg.udaf` functions with
+  `retract`. A minimum cannot, because the next greater value is not stored. Sums of floats keep rounding errors after a
+  retraction, and NaN stays.
 - Retracting a row that never came is an error, because the stream contradicts itself.
 
-Aggregates over everything work in two stages:
+Aggregates over all rows (without a key) work in two stages:
 
 - `PartialAggregate` keeps no state. It turns a batch into one row with the columns of the accumulators' state, so the
-  traffic over the exchange and the work of the single subtask after it do not grow with the rows.
+  data sent over the exchange, and the work of the single subtask after it, depend on the number of batches and not of
+  rows.
 - `GlobalAggregate` keeps the accumulators of all rows in a table like a keyed aggregate, under one key.
-- The result is one row, and `GlobalChangingAggregate` retracts the previous one. In mode `final` there is a row even
-  without input rows, as in SQL: counts are 0, lists are empty, a function of the program decides itself, and all other
-  aggregates are null.
+- The result is one row. `GlobalChangingAggregate` retracts the previous result row. In mode `final` there is a row even
+  without input rows, as in SQL: counts are 0, lists are empty, a `tg.udaf` function returns its result for its initial
+  state, and all other aggregates are null.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ ROWS = own_name("changes_rows")
 """Name of the state column that counts the rows of a key."""
 
 CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}
-"""Classes of accumulators that support retractions."""
+"""Built-in kinds of aggregates that support retractions."""
 
 
 @runtime_checkable
@@ -72,8 +73,10 @@ class _Retractable(Protocol):
 
 
 class ChangingAggregate(KeyedAggregate):
-    """Running aggregates of each key, emitted as changes. With `retracts` the input is a stream of changes. Otherwise
-    it works like `KeyedAggregate`.
+    """Running aggregates of each key, emitted as a changelog (`+I`, `-U`, `+U`, `-D`), or once at the end with
+    `emit="final"`.
+
+    `retracts` is True if the input is a changelog too, which may retract rows.
     """
 
     def __init__(
@@ -100,12 +103,14 @@ class ChangingAggregate(KeyedAggregate):
         self._output_schema: pa.Schema | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the needed columns, with the column that marks retractions."""
+        """Returns the input columns that the operator reads, which include the column with the kind of change if rows
+        are retracted.
+        """
         needed = super().needed_columns(after)
         return needed if needed is None or not self._takes_back else needed | {CHANGE}
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Returns the keys, the aggregates, and the kind of the change unless results are final."""
+        """Returns the keys, the aggregates and, unless results are final, the column with the kind of change."""
         found = super().output_schema(input_schema)
         shown = pa.schema([field for field in found if field.name != ROWS])
         return shown if self._emit_mode == "final" else with_kind(shown)
@@ -128,7 +133,7 @@ class ChangingAggregate(KeyedAggregate):
         return result
 
     def _take_all(self, batch: pa.RecordBatch, upserted: Upserted) -> None:
-        """Adds the new rows, then subtracts the retracted ones."""
+        """Adds the inserted rows of a batch to the accumulators, then subtracts the retracted rows."""
         comes = rows_that_come(batch) if self._takes_back else None
         if comes is None or comes.all():
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
@@ -144,7 +149,10 @@ class ChangingAggregate(KeyedAggregate):
             accumulator.retract(*parts[1])
 
     def _still_there(self, slots: NDArray[np.int32]) -> Flags | None:
-        """Returns True for each key that has rows, or None if rows are never retracted."""
+        """Returns True for each slot whose key still has rows, or None if rows are never retracted.
+
+        Raises ValueError if more rows of a key were retracted than were inserted.
+        """
         if not self._takes_back:
             return None
         assert self._table is not None
@@ -165,7 +173,9 @@ class ChangingAggregate(KeyedAggregate):
         before: Sequence[pa.Array],
         there: Flags | None,
     ) -> pa.RecordBatch | None:
-        """Returns the changes of the keys of a batch."""
+        """Returns the changelog rows for the keys of a batch: one row, or an old and a new row, for each key whose
+        results differ.
+        """
         rows = upserted.first_rows
         after = [accumulator.results(slots) for accumulator in self._of_shown()]
         is_there = np.ones(len(rows), dtype=np.bool_) if there is None else there
@@ -219,9 +229,7 @@ def _check_calculated(aggregates: Mapping[str, Aggregate]) -> None:
 
 
 def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
-    """Returns True for each row in which any column differs between the two batches. NaN counts as different from
-    itself.
-    """
+    """Returns True for each row in which any column differs between `before` and `after`. NaN differs from NaN."""
     found: Flags = np.zeros(len(after[0]), dtype=np.bool_)
     for old, new in zip(before, after, strict=True):
         if old.null_count == new.null_count == 0 and storage_dtype(old.type) is not None and old.type == new.type:
@@ -240,8 +248,9 @@ def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
 
 
 def _differ_one_by_one(old: pa.Array, new: pa.Array) -> Flags:
-    """Compares values of any type one by one, as Arrow scalars. Python objects would lose the nanoseconds of some
-    values.
+    """Returns True for each row whose values differ.
+
+    Compares Arrow scalars, because Python objects would lose the nanoseconds of some values.
     """
     if old.equals(new):
         return np.zeros(len(new), dtype=np.bool_)
@@ -253,7 +262,7 @@ KEY = own_name("everything")
 
 
 class PartialAggregate(Operator):
-    """Aggregates each batch into one row of accumulators, which `GlobalAggregate` merges. Keeps no state."""
+    """Aggregates each batch into one row of accumulator columns, which `GlobalAggregate` merges. Keeps no state."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
         self._aggregates = dict(aggregates)
@@ -262,20 +271,22 @@ class PartialAggregate(Operator):
         self._accumulators: list[Accumulator] = []
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the columns that are aggregated."""
+        """Returns the input columns that the aggregates read."""
         columns = (column for aggregate in self._aggregates.values() for column in aggregate.columns)
         return frozenset(column for column in columns if isinstance(column, str))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Returns the constant key and the columns of the accumulators. Raises ConfigurationError for columns that do
-        not fit.
+        """Returns the constant key column and the accumulator columns.
+
+        Raises ConfigurationError if an input column is missing, or if its type is not supported.
         """
         fields = [field for name, a in self._aggregates.items() for field in a.state_fields(name, input_schema)]
         return pa.schema([pa.field(KEY, pa.int8()), *fields])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits one row with the accumulators of a batch. Raises OperatorError if its columns do not fit, or a sum
-        overflows.
+        """Emits one row with the accumulator columns of a batch.
+
+        Raises OperatorError if the columns of the batch do not fit, or if a sum overflows.
         """
         with blame(self.context, batch):
             if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
@@ -297,9 +308,10 @@ class PartialAggregate(Operator):
 
 
 class GlobalAggregate(KeyedAggregate):
-    """Merges rows of `PartialAggregate` in one subtask.
+    """Merges the rows of all `PartialAggregate` subtasks in one subtask.
 
-    `empty` is the schema of the result row that is emitted without any input row, or None if no such row is emitted.
+    `empty` is the schema of the result row that mode `final` emits when there were no input rows, or None to emit no
+    row then.
     """
 
     def __init__(
@@ -317,12 +329,12 @@ class GlobalAggregate(KeyedAggregate):
         return None
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Returns the aggregates, given the schema of rows of `PartialAggregate`."""
+        """Returns the aggregates as columns. `input_schema` is the output schema of `PartialAggregate`."""
         fields = self._fields_for(input_schema)
         return pa.schema([pa.field(name, result_type(a, fields[name])) for name, a in self._aggregates.items()])
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Emits the result row in mode `final`, at the end of the input."""
+        """Emits the result row at the end of the input, in mode `final`."""
         yield from super().finish(emit)
         if self._emit_mode == "final" and self._table is None and self._empty is not None:
             aggregates = zip(self._aggregates.values(), self._empty, strict=True)
@@ -344,19 +356,22 @@ class GlobalAggregate(KeyedAggregate):
 
 
 class GlobalChangingAggregate(GlobalAggregate, ChangingAggregate):
-    """Merges rows like `GlobalAggregate`, and retracts the previous result with each batch."""
+    """Merges rows like `GlobalAggregate`.
+
+    For each batch it emits the new result as a change and retracts the previous result.
+    """
 
     def __init__(self, aggregates: Mapping[str, Aggregate], input_schema: pa.Schema | None = None) -> None:
         super().__init__(aggregates, input_schema=input_schema)
         self._shown_keys = ()
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Returns the aggregates and the kind of the change."""
+        """Returns the aggregates and the column with the kind of change."""
         return with_kind(GlobalAggregate.output_schema(self, input_schema))
 
 
 def _of_nothing(aggregate: Aggregate, data_type: pa.DataType) -> pa.Array:
-    """Returns the result row of aggregates over no rows."""
+    """Returns the result of one aggregate over no rows, as an array of one value."""
     if aggregate.function is not None:
         return of_nothing(aggregate.function)
     nothing = {AggregateKind.COUNT: 0, AggregateKind.COLLECT_LIST: []}

@@ -1,7 +1,7 @@
-"""`ColumnExpression`: a polars expression in place of a column name.
+"""`ColumnExpression` holds a polars expression that a program gave in place of a column name.
 
-The stream API replaces each expression by a column that is computed before the operator, so operators only see names.
-Two expressions are equal if polars serialises them alike.
+The stream API adds a column that computes each expression before the operator, so operators see only names. Two
+expressions are equal if polars serialises them alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHARACTERS_MAX = 60
 
 
 class ColumnExpression:
-    """A polars expression that can be compared."""
+    """A polars expression in place of a column name. Supports equality and hashing."""
 
     __slots__ = ("_written", "expression")
 
@@ -42,10 +42,10 @@ ColumnLike: TypeAlias = str | ColumnExpression
 
 
 def column_like(value: object, where: str) -> ColumnLike:
-    """Returns the name of a column, or the expression as a `ColumnExpression`. An expression that only names a column
-    becomes its name.
+    """Returns a column name as it is, and a polars expression as a `ColumnExpression`. An expression that only names a
+    column becomes its name.
 
-    Raises ConfigurationError, which begins with `where`, for anything else.
+    Raises ConfigurationError for any other value. `where` is the beginning of its message.
     """
     if isinstance(value, str | ColumnExpression):
         return value
@@ -57,8 +57,10 @@ def column_like(value: object, where: str) -> ColumnLike:
 
 
 def column_names(given: object, where: str) -> tuple[str, ...]:
-    """Returns the names of one or several columns. Raises ConfigurationError for an expression, and as `column_like`
-    does.
+    """Returns the names of one or several columns as a tuple.
+
+    Raises ConfigurationError for an expression and for any value that is not a column name. `where` is the beginning of
+    its message.
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     found = [column_like(each, where) for each in several]

@@ -1,12 +1,14 @@
-"""`ExpiringAggregate` computes running aggregates with a time to live: a key without new rows for this long is removed.
+"""`ExpiringAggregate` computes running aggregates with a time to live: a key is removed when it has no new rows for
+this time.
 
 This is Flink's `table.exec.state.ttl`. Rules:
 
-- A key lives from its first row until `ttl_ms` after its last row. A later row starts over, as if the key had no rows
-  before. This also holds within a batch: rows before the last start of their key are ignored.
-- In event time (`time` names the column) the last row is the row with the greatest time. The output does not depend on
-  when state is cleaned up: a key with last time s is removed when the watermark reaches s + 2 * ttl. Rows that are
-  `ttl` or more behind the watermark are dropped and counted, because the state of their keys may be gone.
+- A key lives from its first row until `ttl_ms` after its last row. A row that comes later starts the key anew, without
+  its earlier rows. This also happens within a batch: if a key starts anew there, the rows before its last start are
+  ignored.
+- In event time (`time` names the column) the last row of a key is the row with the greatest time. The output does not
+  depend on when state is cleaned up: a key with last time s is removed when the watermark reaches s + 2 * ttl. Rows
+  that are `ttl` or more behind the watermark are dropped and counted, because the state of their keys may be gone.
 - The progress of event time is state for each key group. A row that was late before a restore is therefore late after
   it, at any parallelism.
 - In mode `each` every row has a result, including rows before the last start of their key.
@@ -47,21 +49,22 @@ from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 UPDATED = own_name("ttl_updated_ms")
-"""Name of the state column with the time of the last row of a key, in ms."""
+"""Name of the state column with the time of the last row of a key, in ms since the epoch."""
 
 _REACHED_STATE = "ttl.watermark"
-"""Name of the state with the progress of event time in each key group."""
+"""Name of the state with the watermark that each key group has reached."""
 
 _SWEEPS = 4
-"""Number of sweeps, which remove expired keys, in one time to live."""
+"""Number of scans for expired keys within one time to live."""
 _NEVER = -(1 << 62)
-"""Time of the last row, for a key that has had no row."""
+"""Stored as the time of the last row of a key that has had no row."""
 
 
 class ExpiringAggregate(KeyedAggregate):
-    """Running aggregates of each key with a time to live, as updates or with one result for each row.
+    """Running aggregates of each key with a time to live: emits the updated keys of each batch, or one result for each
+    row.
 
-    `time` names the event-time column, or is None for processing time.
+    `ttl_ms` is the time to live, in ms. `time` names the event-time column, or is None for processing time.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class ExpiringAggregate(KeyedAggregate):
         self._swept_ms: int | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the needed columns, with the event-time column."""
+        """Returns the input columns that the operator reads, which include the event-time column."""
         needed = super().needed_columns(after)
         return needed if needed is None or self._time is None else needed | {self._time}
 
@@ -96,7 +99,10 @@ class ExpiringAggregate(KeyedAggregate):
         return pa.schema([field for field in found if field.name != UPDATED])
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens the aggregates and the progress of event time. Raises like `KeyedAggregate.open`."""
+        """Opens the keyed state and restores the watermark that each key group had reached.
+
+        Raises like `KeyedAggregate.open`.
+        """
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "aggregates with a time to live")
         for table in restored:
@@ -112,13 +118,15 @@ class ExpiringAggregate(KeyedAggregate):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns, for each row, the watermark from which it is dropped as late: its event time plus the time
-        to live.
+        """Returns the rule by which rows are late: a row is dropped once the watermark reaches its event time plus the
+        time to live.
+
+        Empty in processing time.
         """
         return () if self._time is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Removes expired keys in steps."""
+        """Removes the keys that the watermark makes expire, in bounded steps. Yields between two steps."""
         if self._time is None or watermark_ms == MAX_WATERMARK_MS:
             return
         for groups, reached_ms in [*self._reached.runs()]:
@@ -129,16 +137,21 @@ class ExpiringAggregate(KeyedAggregate):
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of the keys and of the progress of event time."""
+        """Returns a snapshot of the keyed state and, in event time, of the watermark that each key group has
+        reached.
+        """
         frozen = super().snapshot(cut)
         return frozen if self._time is None else replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Returns the changes of the keyed state since the last snapshot."""
+        """Returns the changes of the keyed state since the last snapshot, without the reached watermarks."""
         return super().snapshot(cut)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns the processing time, in ms, of the next sweep for expired keys."""
+        """Returns the processing time of the next scan for expired keys, in ms.
+
+        None in event time, or before the first row.
+        """
         if self._time is not None or self._table is None:
             return None
         now_ms = self.context.time.now_ms
@@ -148,7 +161,7 @@ class ExpiringAggregate(KeyedAggregate):
         return self._swept_ms + self._pause_ms
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Removes expired keys in steps."""
+        """Removes expired keys in bounded steps if a scan is due. Yields between two steps."""
         due_ms = self.next_processing_time_ms()
         if due_ms is not None and due_ms <= now_ms:
             self._swept_ms = now_ms
@@ -180,10 +193,11 @@ class ExpiringAggregate(KeyedAggregate):
         return super()._running(batch, slots, accumulators[: len(self._shown)])
 
     def _of_lives(self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]) -> list[pa.Array]:
-        """Returns the result after each row of a batch in which keys expire and start over. Does not change the table.
+        """Returns the result after each row of a batch in which keys expire and start anew. Does not change the state
+        table.
 
-        Each life of a key, from a start to its expiry, is computed in a separate slot. The first one continues from the
-        slot in the table.
+        The rows of a key are divided at each point where it starts anew. Each division has its own temporary slot, and
+        the first one continues from the stored state of the key.
         """
         assert self._table is not None
         order = np.argsort(upserted.slots, kind="stable")
@@ -210,7 +224,10 @@ class ExpiringAggregate(KeyedAggregate):
         return self._running(batch, place_of_row, accumulators)
 
     def _begins(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
-        """Stores the times of the rows. Returns 1 for each row at which its key starts over because it had expired."""
+        """Stores the times of the rows.
+
+        Returns a mask with 1 for each row at which its key starts anew because it had expired.
+        """
         assert self._table is not None
         times = np.full(batch.num_rows, self.context.time.now_ms, dtype=np.int64)
         if self._time is not None:
@@ -225,8 +242,10 @@ class ExpiringAggregate(KeyedAggregate):
     def _begun_anew(
         self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch, Upserted]:
-        """Removes the keys that start over within a batch. Returns the rows from the last start of each key on, as
-        another batch of the table.
+        """Removes the keys that start anew within a batch, and inserts them again for the rows that still count.
+
+        `begins` marks the rows at which a key starts anew. Returns the rows from the last start of each key on, their
+        key columns, and the result of their `upsert`.
         """
         assert self._table is not None
         codes, distinct = grouped(upserted.slots)
@@ -250,7 +269,7 @@ class ExpiringAggregate(KeyedAggregate):
         return pa.RecordBatch.from_arrays([*keys.columns, *shown], names=[*self.keys, *self._shown])
 
     def _in_time(self, batch: pa.RecordBatch, time: str) -> pa.RecordBatch:
-        """Returns the rows that are not late."""
+        """Returns the rows of a batch that are not late, and counts the late rows. `time` is the event-time column."""
         found = event_times_ms(batch, time)
         if found.null_count:
             raise ValueError(
@@ -264,9 +283,9 @@ class ExpiringAggregate(KeyedAggregate):
         return batch.filter(pa.array(on_time))
 
     def _sweep(self, expired_ms: int) -> Iterator[None]:
-        """Removes the keys whose time is `expired_ms` or earlier, in bounded steps.
+        """Removes the keys whose last row was at `expired_ms` or earlier, in bounded steps. Yields between two steps.
 
-        A batch may be processed between two steps, and a scan may return the state from its start. Each expired key is
+        A batch may be processed between two steps, and the scan may have read a key before that. Each expired key is
         therefore looked up again before it is removed.
         """
         if self._table is None:

@@ -2,19 +2,20 @@
 
 Rules:
 
-- All rows of a key come to the subtask that owns its key group. Each new key is checked for that.
+- All rows of a key come to the subtask that owns its key group. The operator checks this for each new key.
 - In mode `update` a batch emits one row for each distinct key in it, with the current values, in the order in which the
   keys first appear. In mode `final` each key emits one row, at the end of the input.
-- In mode `each` a row emits one row, in the same order: its key, and the values over this row and all rows of its key
-  before it. Results therefore do not depend on how rows are cut into batches. The state is the same in all modes.
+- In mode `each` every input row emits one row, in the order of the input: its key, and the aggregates over this row and
+  all earlier rows of the key. Results therefore do not depend on how rows are cut into batches. The state is the same
+  in all modes.
 - State is one table: the key columns, then the accumulators.
-- A batch may have combined rows, which its sender has made (`aggregate_state.py`). They are merged. In mode `each` they
-  are refused.
+- A batch may have combined rows, which are partial aggregates made by the sender (`aggregate_state.py`). They are
+  merged. Mode `each` raises an error for them.
 
 `StoredLayout` describes the columns of stored aggregates, and `converted` converts rows of an older program. A restored
-program may have more aggregates than the one that wrote the state, or fewer, or wider types. Rules:
+program may have more or fewer aggregates than the program that wrote the state, or wider types. Rules:
 
-- The columns of an aggregate are found by the names that its function gives them, at any position.
+- The stored columns of an aggregate are found by their names, at any position.
 - An aggregate without stored columns begins as if it had no rows. Columns of removed aggregates are dropped: the user
   has agreed to that when the job was submitted (`tidegate/actors/restore/meaning_checks.py`).
 - A type may widen as far as `tidegate/storage/schemas/evolution.py` allows. A sum of integers may become a sum of
@@ -65,7 +66,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 STATE_NAME = "aggregate"
 
 _RESTORED_ROWS = 131_072
-"""Limit of stored rows that are loaded at a time."""
+"""Greatest number of stored rows that a restore loads at a time."""
 _SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
 _NULL_WITHOUT_ROWS = NULL_WITHOUT_VALUES | CHOICES
 """Kinds of aggregates whose first state column is null until the first row that counts."""
@@ -73,11 +74,10 @@ _ADVICE = "give the aggregate its former type, or give the operator a new uid to
 
 
 class KeyedAggregate(Operator):
-    """Aggregates of each key. `keys` names the key columns, `aggregates` maps output columns to aggregates.
+    """Running aggregates of each key. `keys` names the key columns, `aggregates` maps output columns to aggregates.
 
-    `input_schema` has the columns of the input, or is None if they are known only when the job runs.
-
-    Raises ConfigurationError for no keys, no aggregates, or names that clash.
+    `input_schema` is the schema of the input, or None if it becomes known only when the job runs. Raises
+    ConfigurationError for no keys, no aggregates, or names that clash.
     """
 
     has_keyed_state = True
@@ -109,7 +109,7 @@ class KeyedAggregate(Operator):
 
     @property
     def known_fields(self) -> Fields | None:
-        """Returns the state columns of each aggregate. None if the columns of the input are not known."""
+        """Returns the state columns of each aggregate. None if the input schema is not known before the job runs."""
         return None if self._input_schema is None else self._fields_for(self._input_schema)
 
     def validate(self, input_schema: pa.Schema) -> None:
@@ -117,22 +117,22 @@ class KeyedAggregate(Operator):
         self.output_schema(input_schema)
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the key columns and the columns that are aggregated."""
+        """Returns the input columns that the operator reads: the key columns and the columns that are aggregated."""
         columns = (column for aggregate in self._aggregates.values() for column in aggregate.columns)
         return frozenset((*self._keys, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Returns the output schema for an input schema: the key columns (dictionaries decoded), then the aggregates.
+        """Returns the output schema: the key columns (dictionaries decoded), then the aggregates.
 
-        Raises ConfigurationError for a column that is missing or of a type that does not fit.
+        Raises ConfigurationError if a column is missing, or if its type is not supported.
         """
         results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self._aggregates.items()]
         return pa.schema([*key_schema(input_schema, self._keys), *results])
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores the state from tables of any number of former subtasks.
+        """Restores the state from the tables of any number of earlier subtasks.
 
-        Raises IncompatibleStateError if a table is of other keys or aggregates, and CorruptionError if it has a key
+        Raises IncompatibleStateError for a table with other keys or aggregates, and CorruptionError if a key occurs
         twice.
         """
         super().open(context, restored)
@@ -144,26 +144,30 @@ class KeyedAggregate(Operator):
         self._restore_all(restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Adds a batch to the accumulators. Raises OperatorError if its columns do not fit, or a sum overflows."""
+        """Adds a batch to the aggregates, and emits their results unless the mode is `final`.
+
+        Raises OperatorError if the columns of the batch do not fit, or if a sum overflows.
+        """
         with blame(self.context, batch):
             updates = self._advance(batch)
         if updates is not None:
             emit(updates)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of the state, which has no table before the first key."""
+        """Returns a snapshot of the state. The snapshot has no table before the first key arrives."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the keyed state between two snapshots. All state of this operator is keyed."""
+        """Returns a snapshot of the keyed state between two checkpoints. This operator has no other state."""
         return self.snapshot(cut)
 
     @property
     def changed_bytes(self) -> int:
-        """Returns an estimate of the bytes that changed rows take in the next snapshot. A row counts once for each
-        batch that changed it.
+        """Returns an estimate of the size, in bytes, of the changed rows in the next snapshot.
+
+        A row counts once for each batch that changed it.
         """
         names = [field.name for fields in self._fields.values() for field in fields]
         values = 0 if self._table is None else sum(self._table.column(name).value_bytes for name in names)
@@ -175,16 +179,21 @@ class KeyedAggregate(Operator):
         return self._backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError and ConfigurationError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError and ConfigurationError as `open` does."""
         self._restore_all(tables)
 
     def hand_over(self) -> None:
-        """Releases the backend, which the next attempt takes over."""
+        """Drops the references to the backend without closing it, because the next attempt of the task continues with
+        it.
+        """
         self._backend = self._table = None
         self._accumulators = []
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Emits all keys in mode `final`, in batches of at most `OUTPUT_ROWS_MAX` rows."""
+        """Emits the results of all keys in mode `final`, in batches of at most `OUTPUT_ROWS_MAX` rows.
+
+        Yields after each batch.
+        """
         if self._emit_mode == "final" and self._table is not None:
             for keys, slots in self._table.scan(OUTPUT_ROWS_MAX):
                 try:
@@ -221,7 +230,11 @@ class KeyedAggregate(Operator):
             )
 
     def _admit(self, schema: pa.Schema) -> None:
-        """Checks the columns of a batch against the state. The first batch creates the state."""
+        """Checks the columns of a batch against the state. The first batch creates the state, or converts restored
+        state to wider types.
+
+        Raises ChangedTypeError if keys or aggregates have other types than the state.
+        """
         if self._seen_schema is not None and schema.equals(self._seen_schema):
             return
         found = key_schema(schema, self._keys)
@@ -272,7 +285,10 @@ class KeyedAggregate(Operator):
     def _running(
         self, batch: pa.RecordBatch, slots: NDArray[np.int32], accumulators: Sequence[Accumulator]
     ) -> list[pa.Array]:
-        """Adds a batch to accumulators. Returns the results after each row."""
+        """Adds a batch to accumulators. Returns, for each of them, its result after each row.
+
+        Raises IncompatibleStateError for combined rows.
+        """
         if is_combined(batch.schema):
             raise IncompatibleStateError(
                 f'operator {self.context.uid!r} has emit="each" and restored rows in flight that were combined for '
@@ -282,13 +298,16 @@ class KeyedAggregate(Operator):
         return [accumulator.running(batch, slots) for accumulator in accumulators]
 
     def _fields_for(self, schema: pa.Schema) -> Fields:
-        """Returns the state columns for batches of a schema. Raises ConfigurationError for columns that do not fit."""
+        """Returns the state columns of each aggregate for batches of `schema`.
+
+        Raises ConfigurationError for columns that do not fit.
+        """
         if is_combined(schema):
             return combined_fields(self._aggregates, schema)
         return {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
 
     def _add_rows(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
-        """Adds a batch to the accumulator of an aggregate."""
+        """Adds a batch to the accumulator of the aggregate `name`."""
         add_rows(accumulator, self._fields[name], batch, upserted.slots)
 
     def _create(self, schema: pa.Schema, fields: Fields) -> None:
@@ -299,7 +318,9 @@ class KeyedAggregate(Operator):
         self._use(table, fields)
 
     def _evolve(self, fields: Fields) -> None:
-        """Converts the state if the first batch after the restore has wider types than the stored state."""
+        """Converts the stored state to the state columns `fields`, because the first batch after a restore has wider
+        types, or the program has other aggregates.
+        """
         table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._converted(rows, fields))
         self._use(table, fields)
 
@@ -311,8 +332,9 @@ class KeyedAggregate(Operator):
         return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Continues with rows that are already in the backend. Converts them if another set of aggregates wrote
-        them.
+        """Continues with the rows that the backend already has.
+
+        Converts them if a program with other aggregates wrote them. `stored` is their schema.
         """
         layout = self._layout_of(STATE_NAME, stored)
         if layout.whole:
@@ -325,8 +347,9 @@ class KeyedAggregate(Operator):
         self._evolve(self._wanted(layout))
 
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
-        """Loads the stored tables. If types changed between two increments of a checkpoint, all rows get the newer
-        types.
+        """Loads stored tables.
+
+        If types became wider between two increments of a checkpoint, all rows get the wider types.
         """
         layouts = (
             (table.state, table.rows.schema) for table in tables if table.kind is StateKind.KEYED and not table.removed
@@ -351,9 +374,9 @@ class KeyedAggregate(Operator):
             ) from error
 
     def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
-        """Returns the layout to which all stored layouts can be converted, because types only become wider.
+        """Returns the key schema and the state columns to which all stored layouts can be converted.
 
-        Raises IncompatibleStateError if there is none.
+        Such a layout exists because types only become wider. Raises IncompatibleStateError if there is none.
         """
         layouts = [(self._layout_of(state, schema), schema) for state, schema in stored]
         refused = None
@@ -371,8 +394,10 @@ class KeyedAggregate(Operator):
         raise refused
 
     def _wanted(self, layout: StoredLayout) -> Fields:
-        """Returns the state columns of all aggregates: the stored ones, or else the columns that follow from
-        the input.
+        """Returns the state columns of all aggregates of the program: the stored columns, or the columns that follow
+        from the input schema for a new aggregate.
+
+        Raises IncompatibleStateError if an aggregate is new and the input schema is not known.
         """
         if layout.whole:
             return layout.fields
@@ -386,7 +411,7 @@ class KeyedAggregate(Operator):
         return {name: layout.fields.get(name, known[name]) for name in self._aggregates}
 
     def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
-        """Returns stored rows, converted to the program's columns and types."""
+        """Returns stored rows, converted to the program's state columns `fields`."""
         assert self._key_schema is not None
         return converted(rows.replace_schema_metadata(None), self._key_schema, self._aggregates, fields, self._where)
 
@@ -411,8 +436,8 @@ class KeyedAggregate(Operator):
 class StoredLayout:
     """The columns of one stored table: `head` (for example the keys), then the columns of the aggregates.
 
-    `fields` holds the columns of each stored aggregate of the program. `whole` is true if these are all aggregates of
-    the program and all stored columns, in the program's order.
+    `fields` has the stored columns of each aggregate of the program that is stored. `whole` is True if the table stores
+    all aggregates of the program, in its order, and nothing else.
     """
 
     head: pa.Schema
@@ -421,7 +446,7 @@ class StoredLayout:
 
     @staticmethod
     def of(schema: pa.Schema, head: Sequence[str], aggregates: Mapping[str, Aggregate]) -> StoredLayout | None:
-        """Returns the layout of a stored schema, or None if it does not begin with the columns of `head`."""
+        """Returns the layout of a stored schema. None if the schema does not begin with the columns `head`."""
         schema = pa.schema([field.remove_metadata() for field in schema])
         if schema.names[: len(head)] != list(head):
             return None
@@ -434,7 +459,11 @@ class StoredLayout:
 
 
 def field_refusal(kind: AggregateKind, before: Sequence[pa.Field], now: Sequence[pa.Field]) -> str | None:
-    """Returns why stored columns of an aggregate cannot be converted to the program's columns, or None if they can."""
+    """Returns the reason why the stored columns of an aggregate (`before`) cannot be converted to the program's columns
+    (`now`).
+
+    None if they can.
+    """
     if len(before) != len(now):
         return "it is kept in other columns"
     for old, new in zip(before, now, strict=True):
@@ -449,7 +478,7 @@ def field_refusal(kind: AggregateKind, before: Sequence[pa.Field], now: Sequence
 
 
 def fresh_columns(aggregate: Aggregate, fields: Sequence[pa.Field], rows: int) -> list[pa.Array]:
-    """Returns the state columns of an aggregate for keys that have no rows for it."""
+    """Returns the state columns of an aggregate for `rows` keys that have no input rows yet."""
     made = BatchColumns(value_specs(aggregate, fields))
     made.begin(1)
     values = made.values()
@@ -460,7 +489,7 @@ def fresh_columns(aggregate: Aggregate, fields: Sequence[pa.Field], rows: int) -
 
 
 def raw_specs(schema: pa.Schema) -> list[ValueSpec]:
-    """Returns value columns for stored rows that are read only to be converted."""
+    """Returns specs of value columns for stored rows, which are read only to be converted."""
     return [ValueSpec(field.name, field.type) for field in schema]
 
 
@@ -471,9 +500,9 @@ def converted(
     wanted: Fields,
     where: str,
 ) -> pa.RecordBatch:
-    """Returns stored rows in the columns `head`, followed by the `wanted` columns of each aggregate.
+    """Returns stored rows converted to the columns `head` and the `wanted` state columns of each aggregate.
 
-    `where` begins errors. Raises IncompatibleStateError for columns that cannot be converted.
+    `where` is the beginning of error messages. Raises IncompatibleStateError for columns that cannot be converted.
     """
     fields = [field for name in aggregates for field in wanted[name]]
     expected = pa.schema([*head, *fields])

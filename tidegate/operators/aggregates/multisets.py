@@ -2,14 +2,14 @@
 counts.
 
 `KeptValues` computes least and greatest values and distinct counts when rows can be retracted, because the next greater
-value must be known when the least value is retracted. `ValueSet` counts distinct values where the state of a key must
-be in one place: in windows, and with a time to live. (`DistinctRows` stores each pair of key and value separately, and
+value must be known when the least value is retracted. `ValueSet` counts distinct values where all state of a key must
+be in one row: in windows, and with a time to live. (`DistinctRows` stores each pair of key and value separately, and
 cannot detect the end of a window.) Rules:
 
 - `KeptValues` stores the distinct values in ascending order and the number of times each occurs, like Flink's sorted
   map state. `ValueSet` stores each distinct value once in the order of arrival, and merges by uniting sets.
 - The state grows with the distinct values of a key, and a batch rewrites the values of each key in it. With very many
-  values, rank the rows before they change, or use `approx_count_distinct`, which keeps a sketch.
+  values, apply `top_n` before the aggregate, or use `approx_count_distinct`, which keeps a sketch.
 - All NaN are one value, the greatest. 0.0 and -0.0 are one value. A null is not a value.
 """
 
@@ -36,7 +36,10 @@ _KEPT = EXTREMES | {AggregateKind.COUNT_DISTINCT}
 
 
 class KeptValues(BatchAggregateFunction):
-    """`BatchAggregateFunction` for min, max and distinct counts over values that are added and retracted."""
+    """Aggregate function for min, max and distinct counts over values that are added and retracted.
+
+    Stores all distinct values of a group, with the number of times each occurs.
+    """
 
     def __init__(self, kind: AggregateKind, data_type: pa.DataType) -> None:
         self._kind = kind
@@ -45,21 +48,21 @@ class KeptValues(BatchAggregateFunction):
         self.output = pa.int64() if kind is AggregateKind.COUNT_DISTINCT else data_type
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds values to the stored values."""
+        """Adds the values of rows to the stored values of their groups. Returns the new state of all groups."""
         return self._changed(state, groups, columns[0], np.ones(len(groups), dtype=np.int64))
 
     def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Removes values from the stored values."""
+        """Removes the values of rows from the stored values of their groups. Returns the new state of all groups."""
         return self._changed(state, groups, columns[0], np.full(len(groups), -1, dtype=np.int64))
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Adds the stored values of other groups."""
+        """Adds the stored values of other states to their groups. Returns the new state of all groups."""
         of = np.repeat(groups, list_lengths(other.column(_VALUES)))
         times = other.column(_TIMES).flatten().to_numpy()
         return self._changed(state, of, other.column(_VALUES).flatten(), times)
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """Returns the least or the greatest value, or the number of distinct values."""
+        """Returns, for each group, its least value, its greatest value, or its number of distinct values."""
         lists = state.column(_VALUES)
         lengths = list_lengths(lists)
         if self._kind is AggregateKind.COUNT_DISTINCT:
@@ -69,8 +72,10 @@ class KeptValues(BatchAggregateFunction):
         return lists.flatten().take(pa.array(places, mask=lengths == 0))
 
     def _changed(self, state: pa.RecordBatch, groups: Groups, values: pa.Array, times: NDArray[np.int64]) -> NewState:
-        """Returns the state after each value occurs `times` more often. Raises an error if a value would occur less
-        than 0 times.
+        """Returns the state of all groups after `values[i]` occurs `times[i]` more often in group `groups[i]`. `times`
+        is negative to remove values.
+
+        Raises ValueError if a value would occur less than 0 times.
         """
         held = state.column(_VALUES)
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
@@ -100,10 +105,10 @@ class KeptValues(BatchAggregateFunction):
 
 
 def kept_values(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> dict[str, Aggregate]:
-    """Returns the aggregates in a form that supports retractions. Aggregates without an inverse are replaced by ones
-    that store their values.
+    """Returns the aggregates in a form that supports retractions. Min, max and distinct counts are replaced by
+    functions that store all values.
 
-    Raises ConfigurationError if the types of their columns are not known, or have no order.
+    Raises ConfigurationError if the type of an input column is not known, or if its values have no order.
     """
     return {label: _kept(label, aggregate, schema) for label, aggregate in aggregates.items()}
 
@@ -118,7 +123,7 @@ def _kept(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> Aggrega
 def comparable_type(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> pa.DataType:
     """Returns the type in which the values of an aggregate's column are stored, so that they can be compared.
 
-    Raises ConfigurationError for an unknown or unordered type, before the job reads the first value.
+    `label` is the output column. Raises ConfigurationError if the type of the column is unknown or has no order.
     """
     what = f"{label}={aggregate}"
     if schema is None:
@@ -136,7 +141,7 @@ def comparable_type(label: str, aggregate: Aggregate, schema: pa.Schema | None) 
 
 
 def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
-    """Raises ConfigurationError for types whose values cannot be compared, before the job reads the first value."""
+    """Raises ConfigurationError, which begins with `what`, for a type whose values cannot be compared."""
     kinds = pa.types
     if kinds.is_nested(data_type) or kinds.is_interval(data_type):
         advice = "give a column of plain values, such as a field of it"
@@ -158,7 +163,7 @@ def _whole(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
 
 
 class ValueSet(BatchAggregateFunction):
-    """`BatchAggregateFunction` that counts the distinct values of a column of one type."""
+    """Aggregate function that counts distinct values. Stores the set of values of each group."""
 
     output = pa.int64()
 
@@ -167,11 +172,15 @@ class ValueSet(BatchAggregateFunction):
         self.state = pa.schema({_VALUES: pa.list_(data_type)})
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds values to the sets."""
+        """Adds the values of rows to the sets of their groups. Returns the new state of all groups."""
         return self._united(state.column(_VALUES), groups, columns[0])
 
     def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
-        """Adds values to the sets. Also returns the number of distinct values of each row's group after the row."""
+        """Adds the values of rows to the sets of their groups.
+
+        Returns the new state of all groups and, for each row, the number of distinct values in its group right after
+        the row.
+        """
         held = state.column(_VALUES)
         known = np.flatnonzero(columns[0].is_valid().to_numpy(zero_copy_only=False))
         every, of, rows = self._distinct(held, groups[known], columns[0].take(pa.array(known)))
@@ -180,24 +189,24 @@ class ValueSet(BatchAggregateFunction):
         return self._lists(held, every, of, rows), list_lengths(held)[groups] + counted_so_far(groups, new)
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Adds the sets of other groups."""
+        """Adds the sets of other states to the sets of their groups. Returns the new state of all groups."""
         lists = other.column(_VALUES)
         return self._united(state.column(_VALUES), np.repeat(groups, list_lengths(lists)), lists.flatten())
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """Returns the number of distinct values."""
+        """Returns the number of distinct values of each group."""
         return list_lengths(state.column(_VALUES))
 
     def _united(self, held: pa.Array, groups: Groups, values: pa.Array) -> NewState:
-        """Returns the state of groups after adding values, some of which may already be there."""
+        """Returns the state of all groups after adding values to the sets `held`. A value may be in the set already."""
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         return self._lists(held, *self._distinct(held, groups[known], values.take(pa.array(known))))
 
     def _distinct(
         self, held: pa.Array, groups: Groups, values: pa.Array
     ) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int32]]:
-        """Returns the stored values followed by new values, the group of each, and whether each is the first such value
-        in its group.
+        """Returns three arrays: the stored values followed by the new values, the group of each, and the sorted indices
+        at which a value first occurs in its group.
         """
         every = pa.concat_arrays([held.flatten(), values.cast(self._type)])
         of = np.concatenate((np.repeat(np.arange(len(held)), list_lengths(held)), groups))
@@ -205,7 +214,10 @@ class ValueSet(BatchAggregateFunction):
         return every, of, np.sort(first)
 
     def _lists(self, held: pa.Array, every: pa.Array, of: NDArray[np.int64], rows: NDArray[np.int32]) -> NewState:
-        """Returns lists with the values in some rows, one list for each group."""
+        """Returns the state with one list for each group: the values of `every` at the indices `rows`.
+
+        `of` has the group of each value.
+        """
         rows = rows[np.argsort(of[rows], kind="stable")]
         offsets = np.concatenate(([0], np.cumsum(np.bincount(of[rows], minlength=len(held)))))
         lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), every.take(pa.array(rows)))
@@ -216,9 +228,9 @@ class ValueSet(BatchAggregateFunction):
 
 
 def with_value_sets(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> dict[str, Aggregate]:
-    """Returns aggregates in which counts of distinct values store these values.
+    """Returns the aggregates with each `count_distinct` replaced by a function that stores the distinct values.
 
-    Raises ConfigurationError for an unknown or unordered type.
+    Raises ConfigurationError if the type of an input column is not known, or if its values cannot be compared.
     """
     return {
         label: replace(a, kind=AggregateKind.USER, function=ValueSet(comparable_type(label, a, schema)))

@@ -2,9 +2,9 @@
 
 The state of a key is one sketch of bounded size in bytes, for any number of rows. Rules:
 
-- A batch reads the sketch of each of its keys once, adds the values of the batch, and writes it.
-- Distinct values are identified by the key hash, which never changes. Sketches of different jobs and versions can
-  therefore be merged. A value that occurs several times in a batch is added once.
+- For each key in a batch, the sketch is read once, updated with all values of the batch, and written once.
+- Distinct values are identified by their 64-bit key hash. The hash function never changes. Sketches of different jobs
+  and versions can therefore be merged. A value that occurs several times in a batch is added once.
 - Both sketches are deterministic: the same rows in the same order produce the same bytes.
 """
 
@@ -35,7 +35,7 @@ _LIBRARY = "datasketches"
 
 
 class _Sketch(BatchAggregateFunction):
-    """Base of both sketches. The state of a group is the bytes of a sketch, or null before the first value."""
+    """Base class of both sketches. The state of a group is the serialised sketch, or null before the first value."""
 
     state = pa.schema({"sketch": pa.large_binary()})
 
@@ -43,7 +43,10 @@ class _Sketch(BatchAggregateFunction):
         return load(str(self), _EXTRA, _LIBRARY)
 
     def _written(self, state: pa.RecordBatch, changed: Iterator[tuple[int, bytes]]) -> NewState:
-        """Returns the state, with the sketches of some groups replaced."""
+        """Returns the state with the sketches of some groups replaced.
+
+        `changed` yields a group index and the bytes of its new sketch.
+        """
         sketches = state.column(0).to_pylist()
         for group, sketch in changed:
             sketches[group] = sketch
@@ -51,8 +54,8 @@ class _Sketch(BatchAggregateFunction):
 
 
 class ApproxCountDistinct(_Sketch):
-    """`BatchAggregateFunction` for the number of distinct values, by a HyperLogLog sketch of 2 to the power of
-    `precision` registers.
+    """Aggregate function for the approximate number of distinct values, by a HyperLogLog sketch with 2**`precision`
+    registers.
     """
 
     output = pa.int64()
@@ -61,7 +64,7 @@ class ApproxCountDistinct(_Sketch):
         self._precision = precision
 
     def validate(self, *columns: pa.DataType) -> None:
-        """Accepts every type that can be a key."""
+        """Raises ValueError for a column type that cannot be a key, because its values have no hash."""
         try:
             key_form(pa.array([], columns[0]), "")
         except ConfigurationError as error:
@@ -71,7 +74,7 @@ class ApproxCountDistinct(_Sketch):
             ) from error
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds values to the sketches."""
+        """Adds the values of rows to the sketches of their groups. Returns the new state of all groups."""
         valid = np.flatnonzero(columns[0].is_valid().to_numpy(zero_copy_only=False))
         values = columns[0].take(pa.array(valid))
         hashes = hash_forms([key_form(values, "")], len(values))
@@ -89,7 +92,7 @@ class ApproxCountDistinct(_Sketch):
             yield group, sketch.serialize_compact()
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Merges the sketches of other groups."""
+        """Merges other sketches into the sketches of their groups. Returns the new state of all groups."""
         return self._written(state, self._merged(state, groups, other.column(0)))
 
     def _merged(self, state: pa.RecordBatch, groups: Groups, other: pa.Array) -> Iterator[tuple[int, bytes]]:
@@ -104,7 +107,7 @@ class ApproxCountDistinct(_Sketch):
                 yield group, union.get_result().serialize_compact()
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """Returns the estimates, rounded to integers. 0 for a group without values."""
+        """Returns the estimate for each group, rounded to an integer. 0 for a group without values."""
         library = self._library()
         found = state.column(0).to_pylist()
         return [0 if s is None else round(library.hll_sketch.deserialize(s).get_estimate()) for s in found]
@@ -114,7 +117,7 @@ class ApproxCountDistinct(_Sketch):
 
 
 class ApproxQuantile(_Sketch):
-    """`BatchAggregateFunction` for quantiles of numbers, by a t-digest."""
+    """Aggregate function for approximate quantiles of numbers, by a t-digest."""
 
     def __init__(self, quantiles: float | Sequence[float], accuracy: int) -> None:
         self._one = isinstance(quantiles, float | int)
@@ -123,7 +126,7 @@ class ApproxQuantile(_Sketch):
         self.output = pa.float64() if self._one else pa.list_(pa.float64())
 
     def validate(self, *columns: pa.DataType) -> None:
-        """Accepts only types of numbers."""
+        """Raises ValueError for a column type that is not an integer, a float or a decimal."""
         kinds, data_type = pa.types, columns[0]
         if not (kinds.is_integer(data_type) or kinds.is_floating(data_type) or kinds.is_decimal(data_type)):
             raise ValueError(
@@ -132,7 +135,10 @@ class ApproxQuantile(_Sketch):
             )
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds numbers to the digests. Skips nulls and NaN."""
+        """Adds the numbers of rows to the digests of their groups, without nulls and NaN.
+
+        Returns the new state of all groups.
+        """
         numbers = columns[0].cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy()
         rows = np.flatnonzero(~np.isnan(numbers))
         return self._written(state, self._added(state, groups[rows], numbers[rows]))
@@ -147,7 +153,7 @@ class ApproxQuantile(_Sketch):
             yield group, digest.serialize()
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Merges the digests of other groups."""
+        """Merges other digests into the digests of their groups. Returns the new state of all groups."""
         return self._written(state, self._merged(state, groups, other.column(0)))
 
     def _merged(self, state: pa.RecordBatch, groups: Groups, other: pa.Array) -> Iterator[tuple[int, bytes]]:
@@ -165,7 +171,7 @@ class ApproxQuantile(_Sketch):
         return made(self._accuracy) if held is None else made.deserialize(held)
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """Returns the quantiles. Null for a group without numbers."""
+        """Returns the quantile, or the list of quantiles, of each group. Null for a group without numbers."""
         found = [None if each is None else self._of(self._digest(each)) for each in state.column(0).to_pylist()]
         if self._one:
             return pa.array([None if each is None else each[0] for each in found], pa.float64())
@@ -179,10 +185,11 @@ class ApproxQuantile(_Sketch):
 
 
 def approx_count_distinct(column: str | pl.Expr, *, precision: int = 12) -> Aggregate:
-    """Returns the estimated number of distinct values of a column, without nulls. int64, never null.
+    """Estimates the number of distinct values of a column, without nulls. The result is int64 and never null.
 
-    The state of a key is of at most about 2**`precision` bytes (4 to 21). The relative standard error is about
-    1.04 / 2**(precision / 2): 1.6 % for 12. Up to a few dozen values the number is exact. Needs the extra `sketches`.
+    `precision` is from 4 to 21. The state of a key has at most about 2**`precision` bytes. The relative standard error
+    is about 1.04 / 2**(precision / 2): 1.6 % for a precision of 12. Up to a few dozen values the result is exact. Needs
+    the extra `sketches`.
     """
     if isinstance(precision, bool) or not isinstance(precision, int) or not 4 <= precision <= 21:
         raise ConfigurationError(f"approx_count_distinct takes a precision of 4 to 21, not {precision!r}")
@@ -195,8 +202,8 @@ def approx_quantile(column: str | pl.Expr, quantiles: float | Sequence[float], *
     quantiles.
 
     Nulls and NaN are skipped, and the result is null without a number. The t-digest is more exact near 0 and 1. With an
-    `accuracy` of 200 the median is off by up to 2 % of the rows, and the 0.99 quantile by 0.2 %. The state takes up to
-    about 20 bytes a key for each unit of accuracy (10 to 10000). Needs the extra `sketches`.
+    `accuracy` of 200 the median is off by up to 2 % of the rows, and the 0.99 quantile by 0.2 %. `accuracy` is from 10
+    to 10000. The state of a key has up to about 20 bytes for each unit of accuracy. Needs the extra `sketches`.
     """
     several = [quantiles] if isinstance(quantiles, float | int) else list(quantiles)
     if not several or not all(isinstance(q, float | int) and 0 <= q <= 1 for q in several):
@@ -208,7 +215,7 @@ def approx_quantile(column: str | pl.Expr, quantiles: float | Sequence[float], *
 
 
 def _by_group(groups: Groups) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yields each group that has rows, and the rows of the group in their order."""
+    """Yields each group that has rows, with the ascending indices of its rows."""
     if not len(groups):
         return
     order = np.argsort(groups, kind="stable")

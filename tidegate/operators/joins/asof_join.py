@@ -3,14 +3,14 @@
 The right input is a versioned stream: each row is valid from its event time until the time of the next row of its key.
 Rules:
 
-- A row waits until the watermark of both inputs has passed its time. All versions up to that time have then come, and
-  the row is joined with the newest version that is not younger than the row. Of several versions with the same time the
-  last to arrive counts.
-- Versions that no row can need any more, because a newer version is valid at the watermark, are removed from time to
-  time: when as many versions have come as there were before.
-- Rows that the watermark has passed are dropped and counted in `numLateRecordsDropped`. A late version is stored,
-  because it may still be valid.
-- A null key has no version.
+- A row waits until the watermark of both inputs has passed its time. All versions up to that time have then arrived,
+  and the row is joined with the newest version that is not later than the row. Of several versions with the same time
+  the last to arrive counts.
+- A version is obsolete when a newer version is valid at the watermark. Obsolete versions are removed whenever the
+  number of stored versions has doubled.
+- Left rows whose time the watermark has already passed are dropped and counted in `numLateRecordsDropped`. A late
+  version is stored, because it may still be valid.
+- A left row with a null key is joined with no version.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
 
 SWEPT_VERSIONS_MIN = 10_000
-"""Number of new versions after which outdated versions are removed."""
+"""Obsolete versions are removed only after at least this number of new versions has arrived."""
 _SCANNED_ROWS = 131_072
 _NONE = -1
 
 
 class AsOfJoin(JoinOperator):
-    """Joins as of event time, `inner` or `left`. Raises ConfigurationError for another kind, and like `JoinSides`."""
+    """Joins each left row with the right row (version) that is valid at its event time. `how` is `inner` or `left`.
+
+    Raises ConfigurationError for another kind of join, and for columns that `JoinSides` refuses.
+    """
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow = "left") -> None:
         if how not in ("inner", "left"):
@@ -43,10 +46,13 @@ class AsOfJoin(JoinOperator):
         self._first_ms: int | None = None
         """A lower bound of the times of waiting rows, in ms, or None if unknown."""
         self._came = 0
-        """Number of versions that have arrived since outdated versions were last removed."""
+        """Number of versions that arrived since obsolete versions were last removed."""
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Stores the rows of a batch. Raises OperatorError like `rows_of`."""
+        """Stores the rows of a batch of the left (0) or right (1) input.
+
+        Raises OperatorError for rows without a time.
+        """
         keys, times, values = self.rows_of(index, batch)
         wanted = times > self.reached(keys) if index == LEFT else without_nulls(keys)
         if index == LEFT and not wanted.all():
@@ -64,7 +70,7 @@ class AsOfJoin(JoinOperator):
             self._first_ms = min(self._first_ms, int(times.min()))
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Joins the rows whose time the watermark has passed, in steps."""
+        """Joins and emits the left rows whose time the watermark has passed. Yields between two steps."""
         self.reach(watermark_ms)
         waiting, versions = self.tables
         while self._first_ms is None or self._first_ms <= watermark_ms:
@@ -91,7 +97,7 @@ class AsOfJoin(JoinOperator):
             self._sweep(watermark_ms)
 
     def _join(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        """Emits rows, each joined with its version."""
+        """Emits left rows, each joined with the version that is valid at its time."""
         index = KeyIndex(tuple(self.keys.names))
         upserted = index.upsert(rows.select(self.keys.names))
         versions = self.tables[RIGHT]
@@ -107,7 +113,7 @@ class AsOfJoin(JoinOperator):
             emit(self.result(rows.take(pa.array(lonely)), None, len(lonely)))
 
     def _sweep(self, watermark_ms: int) -> None:
-        """Removes versions that are no longer valid at the watermark."""
+        """Removes versions that are obsolete at the watermark."""
         index, versions = KeyIndex(tuple(self.keys.names)), self.tables[RIGHT]
         slots: list[NDArray[np.int64]] = []
         times: list[NDArray[np.int64]] = []
@@ -128,8 +134,11 @@ class AsOfJoin(JoinOperator):
 def newest_versions(
     of_versions: NDArray[np.int64], since: NDArray[np.int64], of_rows: NDArray[np.int64], at: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Returns for each row the position of the newest version of its key that is not younger, or -1. Of equal versions
-    the last counts.
+    """Returns, for each row, the index of the newest version of its key that is not later than the row, or -1 if there
+    is none.
+
+    `of_versions` and `of_rows` have the keys as numbers, `since` and `at` the times in ms. Of versions with equal times
+    the last one counts.
     """
     count = len(of_versions)
     keys, times = np.concatenate((of_versions, of_rows)), np.concatenate((since, at))

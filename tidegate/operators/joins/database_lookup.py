@@ -1,16 +1,19 @@
-"""`DatabaseLookup` joins rows with a table of a database, which it reads by the keys of each batch.
+"""`DatabaseLookup` joins rows with a table of a database. It queries the rows of the keys in each batch.
 
 Each subtask has a connection and a cache of its own. Rules:
 
-- The keys of a batch that are not in the cache are read by as few queries as `keys_per_query` allows. The task waits
-  for them.
-- A query that the database does not answer is repeated after growing pauses, for `retry_ms`. Then the task fails.
-- A key is used again from the cache for `ttl_ms` after its query began, also if it had no rows. Without `ttl_ms` the
-  cache is empty when a batch begins.
-- Between batches the cache has at most `cache_rows` rows; a key without rows counts as one. It has two generations:
-  rows are added to the young one, and when this has half of the rows, it becomes the old one, and the old one is
-  dropped. A key that is found in the old one is copied to the young one. So keys that come often stay.
-- The join pairs rows whose keys are exactly equal. It drops further rows that a database finds equal by its own rules.
+- Keys of a batch that are not in the cache are queried, up to `keys_per_query` keys at a time. The task waits for the
+  results.
+- A query that fails because of the database is repeated after growing pauses, for up to `retry_ms`. Then the task
+  fails.
+- The cached rows of a key are valid for `ttl_ms` after its query began, also if there were none. Without `ttl_ms` the
+  cache is emptied before each batch.
+- Between batches the cache has at most `cache_rows` rows. A key without rows counts as one row. The cache has two
+  generations. Rows are added to the young generation. When the young generation has half of the rows, the old
+  generation is dropped and the young one takes its place. A key that is found in the old generation is copied to the
+  young one, so frequent keys stay cached.
+- Rows are joined only if their keys are exactly equal. Other rows that the database returns, because it compares by
+  other rules such as ignoring case, are dropped.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ from tidegate.storage.schemas.batches import one_batch
 log = logging.getLogger(__name__)
 
 CACHE_HITS = "lookupCacheHits"
-"""Keys of batches that were in the cache."""
+"""Metric: number of keys in batches that were found in the cache."""
 KEYS_READ = "lookupKeysRead"
-"""Keys for which the database was queried."""
+"""Metric: number of keys for which the database was queried."""
 QUERIES_REPEATED = "lookupQueriesRepeated"
 FIRST_PAUSE_S = 0.1
 PAUSE_S_MAX = 5.0
@@ -46,9 +49,10 @@ Positions = NDArray[np.int64]
 
 
 class KeyedRows:
-    """Keys with their rows, which are stored together, and the time at which each key expires.
+    """One generation of the cache: keys with their table rows, and the time at which each key expires.
 
-    Rows are in batches that at least double in size from the newest to the oldest, so adding n rows copies O(n log n).
+    The rows of a key are stored together. Rows are stored in batches, each at least twice as large as the next newer
+    one, so adding n rows one by one copies O(n log n) rows.
     """
 
     def __init__(self, keys: tuple[str, ...], schema: pa.Schema) -> None:
@@ -58,17 +62,23 @@ class KeyedRows:
         self._rows = 0
         self._lonely = 0
         self.expires = np.empty(0, np.float64)
-        """By slot: when the key expires, in seconds. Minus infinity for a key whose rows are not stored."""
+        """Time at which the key in each slot expires, in seconds of the clock.
+
+        Minus infinity for a key whose rows are not stored.
+        """
         self.starts = np.empty(0, np.int64)
         self.counts = np.empty(0, np.int64)
 
     @property
     def size(self) -> int:
-        """Returns the number of rows, and of keys without rows."""
+        """Returns the number of stored rows, plus the number of keys without rows."""
         return self._rows + self._lonely
 
     def slots(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Returns the slot of each key, and the first row of each different key."""
+        """Returns the slot of each key, and the index of the first row with each distinct key.
+
+        New keys get new slots.
+        """
         found = self._index.upsert(keys)
         if self._index.size > len(self.expires):
             more = max(self._index.size, 2 * len(self.expires)) - len(self.expires)
@@ -80,7 +90,10 @@ class KeyedRows:
     def put(
         self, slots: NDArray[np.int32], expires: NDArray[np.float64] | float, rows: pa.RecordBatch, owners: Positions
     ) -> None:
-        """Stores all rows of some keys. `owners` has the slot of each row; rows of other slots are dropped."""
+        """Stores the rows of the keys in `slots`, which expire at `expires` (in seconds).
+
+        `owners` has the slot of each row. Rows of other slots are dropped.
+        """
         # Only these keys are looked at, not all slots, because most calls bring a small part of them.
         ascending = np.sort(slots)
         place = np.minimum(np.searchsorted(ascending, owners), len(ascending) - 1)
@@ -97,7 +110,10 @@ class KeyedRows:
     def copy(
         self, slots: NDArray[np.int32], other: KeyedRows, of_other: NDArray[np.int32], chosen: NDArray[np.bool_]
     ) -> None:
-        """Stores the rows of another generation for the chosen keys, with the time at which they expire there."""
+        """Copies the rows and the expiry times of the `chosen` keys from another generation.
+
+        `slots` and `of_other` have the slots of the keys in this and in the other generation.
+        """
         slots, of_other = slots[chosen], of_other[chosen]
         counts = other.counts[of_other]
         begins = np.cumsum(counts) - counts
@@ -106,12 +122,16 @@ class KeyedRows:
         self.put(slots, other.expires[of_other], rows, np.repeat(slots, counts).astype(np.int64))
 
     def take(self, positions: Positions) -> pa.RecordBatch:
-        """Returns rows at positions."""
+        """Returns the stored rows with these indices."""
         table = pa.Table.from_batches(self._batches, self._schema)
         return one_batch(table.take(pa.array(positions)), "lookup_join")
 
     def pairing(self, slots: NDArray[np.int32], asked: NDArray[np.bool_] | None = None) -> Pairing:
-        """Returns the rows for keys with these slots, which are all stored. `asked` is True where a key has a slot."""
+        """Returns which stored rows belong to each key of a batch. The rows of all keys must be stored.
+
+        `slots` has the slots of the keys. With `asked`, only the keys where it is True have a slot, and other keys have
+        no rows.
+        """
         counts, starts = self.counts[slots], self.starts[slots]
         if asked is not None:
             counts, starts = _spread(counts, asked), _spread(starts, asked)
@@ -128,7 +148,10 @@ class KeyedRows:
 
 
 class DatabaseLookup(LookupJoin):
-    """Joins with a table of a database. `clock` returns seconds, `pause` waits for some."""
+    """Joins rows with a table of a database.
+
+    `clock` returns the time in seconds, `pause` waits for a number of seconds.
+    """
 
     def __init__(
         self,
@@ -145,7 +168,7 @@ class DatabaseLookup(LookupJoin):
         self._pause = pause
 
     def open(self, context: BatchContext) -> None:
-        """Begins with an empty cache. The first query connects."""
+        """Prepares an empty cache and a database session. The session connects at the first query."""
         lookup = self._lookup
         names = lookup.sides.right_names(lookup.schema, lookup.table)
         columns = lookup.sides.output_schema(lookup.schema, lookup.table, "left")
@@ -159,7 +182,10 @@ class DatabaseLookup(LookupJoin):
         self._repeated = context.metrics.counter(QUERIES_REPEATED)
 
     def partners(self, keys: pa.RecordBatch) -> Partners:
-        """Returns the rows of the table for these keys. Raises DatabaseError and ConfigurationError."""
+        """Returns the rows of the table for the keys of a batch, from the cache or the database.
+
+        Raises DatabaseError if the database does not answer, and ConfigurationError if it rejects the query.
+        """
         asked = without_nulls(keys)
         whole = bool(asked.all())
         known = keys if whole else keys.filter(pa.array(asked))
@@ -171,7 +197,7 @@ class DatabaseLookup(LookupJoin):
         return Partners(pairing, lambda positions: young.take(positions).columns)
 
     def close(self) -> None:
-        """Disconnects."""
+        """Closes the connection to the database."""
         if hasattr(self, "_session"):
             self._session.close()
 
@@ -179,7 +205,10 @@ class DatabaseLookup(LookupJoin):
         return KeyedRows(self._lookup.sides.keys[0], self._values)
 
     def _find(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Brings the rows of different keys into the young generation: from the old one, or from the database."""
+        """Makes sure that the young generation has the rows of these distinct keys.
+
+        Takes them from the old generation, or queries the database.
+        """
         now = self._clock()
         missing = self._young.expires[slots] <= now
         if missing.any() and self._old.size:
@@ -197,7 +226,7 @@ class DatabaseLookup(LookupJoin):
             rows_max -= self._read(keys.slice(start, count), slots[start : start + count], rows_max)
 
     def _read(self, keys: pa.RecordBatch, slots: NDArray[np.int32], rows_max: int) -> int:
-        """Reads the rows of keys from the database into the young generation. Returns their number."""
+        """Queries the rows of `keys` and stores them in the young generation. Returns their number."""
         lookup, ttl_ms = self._lookup, self._limits.ttl_ms
         of_table = lookup.table
         columns = [
@@ -215,7 +244,10 @@ class DatabaseLookup(LookupJoin):
         return int(rows.num_rows)
 
     def _answered(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
-        """Queries the database, again and again while it does not answer. Raises DatabaseError after `retry_ms`."""
+        """Queries the rows of `keys`, and repeats a failed query after growing pauses.
+
+        Raises DatabaseError after `retry_ms`.
+        """
         begun = self._clock()
         pause_s = FIRST_PAUSE_S
         while True:
@@ -230,7 +262,10 @@ class DatabaseLookup(LookupJoin):
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     def _limit(self) -> None:
-        """Drops rows until the cache is as small as it must be. The rows of the current batch stay until it is done."""
+        """Drops cached rows until the cache is within its limit.
+
+        Called when the rows of the current batch are no longer needed.
+        """
         if self._limits.ttl_ms is None:
             self._young = self._new()
             return
@@ -242,7 +277,7 @@ class DatabaseLookup(LookupJoin):
 
 
 def _spread(values: Positions, asked: NDArray[np.bool_]) -> Positions:
-    """Returns values for all rows: 0 where `asked` is False."""
+    """Returns `values`, which belong to the rows where `asked` is True, as an array for all rows with 0 elsewhere."""
     spread = np.zeros(len(asked), np.int64)
     spread[asked] = values
     return spread

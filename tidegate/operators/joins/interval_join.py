@@ -2,14 +2,16 @@
 
 Rules:
 
-- A pair is emitted when its later row comes: each row is stored, and is joined with the stored rows of the other side.
-- A row is late if the watermark has reached it, and is then dropped. A row is therefore no longer needed once the
-  watermark has reached the end of the other side's interval around it, and no pair is lost.
-- At that point it is also known whether a row has a partner. An outer, semi or anti join decides then: each row of a
-  side that needs the decision waits in a separate table, and leaves it when the decision is made. Its partners must
-  still be stored, so the other side keeps rows for the width of the interval.
+- Each row is stored, and is joined with the stored rows of the other side. A pair is therefore emitted when its second
+  row arrives.
+- A row is late if the watermark has reached it, and is then dropped. A stored row can be removed once the watermark has
+  reached the end of the interval in which rows of the other side can match it. No pair is lost.
+- An outer, semi or anti join must decide whether a row has a partner. It decides when no partner can arrive any more:
+  until then the row also waits in a separate table. Its partners must still be stored at that time, so the other side
+  keeps rows for the width of the interval.
 - Rows that are no longer needed are removed from time to time, when the watermark has advanced by a quarter of the
-  interval. Until then they are compared like other rows, but a row that is not late cannot be within their interval.
+  interval. Until then they are compared like other rows, but do not match, because a row that is not late is outside of
+  their interval.
 - A null key has no partner.
 """
 
@@ -40,12 +42,12 @@ from tidegate.storage.errors import ConfigurationError
 
 _SCANNED_ROWS = 131_072
 _PROBED_ROWS = 8_192
-"""Limit of rows of a batch for which partners are searched at a time."""
+"""Greatest number of rows of a batch for which partners are searched at a time."""
 _SWEEP_MS_MIN = 1_000
 
 
 class IntervalJoin(JoinOperator):
-    """Joins rows with `lower_ms <= right time - left time <= upper_ms`.
+    """Joins rows with equal keys and `lower_ms <= right time - left time <= upper_ms`.
 
     Raises ConfigurationError if `lower_ms` is greater than `upper_ms`.
     """
@@ -65,10 +67,10 @@ class IntervalJoin(JoinOperator):
             )
         self._bounds = lower_ms, upper_ms
         self._useful = upper_ms, -lower_ms
-        """For each side, how long after its event time, in ms, a row may still find a partner."""
+        """For each side, how long after its event time a row may still find a partner, in ms."""
         decided = how in ("left", "full", "semi", "anti"), how in ("right", "full")
         self._waiting = {side: f"{STATE_NAMES[side]}.waiting" for side in (LEFT, RIGHT) if decided[side]}
-        """By side, the table of rows for which a missing partner has to be decided."""
+        """For each side that needs it, the name of the table with the rows that may turn out to have no partner."""
         self._kept_ms = tuple(
             max(useful, upper_ms - lower_ms) if decided[1 - side] else useful
             for side, useful in enumerate(self._useful)
@@ -76,13 +78,13 @@ class IntervalJoin(JoinOperator):
         for side, name in self._waiting.items():
             self.stored[name] = self.stored[STATE_NAMES[side]]
         self._first_ms: dict[int, int | None] = dict.fromkeys(self._waiting)
-        """For each side, the time in ms of the first waiting row, or None if unknown."""
+        """For each side, the time of the first waiting row in ms, or None if unknown."""
         self._swept_ms = MIN_WATERMARK_MS
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Stores the rows of a batch, and emits their pairs with the other side.
+        """Stores the rows of a batch, and emits their pairs with stored rows of the other side.
 
-        Raises OperatorError like `rows_of`.
+        Raises OperatorError for rows without a time, and ChangedTypeError for other column types.
         """
         keys, times, values = self.rows_of(index, batch)
         if not (in_time := times > self.reached(keys)).all():
@@ -110,7 +112,11 @@ class IntervalJoin(JoinOperator):
         self.tables[index].done()
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Decides about rows that cannot find a partner any more, and removes unneeded rows, if a sweep is due."""
+        """Emits the results of rows that cannot find a partner any more, and removes rows that are no longer needed if
+        a cleanup is due.
+
+        Yields between two steps.
+        """
         self.reach(watermark_ms)
         for side in self._waiting:
             yield from self._decide(side, watermark_ms - self._useful[side], emit)
@@ -121,7 +127,7 @@ class IntervalJoin(JoinOperator):
                 self._sweep(side, watermark_ms)
 
     def _probe(self, index: int, mine: pa.RecordBatch, times: Times, emit: Emit) -> None:
-        """Emits the pairs that some rows of one side make with stored rows of the other side."""
+        """Emits the pairs of some rows of the input `index` (`mine`) with stored rows of the other input."""
         theirs = self.tables[1 - index]
         found, refs = self._near(index, mine, times)
         for start in range(0, len(found), OUTPUT_ROWS_MAX):
@@ -132,8 +138,9 @@ class IntervalJoin(JoinOperator):
         theirs.done()
 
     def _near(self, index: int, mine: pa.RecordBatch, times: Times) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the pairs of some rows of one side with rows of the other side within the interval: the index of the
-        row, and the other row.
+        """Finds the stored rows of the other input whose times are within the interval of the rows `mine`.
+
+        Returns two arrays with an entry for each pair: the index in `mine`, and the reference to the stored row.
         """
         lower, upper = self._bounds
         theirs = self.tables[1 - index]
@@ -146,7 +153,10 @@ class IntervalJoin(JoinOperator):
         return found.keys[near], found.refs[near]
 
     def _decide(self, side: int, until_ms: int, emit: Emit) -> Iterator[None]:
-        """Decides, in steps, which rows up to a time have a partner, and emits the result."""
+        """Decides which waiting rows of a side up to the time `until_ms` have a partner, and emits the results.
+
+        Yields between two steps.
+        """
         waiting = self._table_of_waiting(side)
         while (first_ms := self._first_ms[side]) is None or first_ms <= until_ms:
             due, first = [np.zeros(0, dtype=np.int64)], np.iinfo(np.int64).max
@@ -185,7 +195,7 @@ class IntervalJoin(JoinOperator):
         table.done()
 
     def _number(self, side: int) -> int:
-        """Returns the number of the state table with the waiting rows of a side."""
+        """Returns the index of the state table with the waiting rows of a side."""
         return list(self.stored).index(self._waiting[side])
 
     def _table_of_waiting(self, side: int) -> RowTable:
@@ -195,6 +205,6 @@ class IntervalJoin(JoinOperator):
 def _some(
     keys: pa.RecordBatch, times: Times, values: list[pa.Array], wanted: NDArray[np.bool_]
 ) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
-    """Returns the rows of one side that are `wanted`: their keys, times and values."""
+    """Returns the keys, times and values of the rows where `wanted` is True."""
     picked = pa.array(np.flatnonzero(wanted))
     return keys.take(picked), times[wanted], [value.take(picked) for value in values]

@@ -4,15 +4,16 @@ them.
 Rules:
 
 - Keys are stored under the names of the left input. Their names on the right may differ.
-- A row that the watermark has passed is late. It is dropped and counted. Batch sizes do not affect this, only
-  watermarks do. The progress of the watermark is state for each key group. Without this state there is no watermark
-  after a restore until both inputs have sent one, and a row that was late before would be joined after its window or
-  partners are gone.
-- State is two row tables, `left` and `right`. They hold the event time or window, then the columns of the result.
+- A row that the watermark has passed is late. It is dropped and counted. Lateness depends only on watermarks, and not
+  on how rows are divided into batches. The watermark that each key group has reached is stored as state. Without this
+  state there would be no watermark after a restore until both inputs have sent one, and a row that was late before
+  would be joined although its window or its partners are gone.
+- State is two row tables, `left` and `right`. They store the key, the event time or the end of the window, and the
+  columns of the result.
 
 `JoinSides` describes the columns: the keys of each input, the columns of the result, and combinations that are refused.
-Key columns come once, under the names of the left input. A column that both inputs have gets `suffix` on the right. A
-join that keeps rows without a partner has null in the other columns.
+The result has the key columns once, with the names of the left input. If both inputs have a column, the right one gets
+`suffix`. A row without a partner, in joins that keep such rows, has null in the columns of the other input.
 
 `paired` finds the pairs of two tables: it numbers the keys of both sides by one index, sorts the right rows by key,
 and repeats each left row for the right rows of its key.
@@ -45,7 +46,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAMES = ("left", "right")
 MOMENT = own_name("join_time_ms")
-"""Name of the stored column with the time at which a row expires: its event time, or the end of its window."""
+"""Name of the stored column with the time, in ms, at which a row expires: its event time, or the end of its window."""
 
 _REACHED_STATE = "join.reached"
 
@@ -53,18 +54,21 @@ Times = NDArray[np.int64]
 
 
 class JoinOperator(RowsOperator):
-    """Stores rows of two inputs with these `schemas`. Raises ConfigurationError for columns that do not match."""
+    """Base class of joins by event time. Stores rows of two inputs with these `schemas`.
+
+    Raises ConfigurationError for columns that do not match.
+    """
 
     drops_late_rows = True
-    """True if rows behind the watermark are dropped. The progress of the watermark is then part of each snapshot."""
+    """True if rows behind the watermark are dropped. The watermark that was reached is then part of each snapshot."""
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow) -> None:
         self.sides = sides
         self.how = how
         self.schema = sides.output_schema(*schemas, how)
-        """Columns of the result, without columns of windows."""
+        """Columns of the result, without the columns of windows."""
         self.values = sides.stored_values(*schemas, how)
-        """For each input, the result columns other than keys, by their names in that input."""
+        """For each input, maps its columns other than keys to their names in the result."""
         stored = {
             name: pa.schema([pa.field(MOMENT, pa.int64()), *(self.schema.field(value) for value in values.values())])
             for name, values in zip(STATE_NAMES, self.values, strict=True)
@@ -72,7 +76,9 @@ class JoinOperator(RowsOperator):
         super().__init__(key_schema(schemas[LEFT], sides.keys[LEFT]), stored)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens the state, and creates the counter of late rows."""
+        """Restores the stored rows and the watermark that each key group has reached, and creates the counter of late
+        rows.
+        """
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "joins by event time")
         for table in restored:
@@ -86,28 +92,30 @@ class JoinOperator(RowsOperator):
         self.process_input(LEFT, batch, emit)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of the stored rows and of the progress of event time."""
+        """Returns a snapshot of the stored rows and of the watermark that each key group has reached."""
         frozen = self.changes(cut)
         return replace(frozen, states=(*frozen.states, self._reached.freeze())) if self.drops_late_rows else frozen
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Returns the changes of the stored rows since the last snapshot."""
+        """Returns the changes of the stored rows since the last snapshot, without the reached watermarks."""
         return super().snapshot(cut)
 
     def reach(self, watermark_ms: int) -> None:
-        """Records that the watermark of both inputs has reached this time."""
+        """Records that the watermark of both inputs has reached `watermark_ms`."""
         for groups, reached_ms in [*self._reached.runs()]:
             if reached_ms < watermark_ms:  # After a restore it may have been further.
                 self._reached.advance(groups, watermark_ms)
 
     def reached(self, keys: pa.RecordBatch) -> Times | int:
-        """Returns the greatest watermark so far for each of these keys, or one watermark if it is equal for all."""
+        """Returns the greatest watermark so far of each key's group, in ms, or a single number if it is equal for all
+        keys.
+        """
         return self._reached.of_keys(keys, self.context.max_parallelism)
 
     def rows_of(self, index: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
-        """Returns keys, event times and stored values of a batch.
+        """Returns the keys, the event times in ms, and the stored values of a batch of the input `index`.
 
-        Raises OperatorError for rows without a time, or other columns.
+        Raises OperatorError for rows without a time, and ChangedTypeError for columns of other types than declared.
         """
         with blame(self.context, batch):
             keys = key_columns(batch, self.sides.keys[index]).rename_columns(self.keys.names)
@@ -130,13 +138,14 @@ class JoinOperator(RowsOperator):
         return keys, times.to_numpy(), values
 
     def keep(self, index: int, keys: pa.RecordBatch, moments: Times, values: Sequence[pa.Array]) -> None:
-        """Appends rows to the state of an input."""
+        """Appends rows to the state of the input `index`. `moments` are their times in ms."""
         self.append(index, keys, [pa.array(moments), *values])
 
     def result(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None, rows: int) -> pa.RecordBatch:
-        """Returns result rows, made of stored rows of both sides at the same positions.
+        """Returns result rows made of stored rows: row i of `left` is joined with row i of `right`.
 
-        None for a side without partners, whose columns become null. Keys come from the left side, if there is one.
+        `left` or `right` is None if the rows have no partner. Its columns are then null in the result. The keys come
+        from `left` if it is given. `rows` is the number of rows.
         """
         found: dict[str, pa.Array] = {}
         for side in (right, left):
@@ -148,14 +157,14 @@ class JoinOperator(RowsOperator):
 JoinHow: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 LEFT, RIGHT = 0, 1
-"""Indices of the inputs."""
+"""Indices of the left and the right input."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinSides:
-    """Key and event-time columns of both inputs. Raises ConfigurationError if they do not match each other.
+    """Key and event-time columns of both inputs. A join without event time has None for the time columns.
 
-    A join without event time needs no time columns.
+    Raises ConfigurationError if the columns of the inputs do not match each other.
     """
 
     keys: tuple[tuple[str, ...], tuple[str, ...]]
@@ -185,8 +194,9 @@ class JoinSides:
                 )
 
     def right_names(self, left: pa.Schema, right: pa.Schema) -> dict[str, str]:
-        """Returns the columns of the right input other than keys, with their names in the result. Raises
-        ConfigurationError.
+        """Maps the columns of the right input other than keys to their names in the result.
+
+        Raises ConfigurationError if a name would occur twice in the result.
         """
         names = {}
         for name in right.names:
@@ -202,7 +212,10 @@ class JoinSides:
         return names
 
     def output_schema(self, left: pa.Schema, right: pa.Schema, how: JoinHow) -> pa.Schema:
-        """Returns the columns of the result: the columns of the left input, then the right columns without the keys."""
+        """Returns the columns of the result: the columns of the left input, then the right columns without the keys.
+
+        Raises ConfigurationError for an unknown kind of join, or for columns that do not match.
+        """
         check_how(how)
         self.check_keys(left, right)
         keys = key_schema(left, self.keys[LEFT])
@@ -213,7 +226,7 @@ class JoinSides:
         return pa.schema([*fields, *(_plain_field(f).with_name(names[f.name]) for f in right if f.name in names)])
 
     def stored_values(self, left: pa.Schema, right: pa.Schema, how: JoinHow) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns for each input the stored columns other than keys, with their names in the result."""
+        """Returns, for each input, its stored columns other than keys, mapped to their names in the result."""
         of_left = {name: name for name in left.names if name not in self.keys[LEFT]}
         return of_left, {} if how in ("semi", "anti") else self.right_names(left, right)
 
@@ -239,9 +252,10 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The right rows of each left row: the partners of left row i are `order[starts[i]:starts[i] + counts[i]]`.
+    """Which right rows belong to each left row: the partners of left row i are the rows `order[starts[i]:starts[i] +
+    counts[i]]` of the right side.
 
-    `lonely` are the right rows without a left partner.
+    `lonely` has the indices of the right rows without a left partner.
     """
 
     order: Positions
@@ -250,9 +264,10 @@ class Pairing:
     lonely: Positions
 
     def pairs(self, rows_max: int) -> Iterator[tuple[Positions, Positions]]:
-        """Yields indices of pairs, left and right, in the order of left rows, with about `rows_max` pairs at a time.
+        """Yields the row indices of the pairs, as an array of left indices and an array of right indices, with up to
+        about `rows_max` pairs at a time.
 
-        The partners of one left row may be split over several pieces.
+        Pairs are in the order of the left rows. The partners of one left row may be divided between two yields.
         """
         ends = np.cumsum(self.counts)
         total = int(ends[-1]) if len(ends) else 0
@@ -269,14 +284,18 @@ class Pairing:
 
 
 def _within(counts: Positions, ends: Positions) -> Positions:
-    """Returns, for each pair, the number of its right row among the partners of its left row."""
+    """Returns, for each pair, the position of its right row among the partners of its left row.
+
+    `ends` are the cumulative sums of `counts`.
+    """
     within: Positions = np.arange(int(ends[-1]), dtype=np.int64) - np.repeat(ends - counts, counts)
     return within
 
 
 def paired(left: pa.RecordBatch, right: pa.RecordBatch, keys: Sequence[str]) -> Pairing:
-    """Returns the pairs of equal rows of two batches with the same columns. A row with a null in one of `keys` has no
-    partner.
+    """Pairs the rows of two batches of key columns that have equal values.
+
+    A row with a null in one of `keys` has no partner.
     """
     index = KeyIndex(tuple(left.schema.names))
     of_left = index.upsert(left).slots
@@ -294,7 +313,7 @@ def paired(left: pa.RecordBatch, right: pa.RecordBatch, keys: Sequence[str]) -> 
 
 
 def without_nulls(keys: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Returns the indices of the rows without any null."""
+    """Returns a mask that is True for the rows without any null."""
     whole = np.ones(keys.num_rows, dtype=np.bool_)
     for column in keys.columns:
         if column.null_count:

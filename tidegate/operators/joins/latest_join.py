@@ -1,17 +1,17 @@
 """`LatestJoin` joins the newest row of each key on one side with the newest row on the other side.
 
-The newest row is the row that arrived last, independent of its event time (`AsOfJoin` uses event time). Rules:
+The newest row is the row that arrived last, whatever its event time is. (`AsOfJoin` compares event times.) Rules:
 
 - State is at most one row of each key and side.
-- `complete` emits a row when both sides have one, and then removes the key. Each stored row is therefore in at most one
-  result, and of several waiting rows the last one is used.
-- `always` emits each row with the newest row of the other side, or with nulls. The row is then the newest of its own
-  side.
-- Rows of one input that are in a batch are joined as if they came one by one, so results do not depend on batches.
-  Which of two inputs comes first is undefined, as for all operators with two inputs.
+- Mode `complete` emits a result when both sides have a row of the key, and then removes the key. Each row is therefore
+  in at most one result. If one side gets several rows before the other side has one, the last of them is used.
+- Mode `always` emits each arriving row with the newest row of the other side, or with nulls if there is none, and
+  stores it as the newest row of its own side.
+- Rows of a batch are joined as if they arrived one by one, so results do not depend on how an input is cut into
+  batches. The order between rows of the two inputs is undefined, as for all operators with two inputs.
 - A null key has no partner. Such a row is not stored.
-- With a time to live (event time), a key is removed on both sides without output when its newest row is this far behind
-  the watermark.
+- With a time to live (event time), a key is removed on both sides without output when the event time of its newest row
+  is at least the time to live behind the watermark.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ Positions = NDArray[np.int64]
 
 
 class LatestJoin(JoinOperator):
-    """Joins the newest rows of both sides. Raises ConfigurationError for another `emit`, and as `JoinSides` does."""
+    """Joins the newest row of each key on one side with the newest row on the other side.
+
+    `emit` is `complete` or `always`, `ttl_ms` the time to live in ms, or None. Raises ConfigurationError for another
+    `emit`, and for columns that `JoinSides` refuses.
+    """
 
     drops_late_rows = False
 
@@ -60,7 +64,10 @@ class LatestJoin(JoinOperator):
         self._swept_ms: int | None = None
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Joins the rows of a batch. Raises OperatorError like `rows_of`."""
+        """Joins the rows of a batch of the input `index` with the newest rows of the other input.
+
+        Raises OperatorError for rows without a time.
+        """
         keys, times, values = self.rows_of(index, batch)
         rows = pa.RecordBatch.from_arrays(
             [*keys.columns, *values], names=[*self.keys.names, *self.values[index].values()]
@@ -101,7 +108,9 @@ class LatestJoin(JoinOperator):
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Removes keys that are older than the time to live, if a sweep is due."""
+        """Removes keys whose newest row is older than the time to live, if enough event time has passed since the last
+        cleanup.
+        """
         if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:
             return iter(())
         if self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS):
@@ -110,8 +119,9 @@ class LatestJoin(JoinOperator):
         return iter(())
 
     def _beside(self, rows: pa.RecordBatch, partners: Positions, stored: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Returns rows joined with their partners, given by index among the stored rows of the other side. Nulls for
-        rows without a partner.
+        """Returns rows joined with their partners, with nulls for rows without a partner.
+
+        `partners` has, for each row, the index of its partner in `stored`, the rows of the other side.
         """
         found = dict(zip(rows.schema.names, rows.columns, strict=True))
         if stored is not None:
@@ -122,7 +132,10 @@ class LatestJoin(JoinOperator):
 
 
 def _last_of_each(slots: Positions, number: int) -> Positions:
-    """Returns the index of the last row of each slot."""
+    """Returns the index of the last row of each slot.
+
+    `slots` has the slot of each row, and `number` is the number of slots.
+    """
     order = np.argsort(slots, kind="stable")
     last: Positions = order[np.cumsum(np.bincount(slots, minlength=number)) - 1].astype(np.int64)
     return last

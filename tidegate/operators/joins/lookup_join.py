@@ -1,7 +1,8 @@
-"""`LookupJoin` joins rows with a table, in the version that was read last. `LookupTable` has the whole table in memory.
+"""`LookupJoin` joins the rows of a stream with a table that was read from outside. `LookupTable` keeps the whole table
+in memory.
 
-`database_lookup.py` finds rows of larger tables by queries. Rules of `LookupTable`, which reads the table again at
-regular intervals, in a thread of its own:
+`database_lookup.py` finds rows of larger tables by queries. `LookupTable` reads the table again at regular intervals,
+in a background thread. Its rules:
 
 - A batch is joined with one version of the table. Between two batches a newer version may replace it.
 - If reading fails, the join continues with the old version, logs a warning and increments the counter
@@ -11,8 +12,8 @@ regular intervals, in a thread of its own:
   cannot be stopped: a hanging thread stays until its process ends.
 - Memory is bounded: a table with more than `rows_max` rows counts as a failed read. During a read there are two
   versions.
-- The version that a row meets depends on when the row is processed. After a failure rows are processed again and may
-  meet a newer version, while committed results stay. Use `AsOfJoin` to join as of event time.
+- The version with which a row is joined depends on when the row is processed. After a failure rows are processed again
+  and may be joined with a newer version, while committed results stay. Use `AsOfJoin` to join as of event time.
 """
 
 from __future__ import annotations
@@ -38,20 +39,23 @@ log = logging.getLogger(__name__)
 
 FAILED_REFRESHES = "lookupRefreshesFailed"
 HANGS_S = 60.0
-"""Seconds after which a read counts as hanging. It then counts as failed, if the version in memory has become
-too old.
+"""Seconds after which a read of the table counts as hanging.
+
+The task then fails if the version in memory is older than `stale_ms`.
 """
 _STRANGERS_MAX = 262_144
-"""Limit of keys that are in the index, but not in the table. Above it the index is rebuilt."""
+"""Greatest number of keys that are in the key index, but not in the table. Above it the index is rebuilt."""
 
 Read = Callable[[], pa.Table]
-"""A function that reads the table."""
+"""A function that reads the whole table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Describes a lookup: `sides` names the keys, `schema` is the schema of the stream, `table` is the schema of the
-    table.
+    """Describes a lookup join: `sides` names the keys, `schema` is the schema of the stream, `table` is the schema of
+    the table.
+
+    `inner` is True to drop rows without a partner. `rows_max` limits the rows of the table.
     """
 
     sides: JoinSides
@@ -62,13 +66,17 @@ class Lookup:
 
     @property
     def output(self) -> pa.Schema:
-        """Returns the columns of the result. Raises ConfigurationError for columns that do not fit together."""
+        """Returns the columns of the result.
+
+        Raises ConfigurationError if the columns of the stream and the table do not match.
+        """
         return self.sides.output_schema(self.schema, self.table, "inner" if self.inner else "left")
 
 
 class Version:
-    """The table as one read returned it, with an index of its keys. Raises ConfigurationError for a table that does not
-    fit.
+    """The table as one read returned it, with an index of its keys.
+
+    Raises ConfigurationError if its columns or its size do not fit the `Lookup`.
     """
 
     def __init__(self, lookup: Lookup, table: pa.Table) -> None:
@@ -92,7 +100,7 @@ class Version:
         self._begin()
 
     def paired(self, keys: pa.RecordBatch) -> Pairing:
-        """Returns the indices of the table's rows for each row of a batch."""
+        """Returns which rows of the table belong to each row of `keys`."""
         if self._index.size > self._known + _STRANGERS_MAX:
             self._begin()
         slots = self._index.upsert(keys).slots
@@ -113,29 +121,41 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """The rows of the table for each row of a batch. `columns` returns rows at positions, in the result's types."""
+    """The rows of the table that belong to each row of a batch.
+
+    `columns` returns table rows by their indices, in the types of the result.
+    """
 
     pairing: Pairing
     columns: Callable[[NDArray[np.int64]], list[pa.Array]]
 
 
 class LookupJoin(BatchFunction):
-    """Joins each row of a batch with the rows of a table that have its keys. A subclass finds these rows."""
+    """Joins each row of a batch with the rows of a table that have the same keys. Subclasses implement `partners`."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
 
     @property
     def output(self) -> pa.Schema:
-        """The columns of the result. Raises ConfigurationError for columns that do not fit."""
+        """The columns of the result.
+
+        Raises ConfigurationError if the columns of the stream and the table do not match.
+        """
         return self._lookup.output
 
     def partners(self, keys: pa.RecordBatch) -> Partners:
-        """Returns the rows of the table for these keys, which have the names that they have in the stream."""
+        """Returns the rows of the table for these keys.
+
+        The columns of `keys` have the names of the stream's key columns.
+        """
         raise NotImplementedError
 
     def process(self, batch: pa.RecordBatch) -> pa.Table | None:
-        """Joins rows with the table. Raises the exceptions of `partners`."""
+        """Joins the rows of a batch with the table.
+
+        Returns None if there are no results. Raises the exceptions of `partners`.
+        """
         output = self._lookup.output
         found = self.partners(key_columns(batch, self._lookup.sides.keys[0]))
         parts = [
@@ -156,7 +176,11 @@ class LookupJoin(BatchFunction):
 
 
 class LookupTable(LookupJoin):
-    """Joins with a whole table. `refresh_ms` is the interval of reads, or None to read once in `open`."""
+    """Joins rows with a whole table in memory. `read` reads the table.
+
+    `refresh_ms` is the interval between reads, in ms, or None to read once, in `open`. The task fails when the last
+    successful read is older than `stale_ms`.
+    """
 
     def __init__(self, lookup: Lookup, read: Read, refresh_ms: int | None, stale_ms: int) -> None:
         super().__init__(lookup)
@@ -164,7 +188,7 @@ class LookupTable(LookupJoin):
         self._refresh_ms, self._stale_ms = refresh_ms, stale_ms
 
     def open(self, context: BatchContext) -> None:
-        """Reads the table, and starts the thread that reads it again. Raises the exceptions of the read."""
+        """Reads the table, and starts the thread that reads it again. Raises the exceptions of `read`."""
         self._failed = context.metrics.counter(FAILED_REFRESHES)
         self._version = Version(self._lookup, self._read())
         self._read_at = time.monotonic()
@@ -177,13 +201,16 @@ class LookupTable(LookupJoin):
             self._reader.start()
 
     def partners(self, keys: pa.RecordBatch) -> Partners:
-        """Returns the rows of the current version. Raises ConfigurationError if it is too old."""
+        """Returns the rows of the current version of the table.
+
+        Raises ConfigurationError if the version is older than `stale_ms`.
+        """
         self._check_age()
         version = self._version
         return Partners(version.paired(keys), lambda positions: version.values.take(pa.array(positions)).columns)
 
     def close(self) -> None:
-        """Releases the table. The reader thread ends when its current read returns."""
+        """Stops the background thread, which ends when its current read returns."""
         if hasattr(self, "_closed"):
             self._closed.set()
 
@@ -208,7 +235,10 @@ class LookupTable(LookupJoin):
         ) from error
 
     def _refresh_until_closed(self) -> None:
-        """Reads the table again until the function is closed. Only replaces references, so it needs no lock."""
+        """Reads the table again and again until the function is closed.
+
+        Runs in the background thread, and needs no lock because it only replaces references.
+        """
         assert self._refresh_ms is not None
         while not self._closed.wait(self._refresh_ms / 1000):
             begun = self._reading_since = time.monotonic()

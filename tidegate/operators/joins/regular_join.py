@@ -1,18 +1,19 @@
-"""`RegularJoin`: joins all rows of two inputs with the same key, at any time, and retracts outdated results.
+"""`RegularJoin` joins all rows of two inputs that have the same key, whatever their times are, and retracts outdated
+results.
 
 Rules:
 
-- Each row is stored, and joined with the rows of its key on the other side. All rows of a key are partners of each
-  other, so a row has a partner while its key has any row on the other side. No further state is needed.
+- Each row is stored, and joined with all rows of its key on the other side. A row therefore has a partner while its key
+  has any row on the other side, which needs no further state.
 - In an outer join a row without a partner is emitted with nulls. This result is retracted when the key's first partner
   arrives, and emitted again when its last partner is retracted.
 - An inner join of inputs without retractions emits plain rows. All other joins emit changes, retractions first.
 - In a batch of changes, rows that are added and retracted cancel out. The remaining retractions are removed from the
   state.
 - A null key has no partner. Such a row is not stored.
-- With a time to live (event time), a key is removed on both sides without output when its newest row is this far behind
-  the watermark. The state of a key is therefore complete or empty. If rows are never retracted, each row is removed
-  individually.
+- With a time to live (event time), a key is removed on both sides without output when the event time of its newest row
+  is at least the time to live behind the watermark. The state of a key is therefore complete or empty. If rows are
+  never retracted, each row is removed individually.
 """
 
 from __future__ import annotations
@@ -55,20 +56,21 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of one side: their keys, their times, and the values of the other columns."""
+    """Rows of one side: `rows` has their keys and other columns, `times` their event times in ms."""
 
     rows: pa.RecordBatch
     times: Times
 
     def some(self, picked: Positions) -> _Rows:
-        """Returns rows at these positions, in this order."""
+        """Returns the rows with these indices, in this order."""
         return _Rows(self.rows.take(pa.array(picked)), self.times[picked])
 
 
 class RegularJoin(JoinOperator):
-    """Joins two inputs without windows.
+    """Joins two inputs without windows, and stores all rows of both.
 
-    `changing` has, for each input, whether it is a stream of changes. Raises ConfigurationError as `JoinSides` does.
+    `changing` has, for each input, whether it is a stream of changes. `ttl_ms` is the time to live in ms, or None.
+    Raises ConfigurationError for columns that `JoinSides` refuses.
     """
 
     drops_late_rows = False
@@ -99,11 +101,14 @@ class RegularJoin(JoinOperator):
         self.output = with_kind(self.schema) if self.retracts else self.schema
         """The columns of the result."""
         self._keeps = (how in ("left", "full"), how in ("right", "full"))
-        """For each side, whether its rows are emitted without a partner."""
+        """For each side, whether its rows are also emitted when they have no partner."""
         self._swept_ms: int | None = None
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Joins the rows of a batch. Raises OperatorError like `rows_of`, and for a retraction of an unknown row."""
+        """Joins the rows of a batch of the input `index`.
+
+        Raises OperatorError for rows without a time, and for the retraction of a row that is not stored.
+        """
         keys, times, values = self.rows_of(index, batch)
         rows = pa.RecordBatch.from_arrays(
             [*keys.columns, *values], names=[*self.keys.names, *self.values[index].values()]
@@ -137,7 +142,9 @@ class RegularJoin(JoinOperator):
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Removes keys that are older than the time to live, if a sweep is due."""
+        """Removes keys (or rows) that are older than the time to live, if enough event time has passed since the last
+        cleanup.
+        """
         if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:
             due = self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS)
             if due:
@@ -149,9 +156,10 @@ class RegularJoin(JoinOperator):
         return iter(())
 
     def _settled(self, index: int, rows: _Rows, comes: NDArray[np.bool_]) -> tuple[_Rows, _Rows]:
-        """Removes the retracted rows of a batch from the state, and returns them and the added rows.
+        """Removes the retracted rows of a batch from the state. Returns the removed rows and the added rows.
 
-        Raises ValueError for a retracted row that is not there, unless it may have expired.
+        `comes` is True for added rows. Rows that are added and retracted in the batch are in neither result. Raises
+        ValueError for a retracted row that is not stored, unless it may have expired.
         """
         if comes.all():
             return rows.some(np.zeros(0, dtype=np.int64)), rows
@@ -162,7 +170,12 @@ class RegularJoin(JoinOperator):
         return gone, rows.some(brought)
 
     def _take_out(self, index: int, gone: _Rows, every: KeyIndex, owed: NDArray[np.int64]) -> _Rows:
-        """Removes rows from the state. Among equal rows the oldest is removed. Returns the removed rows."""
+        """Removes the rows `gone` from the state, and returns the removed rows. Among equal stored rows the oldest is
+        removed.
+
+        `every` is an index of all distinct rows, and `owed` has how often each of them is removed. Raises ValueError if
+        a row is not stored and cannot have expired.
+        """
         table = self.tables[index]
         unique = KeyIndex(tuple(self.keys.names)).upsert(gone.rows.select(self.keys.names)).first_rows
         found = table.find(gone.rows.select(self.keys.names).take(pa.array(unique)))
@@ -182,7 +195,9 @@ class RegularJoin(JoinOperator):
         return result
 
     def _join(self, index: int, gone: _Rows, came: _Rows, emit: Emit) -> None:
-        """Emits the changes caused by rows of one side, and stores the added ones. `gone` is already removed."""
+        """Emits the changes caused by removed rows (`gone`) and added rows (`came`) of the input `index`, and stores
+        the added rows.
+        """
         mine, theirs = self.tables[index], self.tables[1 - index]
         parts = [side.rows.select(self.keys.names) for side in (gone, came) if len(side.times)]
         changed = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
@@ -218,8 +233,10 @@ class RegularJoin(JoinOperator):
         kind: str,
         emit: Emit,
     ) -> None:
-        """Emits rows of one side joined with the `found` rows of the other side. `per_key` holds the number of found
-        rows of each key.
+        """Emits rows of one side joined with the rows `found` on the other side.
+
+        `of` has the key number of each row, `per_key` the number of found rows of each key, and `kind` is the kind of
+        change.
         """
         starts = np.concatenate(([0], np.cumsum(per_key)))[:-1]
         every = np.arange(len(found.refs), dtype=np.int64)
@@ -235,7 +252,7 @@ class RegularJoin(JoinOperator):
             self._emit(self.result(left, right, len(mine)), kind, emit)
 
     def _pad_stored(self, side: int, refs: NDArray[Any], kind: str, emit: Emit) -> None:
-        """Emits stored rows of one side with nulls for the other side."""
+        """Emits stored rows of one side, given by their references, with nulls for the other side."""
         for start in range(0, len(refs), OUTPUT_ROWS_MAX):
             self._pad(side, self.tables[side].take(refs[start : start + OUTPUT_ROWS_MAX]), kind, emit)
 
@@ -251,7 +268,7 @@ class RegularJoin(JoinOperator):
         emit(rows)
 
     def _forget_rows(self, since_ms: int) -> None:
-        """Removes rows with time `since_ms` or earlier one by one. Used when the inputs have no retractions."""
+        """Removes stored rows whose time is `since_ms` or earlier. Used if rows of the inputs are never retracted."""
         for table in self.tables:
             for rows, refs in table.scan([MOMENT], _SCANNED_ROWS):
                 table.remove(refs[rows.column(MOMENT).to_numpy() <= since_ms])
@@ -259,10 +276,10 @@ class RegularJoin(JoinOperator):
 
 
 def _balance(rows: pa.RecordBatch, comes: NDArray[np.bool_]) -> tuple[Positions, Positions, KeyIndex, Positions]:
-    """Cancels equal rows that are added and retracted in one batch of changes.
+    """Cancels rows that are both added and retracted in one batch of changes. `comes` is True for added rows.
 
-    Returns the positions of the remaining retractions, the positions of the remaining additions, an index of all
-    distinct rows, and how often each distinct row is retracted.
+    Returns the indices of the remaining retractions, the indices of the remaining additions, an index of all distinct
+    rows, and how often each distinct row is still retracted.
     """
     every = KeyIndex(tuple(rows.schema.names))
     ids = every.upsert(rows).slots
