@@ -1,1 +1,1 @@
-"""Event time: watermarks that are generated from timestamps, and the rows that are late."""
+"""Event time: the generation of watermarks from timestamps, and the treatment of late rows."""

@@ -4,10 +4,10 @@ A row is late if the operator's watermark, which is the watermark of its slowest
 joins and rankings of event time count late rows, and most emit them to a side output (`set_aside`). Windows of
 aggregates decide for themselves which rows are late (`tidegate/operators/windows/`).
 
-`GroupMoments` stores a point of event time for each key group of a subtask, through restores and rescaling. Operators
-whose results depend on the progress of event time keep it as state. It is kept by key group, because subtasks may have
-different progress when a checkpoint comes (between two steps, or unaligned), and another parallelism redistributes
-their groups.
+`GroupMoments` stores, for each key group of a subtask, the watermark that the group has reached. Operators whose
+results depend on this watermark keep it as state, so that it survives restores and rescaling. It is stored for each key
+group, because subtasks may have reached different watermarks when a checkpoint is taken (between two steps, or
+unaligned), and a change of parallelism moves groups between subtasks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tidegate.storage.state.snapshot import FrozenTable, StateTable
 LATE = "late"
 """Name of the side output of late rows."""
 LATE_RECORDS = "numLateRecordsDropped"
-"""Name of the counter of late rows, as in Flink."""
+"""Name of the metric that counts dropped late rows, as in Flink."""
 LEFT_RECORDS = "numRecordsLeft"
-"""Name of the counter of rows in windows that were not full when the input ended."""
+"""Name of the metric that counts the rows in count windows that were not full when the input ended."""
 _GROUP = "key_group"
 
 
@@ -44,10 +44,11 @@ def set_aside(
     emit_aside: Callable[[str, pa.RecordBatch], None],
     without: Sequence[str] = (),
 ) -> NDArray[np.int64]:
-    """Counts the late rows and sends them to the side output. Returns the indices of the other rows.
+    """Counts the rows that the mask `late` marks and sends them to the side output. Returns the indices of the other
+    rows.
 
-    `without` are columns that the side output does not get. Combined rows are only counted: rows are combined only if
-    the side output is not read.
+    The columns `without` are not sent to the side output. Combined rows are only counted, because rows are combined
+    only if no step reads the side output.
     """
     if late.any():
         count.inc(rows_behind(batch, late))
@@ -57,9 +58,11 @@ def set_aside(
 
 
 class GroupMoments:
-    """Progress of event time for each key group of a subtask, from MIN_WATERMARK_MS on.
+    """The watermark, in ms, that each key group of a subtask has reached. `MIN_WATERMARK_MS` before the first
+    watermark.
 
-    `state` is the name of the state, and `column` the name of its time column. `owner` names the operator in errors.
+    `groups` are the key groups. `state` is the name of the stored state, and `column` the name of its time column.
+    `owner` names the operator in errors.
     """
 
     def __init__(self, groups: range, state: str, column: str, owner: str) -> None:
@@ -69,24 +72,27 @@ class GroupMoments:
 
     @property
     def least_ms(self) -> int:
-        """Returns the time, in ms, that all groups have reached."""
+        """Returns the watermark, in ms, that all key groups have reached."""
         return int(self._moments.min())
 
     @property
     def greatest_ms(self) -> int:
-        """Returns the greatest time, in ms, that any group has reached."""
+        """Returns the greatest watermark, in ms, that any key group has reached."""
         return int(self._moments.max())
 
     def runs(self) -> Iterator[tuple[range, int]]:
-        """Yields runs of adjacent groups with the same time, and that time. There are several runs only for a while
-        after a restore.
+        """Yields ranges of adjacent key groups with the same watermark, and this watermark in ms.
+
+        There is more than one range only for a while after a restore.
         """
         bounds = [0, *(np.flatnonzero(np.diff(self._moments)) + 1).tolist(), len(self._groups)]
         for start, stop in pairwise(bounds):
             yield self._groups[start:stop], int(self._moments[start])
 
     def of_keys(self, keys: pa.RecordBatch, max_parallelism: int) -> NDArray[np.int64] | int:
-        """Returns the time of the group of each row of some key columns, or a single time if it is the same for all."""
+        """Returns the watermark, in ms, that the key group of each row of `keys` has reached, or a single number if it
+        is equal for all.
+        """
         runs = [*self.runs()]
         if len(runs) == 1:
             return runs[0][1]
@@ -94,20 +100,23 @@ class GroupMoments:
         return self._moments[groups.astype(np.int64) - self._groups.start]
 
     def advance(self, groups: range, moment_ms: int) -> None:
-        """Advances these groups to this time."""
+        """Records that these key groups have reached the watermark `moment_ms`. It must not be less than before."""
         part = self._moments[groups.start - self._groups.start : groups.stop - self._groups.start]
         assert bool((part <= moment_ms).all()), "event time goes back"
         part[:] = moment_ms
 
     def freeze(self) -> FrozenTable:
-        """Returns the times as UNION state: at a restore every subtask gets all of them, and uses those for its own
-        groups.
+        """Returns a snapshot of the watermarks, as UNION state: after a restore every subtask gets all watermarks, and
+        uses the entries of its own key groups.
         """
         rows = self._rows()
         return FrozenTable(self._state, StateKind.UNION, lambda: rows)
 
     def load(self, table: StateTable) -> None:
-        """Loads the times of a former subtask. Raises IncompatibleStateError for another state."""
+        """Restores the watermarks of this subtask's key groups from the table of an earlier subtask.
+
+        Raises IncompatibleStateError for a table of another state.
+        """
         rows = table.rows
         if table.state != self._state or rows.schema.names != self._rows().schema.names:
             raise IncompatibleStateError(

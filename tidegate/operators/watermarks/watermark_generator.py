@@ -2,42 +2,44 @@
 
 Rules:
 
-- With a column of punctuations only the rows for which it is true advance event time, like Flink's punctuated
+- If a boolean column marks punctuations, only rows for which it is true advance event time, like Flink's punctuated
   watermarks.
 - Timestamps are whole milliseconds since 1970, rounded down. Dates count from midnight UTC. Integers are milliseconds.
 - The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. The 1 ms
   is needed because a watermark promises that no row *at* its time follows, and a row with the greatest timestamp may
   follow.
-- A row is judged by the watermark of the earlier rows in its split, independent of batches. A batch is cut where that
-  makes a difference (`pieces_of`), and the watermark advances between the pieces.
+- Whether a row is late depends on the watermark of the earlier rows in its split, and not on how rows are divided into
+  batches. A batch is cut into pieces where this makes a difference (`pieces_of`), and the watermark advances between
+  the pieces.
 - After a restore the watermark continues from the checkpoint, because the event time of a split is stored with the
   position in the split. In a task without a source it starts again.
-- In a source with two parts the first part is read one split after the other, and its greatest timestamp is the one of
-  split None. It stays the least watermark of the second part, also after a restore.
-- Splits that are read in turn differ in event time, most of all when a job catches up. Each split therefore has its own
-  greatest timestamp, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as
-  in Flink, so no task waits.
+- A source with two parts reads the first part split after split. The greatest timestamp of the first part is stored for
+  the split None. It is a lower bound of the watermark of the second part, also after a restore.
+- Splits that are read alternately differ in event time, most of all when a job catches up. Each split therefore has its
+  own greatest timestamp. The smallest of them, without idle splits, determines the watermark. When all splits are idle
+  the greatest timestamp determines it, as in Flink, so no task waits.
 
 Rules of cutting a batch into pieces:
 
-- A piece is judged by the watermark at its first row. A cut therefore comes before each row whose own watermark would
-  have another effect. Such a row is behind its watermark. Ordinary data has no such rows and is not cut.
-- Operators that judge rows define which watermarks make a difference (`Due`). A window ends at one time for all its
-  rows, so there is at most one cut for each window that ends within the batch, for any number of late rows.
-  Sessions may end at any time, so rows that could still join one are cut at each watermark.
+- Later operators treat all rows of a piece by the watermark before the piece. A cut is therefore made before each row
+  that its own watermark would treat differently. Such a row is behind its watermark. Most data has no such rows, so
+  most batches are not cut.
+- Operators define which watermarks make a difference for a row (`Due`). A window ends at one time for all its rows, so
+  there is at most one cut for each window that ends within the batch, for any number of late rows. Sessions may end at
+  any time, so there is a cut at each watermark for rows that could still join a session.
 - No piece has more than PIECE_ROWS rows: watermarks advance within a large batch, and results need not wait for its
   end.
 
 The event time of a window's result is its last millisecond (`WindowEnd`), as in Flink, because the end of a window is
-not part of it. That time is in the window, no watermark that was sent before the result has reached it, and the next
-window contains it.
+not part of it. This time is part of the window, is later than all watermarks that were sent before the result, and
+belongs to exactly one window of a following windowed step.
 
-`EventTimeCheck` checks that a function passes on the event time of each row. Watermarks follow the times that
+`EventTimeCheck` checks that a function does not change the event time of a row. Watermarks follow the times that
 `assign_timestamps` has read. A later function that makes times earlier would make rows late, and they would be dropped.
 Flink stores the timestamp of a record separately. Here it is a column, so a function must not change it if later steps
 use it. Rules:
 
-- It is checked only if a later step uses event time, and `assign_timestamps` is not called in between.
+- The check is made only if a later step uses event time, and `assign_timestamps` is not called in between.
 - It applies to functions that make rows of a single row: `map` and `flat_map`. Other functions may set their own times.
 - Times are compared in milliseconds, so another unit or type of the same time is not a change.
 """
@@ -76,7 +78,7 @@ _SECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
 def check_timestamp_column(schema: pa.Schema, column: str) -> None:
-    """Raises ConfigurationError unless a schema has this column, once, of a type that can be event time."""
+    """Raises ConfigurationError unless a schema has this column exactly once, with a type that can be event time."""
     if schema.get_field_index(column) < 0:
         raise ConfigurationError(f"timestamp={column!r}: there is no such column; name one of {schema.names}")
     data_type = schema.field(column).type
@@ -88,9 +90,10 @@ def check_timestamp_column(schema: pa.Schema, column: str) -> None:
 
 
 def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """Returns the timestamps of a batch as int64 milliseconds, null where the column is null.
+    """Returns the event times of a batch as int64 milliseconds since 1970, null where the column is null.
 
-    For a `WindowEnd` it is the millisecond before the end. Raises ConfigurationError as `check_timestamp_column` does.
+    For a column of window ends (`WindowEnd`) it is the millisecond before the end. Raises ConfigurationError if the
+    column is missing, or if its type cannot be event time.
     """
     check_timestamp_column(batch.schema, column)
     values = plain(batch.column(column))
@@ -119,7 +122,7 @@ def look_like_seconds(times_ms: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def seconds_advice(column: str, times_ms: pa.Array | pa.ChunkedArray) -> str:
-    """Returns the advice for a column that looks like seconds."""
+    """Returns the text of a warning for an event-time column whose values look like seconds."""
     first = times_ms.drop_null()[0].as_py()
     return (
         f"timestamp={column!r}: int64 event times are milliseconds since 1970, and {first} is in early 1970 then. If "
@@ -135,7 +138,10 @@ def check_event_time(schema: pa.Schema, column: str, punctuated_by: str | None) 
 
 
 def check_punctuations(schema: pa.Schema, column: str) -> None:
-    """Raises ConfigurationError unless a schema has this column exactly once, and it is boolean."""
+    """Raises ConfigurationError unless a schema has this column exactly once, with type bool.
+
+    `column` marks punctuations.
+    """
     if schema.get_field_index(column) < 0:
         raise ConfigurationError(f"punctuated_by={column!r}: there is no such column; name one of {schema.names}")
     if not pa.types.is_boolean(schema.field(column).type):
@@ -146,8 +152,9 @@ def check_punctuations(schema: pa.Schema, column: str) -> None:
 
 
 def _of_marked(batch: pa.RecordBatch, column: str, times: Times) -> Times:
-    """Returns the times of rows for which the column of punctuations is true, and MIN_WATERMARK_MS for all other rows.
-    Raises ConfigurationError.
+    """Returns the times of the rows for which the punctuation column is true, and MIN_WATERMARK_MS for all other rows.
+
+    Raises ConfigurationError if the column is missing or is not boolean.
     """
     check_punctuations(batch.schema, column)
     marks = batch.column(column).fill_null(False).to_numpy(zero_copy_only=False)
@@ -155,13 +162,13 @@ def _of_marked(batch: pa.RecordBatch, column: str, times: Times) -> Times:
 
 
 class WatermarkGenerator(Operator):
-    """Passes batches on in pieces, each followed by the watermark of all rows so far.
+    """Emits each batch in pieces, and after each piece the watermark of all rows so far.
 
-    Rows without a timestamp do not count. With `nulls_to` they go to that side output instead of being passed on.
-    `punctuated_by` is a boolean column that marks the rows that count, or None if all rows with a timestamp count.
-    `idleness_ms` is the time without rows after which a split of an unbounded source is idle, or None for never.
-    `alignment` names the sources that wait for each other in event time. Raises ConfigurationError for a negative
-    delay.
+    Rows without a timestamp do not advance event time. With `nulls_to` they go to that side output instead of being
+    emitted. `punctuated_by` is a boolean column that marks the rows that advance event time, or None if all rows with a
+    timestamp do. `idleness_ms` is the time without rows after which a split of an unbounded source is idle, or None for
+    never. `alignment` names the sources that wait for each other in event time. Raises ConfigurationError for a
+    negative `max_out_of_orderness_ms`.
     """
 
     generates_watermarks = True
@@ -187,20 +194,24 @@ class WatermarkGenerator(Operator):
         self._punctuated_by = punctuated_by
         self.alignment = alignment
         self.dues_behind: Sequence[Due] = (as_they_are,)
-        """The rules (`Due`) by which later operators, including operators of other tasks, treat rows.
-        `graph/event_time.py` sets it.
+        """The rules by which later operators, also in other tasks, treat rows depending on the watermark (`Due`).
+
+        `graph/event_time.py` sets them.
         """
         self._looked_at_unit = False
         self._newest_ms: dict[int | None, int] = {}
-        """The greatest timestamp of each split. Shared with `SourceSplits`, which a checkpoint contains."""
+        """The greatest timestamp of each split, in ms. `SourceSplits` has the same dict, and checkpoints store it."""
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the needed columns, with the event-time column."""
+        """Returns the columns that later steps read (`after`), and the event-time and punctuation columns."""
         punctuations = () if self._punctuated_by is None else (self._punctuated_by,)
         return together(after, frozenset({self.column, *punctuations}))
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Raises ConfigurationError if `idleness` is set, but the splits of this task are unknown."""
+        """Opens the generator.
+
+        Raises ConfigurationError if `idleness` is set, but the task has no source, so that its splits are unknown.
+        """
         super().open(context, restored)
         if self.idleness_ms is not None and not context.splits.in_turn:
             raise ConfigurationError(
@@ -211,8 +222,9 @@ class WatermarkGenerator(Operator):
         self._newest_ms = context.splits.newest_ms.setdefault(context.uid, self._newest_ms)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the batch in pieces. Raises OperatorError if it lacks the column, or if the column's type is not an
-        event time.
+        """Emits the batch in pieces, and advances the watermark after each.
+
+        Raises OperatorError if the event-time column is missing, or if its type cannot be event time.
         """
         with blame(self.context, batch):
             dated = event_times_ms(batch, self.column)
@@ -248,14 +260,18 @@ class WatermarkGenerator(Operator):
             self._advance({split})
 
     def split_watermark_ms(self, split: int | None) -> int:
-        """Returns the watermark of one split, MIN_WATERMARK_MS before its first row. `None` stands for splits that are
-        read one after the other.
+        """Returns the watermark of one split, in ms. MIN_WATERMARK_MS before its first row.
+
+        `split` is None for splits that are read one after the other, which share a watermark.
         """
         newest_ms = self._newest_ms.get(split)
         return MIN_WATERMARK_MS if newest_ms is None else self._behind(newest_ms)
 
     def holding_splits(self) -> set[int]:
-        """Returns the splits with the lowest watermark, if other splits of the source are ahead or may be."""
+        """Returns the splits with the lowest watermark.
+
+        Empty if this is the only subtask and all of its splits have the same watermark.
+        """
         splits = self.context.splits.active
         lowest_ms = min(map(self.split_watermark_ms, splits), default=MIN_WATERMARK_MS)
         others_ms = self._behind(max(self._newest_ms.values(), default=MIN_WATERMARK_MS))
@@ -264,16 +280,16 @@ class WatermarkGenerator(Operator):
         return {split for split in splits if self.split_watermark_ms(split) == lowest_ms}
 
     def splits_moved(self) -> None:
-        """Advances the watermark when a split no longer holds event time back."""
+        """Advances the watermark after the set of splits that hold event time back has changed."""
         self._advance()
 
     def _behind(self, newest_ms: int) -> int:
         return max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
 
     def _advance(self, current: Set[int | None] = frozenset()) -> None:
-        """Advances the watermark to the lowest time among the splits that hold event time back.
+        """Advances the watermark to the lowest watermark among the splits that hold event time back.
 
-        `current` are the splits of the rows being processed, which also hold it back.
+        `current` are the splits of the rows that are being processed, which also hold event time back.
         """
         splits = self.context.splits
         newest = self._newest_ms
@@ -293,7 +309,7 @@ class WatermarkGenerator(Operator):
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Ignores watermarks from upstream, except the end of event time."""
+        """Ends event time. The chain passes no other watermarks from upstream to a generator."""
         assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
         self.watermark_ms = watermark_ms
         return iter(())
@@ -334,10 +350,10 @@ class WatermarkAlignment:
 
 
 class WindowEnd(str):
-    """The name of a column of window ends. As event time each end stands for the millisecond before it.
+    """The name of a column with window ends. Used as event time, each window end represents the millisecond before it.
 
-    It equals a plain name, and code that only passes the name on can treat it as one. `event_times_ms` interprets it,
-    and `same_time` distinguishes it from a plain column of that name.
+    The object equals the plain name, so most code can treat it as a string. `event_times_ms` interprets it, and
+    `same_time` distinguishes it from a plain column name.
     """
 
     __slots__ = ()
@@ -349,10 +365,11 @@ def same_time(one: str | None, other: str | None) -> bool:
 
 
 PIECE_ROWS = 131_072
-"""Limit of rows in a piece. Results then need not wait for a whole large batch, and cuts stay rare.
+"""Greatest number of rows in a piece of a batch. Results then need not wait for a whole large batch, and cuts stay
+rare.
 
-Turns of the source and batches of slow rows are limited elsewhere. After an exchange all subtasks share each piece:
-with 32,768 rows, two subtasks got batches that cost a third more for each row in windows.
+Measured after an exchange, where all subtasks share each piece: with 32,768 rows, two subtasks got batches that cost a
+third more for each row in windows.
 """
 
 Times: TypeAlias = NDArray[np.int64]
@@ -360,7 +377,10 @@ Times: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `[start, stop)` of a batch. `newest_ms` is the greatest time of these rows and all rows before them."""
+    """The rows `[start, stop)` of a batch.
+
+    `newest_ms` is the greatest time of these rows and of all rows before them.
+    """
 
     start: int
     stop: int
@@ -370,11 +390,13 @@ class Piece:
 def pieces_of(
     times: Times, before_ms: int, delay_ms: int, dues: Sequence[Due], movers: Times | None = None
 ) -> list[Piece]:
-    """Cuts a batch whose rows have these times into pieces. A row without a time has MIN_WATERMARK_MS.
+    """Cuts a batch into pieces, so that every row of a piece is treated the same by the watermark before the piece as
+    by its own.
 
-    `before_ms` is the greatest time of the rows before the batch. A watermark is the greatest time minus `delay_ms`.
-    `movers` has MIN_WATERMARK_MS instead of the time for rows that do not advance event time. None means that all rows
-    advance it.
+    `times` has the time of each row in ms, MIN_WATERMARK_MS for rows without a time. `before_ms` is the greatest time
+    of the rows before the batch. A watermark is the greatest time minus `delay_ms`. `dues` are the rules by which later
+    operators treat rows. `movers` is like `times`, with MIN_WATERMARK_MS for rows that do not advance event time. None
+    means that all rows advance it.
     """
     rows = len(times)
     moving = times if movers is None else movers
@@ -392,7 +414,7 @@ def pieces_of(
 
 
 def _in_order(times: Times, before_ms: int) -> list[Piece]:
-    """Returns pieces of bounded size for a batch without rows behind the watermarks of the batch."""
+    """Cuts a batch into pieces of bounded size. The batch must have no rows behind its watermarks."""
     pieces = []
     for start in range(0, len(times), PIECE_ROWS):
         stop = min(start + PIECE_ROWS, len(times))
@@ -402,7 +424,9 @@ def _in_order(times: Times, before_ms: int) -> list[Piece]:
 
 
 def _cuts(times: Times, watermarks: Times, dues: Sequence[Due]) -> list[int]:
-    """Returns where pieces must begin, so that the watermark at the beginning judges every row as its own would."""
+    """Returns the indices of the rows at which pieces must begin, so that each row is treated by the watermark before
+    its piece as by its own watermark.
+    """
     late: list[tuple[int, int]] = []
     behind = np.flatnonzero((times <= watermarks) & (times > MIN_WATERMARK_MS))
     for due in dues:
@@ -422,7 +446,10 @@ def _pairs(starts: Sequence[int], rows: int) -> list[tuple[int, int]]:
 
 @kernel
 def _any_behind(times: Times, movers: Times, newest_ms: int, delay_ms: int, least_ms: int) -> bool:
-    """Returns whether any row is at or behind the watermark before it. `least_ms` marks a row without a time."""
+    """Returns whether the time of any row is at or before the watermark before the row.
+
+    `least_ms` is the time of rows without a time, which are ignored.
+    """
     newest_ms = max(newest_ms, least_ms + delay_ms)
     for row in range(times.shape[0]):
         if times[row] <= newest_ms - delay_ms and times[row] != least_ms:
@@ -433,16 +460,19 @@ def _any_behind(times: Times, movers: Times, newest_ms: int, delay_ms: int, leas
 
 @dataclass(slots=True, eq=False)
 class EventTimeCheck:
-    """Checks that a function keeps the event time of each row. `used` is True if later steps use the column.
+    """Checks that a function keeps the event time of each row. `used` is True if later steps use the column as event
+    time.
 
-    A program sets `used` when it adds such a step. The function's operator has the same object.
+    `used` is set when such a step is added to the program. The operator of the function has the same object.
     """
 
     column: str
     used: bool = False
 
     def check(self, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
-        """Raises ConfigurationError if the rows of `after`, one for each row of `before`, have other times."""
+        """Raises ConfigurationError if a row of `after` has another event time than the row of `before` with the same
+        index.
+        """
         if not self.used or after.schema.get_field_index(self.column) < 0:
             return
         if before.column(self.column).equals(after.column(self.column)):
@@ -455,7 +485,9 @@ class EventTimeCheck:
         raise self._changed(before.column(self.column)[row], after.column(self.column)[row])
 
     def results(self, fn: Callable[[dict[str, Any]], Iterable[Row]]) -> Callable[[dict[str, Any]], Iterable[Row]]:
-        """Wraps `fn`, which returns any number of rows for one row, so that the times of its results are checked."""
+        """Returns a wrapper of `fn`, which returns any number of rows for a row, that checks the event times of its
+        results.
+        """
         return self._checked(fn) if self.used else fn
 
     def _checked(self, fn: Callable[[dict[str, Any]], Iterable[Row]]) -> Callable[[dict[str, Any]], Iterator[Row]]:
@@ -479,8 +511,9 @@ class EventTimeCheck:
 
 
 def _same(time: object, other: object) -> bool:
-    """Returns whether two values of one type are the same moment.
+    """Returns whether two values of one type are the same time.
 
-    When clocks are set back, an hour occurs twice. Python treats its two occurrences as equal, so `fold` is compared.
+    When clocks are set back, an hour occurs twice. Python compares its two occurrences as equal, so `fold` is compared
+    as well.
     """
     return time == other and getattr(time, "fold", 0) == getattr(other, "fold", 0)

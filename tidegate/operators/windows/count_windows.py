@@ -1,15 +1,18 @@
-"""Windows of every `n` rows of a key, in the order in which they come: `CountWindows` aggregates them, and
-`FunctionCounts` calls a function with them.
+"""Count windows: every `n` rows of a key, in the order of arrival, are a window. `CountWindows` aggregates the rows of
+a window, and `FunctionCounts` calls a function with them.
 
 Rules (Flink's `countWindow`):
 
-- A window fires as soon as it is full. The state of the key is removed then, and the key starts over.
-- With a timeout, a window fires this long after its first row by the clock, if it is not full before. A row that
-  arrives before the operator is called for that moment still belongs to the window.
-- Windows that are not full when the input ends fire if that was requested. Otherwise their rows are counted.
-- Event time does not matter: rows are never late, and results have no bounds.
-- A batch is distributed to windows at once. If no window becomes full, its rows are added to the state directly.
-- `FunctionCounts` stores the rows of windows that are not full, each with the moment of the timeout of its window.
+- A window fires as soon as it is full. The state of the key is then removed, and the next row of the key opens a new
+  window.
+- With a timeout, a window that is not full fires when this time has passed since its first row, in processing time. A
+  row that arrives before the operator is called for the timeout still belongs to the window.
+- At the end of the input, windows that are not full fire if the program requests it. Otherwise their rows are dropped
+  and counted.
+- Event time is ignored: rows are never late, and results have no window bounds.
+- All rows of a batch are assigned to windows in one call. If no window becomes full, its rows are added to the state
+  directly.
+- `FunctionCounts` stores the rows of windows that are not full, each with the time of the timeout of its window.
 """
 
 from __future__ import annotations
@@ -41,33 +44,37 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 OPEN = own_name("open_window")
-"""Name of the namespace column in the state. Its value is always 0, because a key has one open window."""
+"""Name of the namespace column in the state. Its value is always 0, because a key has at most one open window."""
 ROWS = own_name("window_rows")
 """Name of the column with the number of rows in the open window: at least one, and fewer than in a full window."""
 
 DUE = own_name("window_due_ms")
-"""Name of the column with the time of the open window's timeout, in ms of the clock. Only windows with a timeout have
-it.
+"""Name of the column with the time of the open window's timeout, in ms since 1970.
+
+Only windows with a timeout have this column.
 """
 
 _SHARED = 256
 _SPARE = 4_096
-"""Number of keys, in addition to twice the keys of `restore`, above which the entries are rebuilt."""
+"""`DueKeys` is rebuilt when it has more keys than twice the number of open windows at the last rebuild, plus this
+number.
+"""
 _KEYS_A_STEP = 1_024
-"""Limit of windows that are passed to the function in one step at the end of the input."""
+"""Greatest number of windows that are passed to the function in one step at the end of the input."""
 
 
 class CountTimeouts(Operator):
-    """Timeouts of count windows: which keys have an open window, and when to look at it.
+    """Base class of count windows with timeouts: keeps in memory which keys have an open window, and when to check
+    them.
 
     `timeout_ms` is the time after the first row of a window, or None. Rules:
 
-    - The moment itself is in the state of the window. An entry is only a hint to check the key: its window may have
-      become full since, and the key may have another window with its own entry.
+    - The time of a timeout is stored in the state of the window. An entry in memory is only a hint to check the key:
+      its window may have become full in the meantime, and the key may have another window with its own entry.
     - After a restore the entries are rebuilt from the state. Several keys then share an entry at the earliest of their
-      moments, and keys that are not due yet are put back.
-    - Keys whose windows become full early leave outdated entries. When there are more than twice as many keys as there
-      were open windows (`is_crowded`), the operator rebuilds the entries from the state, as after a restore.
+      timeouts, and keys that are not due yet are added again.
+    - Keys whose windows become full before the timeout leave outdated entries. When there are more than twice as many
+      entries as there were open windows (`is_crowded`), the entries are rebuilt from the state, as after a restore.
     """
 
     def __init__(self, timeout_ms: int | None) -> None:
@@ -76,43 +83,49 @@ class CountTimeouts(Operator):
 
     @abstractmethod
     def open_windows(self) -> Iterator[tuple[pa.RecordBatch, Numbers]]:
-        """Yields the distinct keys that have an open window, in batches, and the time of its timeout in ms."""
+        """Yields the distinct keys that have an open window, in batches, each with the times of their timeouts in
+        ms.
+        """
 
     @abstractmethod
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Fires the windows of some distinct keys, where the timeout has passed."""
+        """Fires the windows of these distinct keys whose timeout has passed at `now_ms`."""
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns the time, in ms, of the next timeout. The window may have become full since, or the time may have
-        passed.
+        """Returns the time of the next timeout to check, in ms, or None if there is none.
+
+        The window may have become full in the meantime.
         """
         return self._due.next_ms
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows whose timeout has passed."""
+        """Fires the windows whose timeout has passed. Yields between two batches of keys."""
         for keys in self._due.due(now_ms):
             self.fire_due(keys, now_ms, emit)
             yield
 
     def find_timeouts(self) -> None:
-        """Rebuilds the timeouts from the windows in the state."""
+        """Rebuilds the timeouts in memory from the windows in the state."""
         self._due = DueKeys()
         if self._timeout_ms is not None:
             for keys, dues in self.open_windows():
                 self._due.restore(keys, dues)
 
     def wait_for(self, due_ms: int, keys: pa.RecordBatch) -> None:
-        """Registers distinct keys to be checked at a time. Without key columns there is one key, for all rows."""
+        """Registers that the windows of these distinct keys are checked at `due_ms`.
+
+        Without key columns the stream has a single key.
+        """
         self._due.add(due_ms, keys)
 
     def forget_full(self) -> None:
-        """Rebuilds the timeouts, if most of the registered ones may belong to windows that have become full."""
+        """Rebuilds the timeouts in memory if most of them may belong to windows that have become full."""
         if self._due.is_crowded:
             self.find_timeouts()
 
 
 class DueKeys:
-    """Keys by the time, in ms, at which they are to be checked."""
+    """Keys by the time, in ms, at which their windows have to be checked."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, pa.RecordBatch]] = []
@@ -122,24 +135,24 @@ class DueKeys:
 
     @property
     def next_ms(self) -> int | None:
-        """Returns the time of the next check, in ms, or None if there are no keys."""
+        """Returns the time of the next check, in ms, or None if no keys are registered."""
         return self._entries[0][0] if self._entries else None
 
     @property
     def is_crowded(self) -> bool:
-        """Returns True if there are many more keys than after the last rebuild, so that most of them may have no open
-        window.
+        """Returns True if there are many more entries than after the last rebuild, so that most of their keys may have
+        no open window.
         """
         return self._keys > 2 * self._restored + _SPARE
 
     def add(self, due_ms: int, keys: pa.RecordBatch) -> None:
-        """Registers distinct keys to be checked at this time."""
+        """Registers distinct keys to be checked at `due_ms`."""
         self._count += 1
         self._keys += _keys_in(keys)
         heapq.heappush(self._entries, (due_ms, self._count, keys))
 
     def restore(self, keys: pa.RecordBatch, dues: Numbers) -> None:
-        """Adds distinct keys of the state with their moments."""
+        """Registers distinct keys of the state, each to be checked at its timeout in `dues` or earlier."""
         order = np.argsort(dues, kind="stable")
         for start in range(0, len(order), _SHARED):
             rows = order[start : start + _SHARED]
@@ -147,7 +160,7 @@ class DueKeys:
         self._restored += len(order)
 
     def due(self, now_ms: int) -> Iterator[pa.RecordBatch]:
-        """Yields the keys to be checked by now, entry by entry."""
+        """Removes and yields the keys that have to be checked at `now_ms` or before, in batches."""
         while self._entries and self._entries[0][0] <= now_ms:
             keys = heapq.heappop(self._entries)[2]
             self._keys -= _keys_in(keys)
@@ -155,12 +168,12 @@ class DueKeys:
 
 
 def _keys_in(keys: pa.RecordBatch) -> int:
-    """Returns the number of keys. Without key columns there is one key, for all rows."""
+    """Returns the number of keys. Without key columns the stream has a single key."""
     return keys.num_rows if keys.num_columns else 1
 
 
 class CountWindows(CountTimeouts, AggregateWindows):
-    """Aggregates of count windows. Without `keys` all rows of the stream are counted together."""
+    """Aggregates the rows of count windows. Without `keys`, the windows contain rows of the whole stream."""
 
     def __init__(
         self,
@@ -177,19 +190,23 @@ class CountWindows(CountTimeouts, AggregateWindows):
         self._size, self._fires_at_end = spec.rows, spec.fire_at_end
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores the open windows. Raises CorruptionError if a stored table is not of these windows, or has keys of
-        other subtasks.
+        """Restores the open windows.
+
+        Raises CorruptionError for a table that is not the state of these windows, or has keys of other subtasks.
         """
         super().open(context, restored)
         self.find_timeouts()
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables that do not fit."""
         super().load(tables)
         self.find_timeouts()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fires the open windows, if that was requested. Otherwise only counts their rows."""
+        """Fires the open windows at the end of the input, if the program requests it.
+
+        Otherwise only counts their rows.
+        """
         if not self._state.exists:
             return
         table = self._state.table
@@ -209,7 +226,7 @@ class CountWindows(CountTimeouts, AggregateWindows):
         return self.changes(cut)
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds rows to windows. Returns the results of windows that become full."""
+        """Adds the rows of a batch to windows. Returns the results of the windows that become full."""
         codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
         table = self._state.table
         upserted = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
@@ -266,7 +283,11 @@ class CountWindows(CountTimeouts, AggregateWindows):
         merged: MergedGroups,
         lasts: Numbers,
     ) -> None:
-        """Stores the open windows of some keys that have none in the state."""
+        """Stores open windows of keys that have none in the state.
+
+        `codes` has the index of each key in `distinct`, `rows` the number of rows, `dues` the time of the timeout, and
+        `merged` and `lasts` the aggregates of each window.
+        """
         if not len(codes):
             return
         keys = gather(distinct, codes.astype(np.int32)) if self._keys else distinct
@@ -279,12 +300,17 @@ class CountWindows(CountTimeouts, AggregateWindows):
         self._state.table.done()
 
     def _look_at(self, due_ms: int, distinct: pa.RecordBatch, codes: Numbers) -> None:
-        """Registers some keys to be checked at the timeout of their windows."""
+        """Registers some keys to be checked at the timeout of their windows.
+
+        `codes` has their indices in `distinct`.
+        """
         if len(codes):
             self.wait_for(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
 
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Fires the windows of some distinct keys, where the timeout has passed."""
+        """Fires the windows of these distinct keys whose timeout has passed at `now_ms`, and registers the other open
+        windows again.
+        """
         table = self._state.table
         count = keys.num_rows if self._keys else 1
         found = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), keys))
@@ -313,10 +339,11 @@ class CountWindows(CountTimeouts, AggregateWindows):
 
 
 def dealt_out(codes: Numbers, held: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers, NDArray[np.bool_]]:
-    """Distributes rows to windows, in their order. `held` has the number of rows in the open window of each key.
+    """Assigns rows to count windows of `size` rows, in their order.
 
-    Returns the window of each row, the first and the last window of each key, and for each window its key and whether
-    it is full. Windows are numbered in the order of their first rows.
+    `codes` has the key number of each row, `held` the number of rows in the open window of each key. Returns the window
+    of each row, the first and the last window of each key, and, for each window, its key number and whether it is full.
+    Windows are numbered in the order of their first rows.
     """
     windows, of_keys = np.empty(len(codes), dtype=np.int64), np.empty(len(codes), dtype=np.int64)
     full = np.zeros(len(codes), dtype=np.bool_)
@@ -355,7 +382,7 @@ def _deal_out(
 
 
 class FunctionCounts(CountTimeouts, WindowBuffer):
-    """Calls a function with the rows of count windows."""
+    """Calls a function with the rows of each count window."""
 
     def __init__(self, keys: tuple[str, ...], spec: Count, schema: pa.Schema, calls: WindowCalls) -> None:
         CountTimeouts.__init__(self, spec.timeout_ms)
@@ -363,12 +390,18 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         self._size, self._fires_at_end = spec.rows, spec.fire_at_end
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError and ConfigurationError as `WindowBuffer` does."""
+        """Loads stored tables into the opened state.
+
+        Raises CorruptionError and ConfigurationError for tables that do not fit.
+        """
         super().load(tables)
         self.find_timeouts()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Calls the function with the open windows, if that was requested. Otherwise only counts their rows."""
+        """Calls the function with the open windows at the end of the input, if the program requests it.
+
+        Otherwise only counts their rows.
+        """
         if self._fires_at_end:
             keys, _ = self._open_keys()
             for start in range(0, keys.num_rows, _KEYS_A_STEP):
@@ -380,15 +413,15 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
             self.context.metrics.counter(LEFT_RECORDS).inc(left)
 
     def open_windows(self) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """Yields the stored keys that have an open window, and the time of its timeout in ms."""
+        """Yields the stored keys that have an open window, with the times of their timeouts in ms."""
         yield self._open_keys()
 
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Calls the function with the windows of distinct keys whose timeout has passed."""
+        """Calls the function with the windows of these distinct keys whose timeout has passed at `now_ms`."""
         self._give(keys, now_ms, emit)
 
     def _open_keys(self) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Returns the distinct stored keys that have an open window, and the time of its timeout in ms."""
+        """Returns the distinct stored keys that have an open window, and the times of their timeouts in ms."""
         places, _, keys = self.scanned(0, self.keys.names)
         if not keys.num_rows:
             return pa.RecordBatch.from_pylist([], self.keys), places
@@ -396,8 +429,8 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         return distinct, places[np.unique(codes, return_index=True)[1]]
 
     def _give(self, keys: pa.RecordBatch, now_ms: int | None, emit: Emit) -> None:
-        """Calls the function with the windows of keys whose timeout has passed by `now_ms`, or with all windows if that
-        is None.
+        """Calls the function with the windows of these keys whose timeout has passed at `now_ms`, or with all of their
+        windows if it is None.
         """
         table = self.tables[0]
         found = table.find(keys)
@@ -415,7 +448,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
             self.call(rows, groups, None, emit, self.context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Calls the function with the full windows, and stores the remaining rows."""
+        """Calls the function with the windows that become full, and stores the other rows."""
         with blame(self.context, batch):
             rows, keys = self.rows_of(batch)
         self.check_owner(keys)

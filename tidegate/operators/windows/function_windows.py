@@ -1,29 +1,31 @@
 """Functions over windows of time: a function gets all rows of each key and window when the window has ended.
 
-`FunctionWindows` is for windows that follow from the time of a row alone, `FunctionSessions` is for sessions. Both also
-follow the rules of `row_windows.py`.
+`FunctionWindows` implements windows that depend only on the time of a row (tumbling, sliding, cumulating).
+`FunctionSessions` implements sessions. Both also follow the rules of `row_windows.py`.
 
 Rules of `FunctionWindows`:
 
 - A row is stored once for each of its windows (as in Flink), under the end of the window.
 - If a window may get late rows, or its function has state or timers of the window, its rows are kept after the call
-  until the window is over. Rows move from one table to the other in the step of the call.
+  until the window is over, that is, until neither late rows nor timers can come. The call and the move of the rows to
+  the table of kept rows are one step.
 - With an allowed lateness, the function is called again with all rows of a key and window when a row arrives after the
-  window has fired, once for each batch. A window that still waits to fire (after a checkpoint between two steps) fires
-  then.
-- Windows that are over are removed after the watermark, in steps, together with the state of the window.
+  window has fired, once for each batch. A window that has ended but not fired yet (after a restore from a checkpoint
+  between two steps) fires at the same time.
+- Windows that are over are removed in steps when the watermark advances, together with their state.
 
 Rules of `FunctionSessions`:
 
-- A row is stored once, under its time, and with the end of its gap if each row has its own gap. Its session is
-  determined when the session has ended.
-- With an allowed lateness, an ended session is kept until it is over: its rows, and in `RESULTS_STATE` its bounds and
-  the rows that the function has returned. A row that touches such sessions merges them into a new one.
+- A row is stored once, by its time, and with the end of its gap if each row has its own gap. Which rows form a session
+  is computed when the session has ended.
+- With an allowed lateness, an ended session is kept until no late row can join it: its rows, and in `RESULTS_STATE` its
+  bounds and the rows that the function has returned. A late row that touches such sessions merges them into a new
+  session.
 - Results are then changes (`changes.py`): the results of the merged sessions are retracted before the result of all
   their rows is emitted. If the new session has not ended yet, its rows wait again.
 - Only rows at or before the watermark can touch an ended session, so keys of other rows are not looked up.
-- After a restore from between two steps, an ended session may still wait. The function gets it before a row of its key
-  is stored, so that the row joins it only within the lateness.
+- After a restore from a checkpoint between two steps, an ended session may not have been passed to the function. It is
+  passed before a new row of its key is stored, so that the row joins it only within the lateness.
 - The function gets rows from earlier calls first, and all other rows in arrival order.
 """
 
@@ -87,7 +89,7 @@ from tidegate.storage.state.snapshot import StateTable
 
 SlicedSpec = Tumbling | Sliding | Cumulating
 ROW_END = own_name("row_end_ms")
-"""Name of the column with the end of the session that the row would form alone, if each row has its own gap."""
+"""Name of the column with the end of the session that the row would form alone. Stored if each row has its own gap."""
 START, OUT = own_name("window_start_ms"), own_name("window_out")
 """Names of the columns of an ended session: its start, and whether the function has returned a row. The column `PLACE`
 is its end.
@@ -97,7 +99,7 @@ Refs = NDArray[np.int64]
 
 
 class KeptWindows(TimedWindows):
-    """Rows by key and end of the window. They wait for the end of the window, or are kept after it, for late rows."""
+    """Stores rows by key and end of the window, until the window ends or, for late rows, until the window is over."""
 
     def __init__(
         self,
@@ -112,21 +114,25 @@ class KeptWindows(TimedWindows):
         super().__init__(keys, spec, time, schema, calls, lateness_ms, life)
         self._known = spec
         self._over_ms = MIN_WATERMARK_MS
-        """A lower bound, in ms, of the times at which kept windows can be removed."""
+        """A lower bound of the times, in ms, at which kept windows can be removed."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `WindowBuffer` does."""
+        """Restores the rows and windows. Raises CorruptionError for tables that do not fit."""
         super().open(context, restored)
         of_function = isinstance(self._calls, FunctionCalls) and self._calls.keeps_windows
         self._keeps = self._life is not None and (of_function or self._lateness_ms > 0)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables that do not fit."""
         super().load(tables)
         self._over_ms = MIN_WATERMARK_MS
 
     def give(self, ends: Times, refs: NDArray[np.int64], emit: Emit) -> None:
-        """Calls the function with waiting rows by key and window. The rows are then kept or removed."""
+        """Calls the function with waiting rows, grouped by key and window. The rows are then moved to the kept rows, or
+        removed.
+
+        `refs` are references to the rows, and `ends` the ends of their windows in ms.
+        """
         rows = self.taken(refs)
         if self._keeps:
             self._keep_given(rows, self.keys_of(refs), ends)
@@ -134,9 +140,10 @@ class KeptWindows(TimedWindows):
         self._call_for(rows, ends, emit)
 
     def give_again(self, rows: pa.RecordBatch, keys: pa.RecordBatch, ends: Times, waiting: bool, emit: Emit) -> None:
-        """Calls the function again with all rows of the keys and windows of late rows.
+        """Calls the function again for the keys and windows of late rows, with all rows of these windows.
 
-        With `waiting`, some of these rows may not have been passed to the function before.
+        `rows`, `keys` and `ends` are the late rows, their keys and the ends of their windows. With `waiting`, some rows
+        of the windows may not have been passed to the function yet.
         """
         codes, distinct, count = codes_of(keys, len(ends))
         order = np.unique(ends)
@@ -171,7 +178,7 @@ class KeptWindows(TimedWindows):
             self._call_for(together(parts), np.concatenate(part_ends), emit)
 
     def remove_over(self, until_ms: int) -> Iterator[None]:
-        """Removes windows that are over, and their state, in steps."""
+        """Removes the windows that are over at the watermark `until_ms`, and their state. Yields between two steps."""
         while self._life is not None and self._over_ms <= until_ms:
             ends, refs, _ = self.scanned(KEPT, [])
             last = self._life.last_ms(ends)
@@ -198,7 +205,7 @@ class KeptWindows(TimedWindows):
         self._over_ms = min(self._over_ms, int(self._life.last_ms(ends).min()))
 
     def _call_for(self, rows: pa.RecordBatch, ends: Times, emit: Emit) -> None:
-        """Calls the function for the keys and windows of some rows, in the order in which the windows end."""
+        """Calls the function with rows, grouped by key and window, in the order in which the windows end."""
         codes, _, count = codes_of(rows.select(list(self._key_names)), rows.num_rows)
         order, places = np.unique(ends, return_inverse=True)
         found, groups = np.unique(places.reshape(-1) * count + codes, return_inverse=True)
@@ -207,7 +214,10 @@ class KeptWindows(TimedWindows):
 
 
 class FunctionWindows(KeptWindows):
-    """Calls a function with the rows of each key and window. The windows follow from the time of a row alone."""
+    """Calls a function with the rows of each key and window.
+
+    Which windows a row belongs to depends only on its time.
+    """
 
     def add_rows(
         self,
@@ -218,7 +228,10 @@ class FunctionWindows(KeptWindows):
         moments: Times | int,
         emit: Emit,
     ) -> None:
-        """Stores rows for their windows. Kept windows that have fired already are emitted again at once."""
+        """Stores rows for their windows.
+
+        For windows that have fired already and are kept, calls the function again at once.
+        """
         numbers, ends = self._windows_of(times)
         fired_ms = moments if isinstance(moments, int) else moments[numbers]
         waits = ends - 1 > fired_ms
@@ -233,7 +246,10 @@ class FunctionWindows(KeptWindows):
                 self.give_again(rows.take(some), keys.take(some), ends[again], waiting, emit)
 
     def _windows_of(self, times: Times) -> tuple[Numbers, Times]:
-        """Returns, row by row, the row index and the end of each of its windows. The rows of a window stay in order."""
+        """Returns an entry for each row and window of the row: the row index, and the end of the window in ms.
+
+        The rows of a window stay in order.
+        """
         found = [*ends_of(self._known, times)]
         if len(found) == 1:
             return found[0]
@@ -242,7 +258,10 @@ class FunctionWindows(KeptWindows):
         return numbers[order], ends[order]
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
-        """Calls the function with ended windows, up to the limit of a step. Returns False if there were none."""
+        """Calls the function with windows that have ended at `until_ms`, up to the limit of a step.
+
+        Returns False if there were none.
+        """
         ends, refs, _ = self.scanned(WAITING, [])
         due = ends - 1 <= until_ms
         if not due.all():
@@ -257,7 +276,12 @@ class FunctionWindows(KeptWindows):
         return bool(due.any())
 
     def _given(self, ends: Times, refs: NDArray[np.int64], due: Numbers, emit: Emit) -> Numbers:
-        """Calls the function with due rows, up to the limit of a step. Returns the remaining rows."""
+        """Calls the function with rows of ended windows, up to the limit of a step. Returns the indices of the rows
+        that are left.
+
+        `ends` and `refs` have the window end and the reference of each stored row, and `due` the indices of the rows of
+        ended windows.
+        """
         rest = budget(len(ends))
         while len(due) and rest > 0:
             chosen = self._chosen(ends, refs, due)
@@ -269,7 +293,11 @@ class FunctionWindows(KeptWindows):
     def _given_in_turn(
         self, ends: Times, refs: NDArray[np.int64], due: Numbers, calls: FunctionCalls, emit: Emit
     ) -> Numbers:
-        """Works like `_given`, but window end by window end, until a timer comes before the next end."""
+        """Calls the function with rows of ended windows, one window end after the other, and stops before a window that
+        ends after the next timer.
+
+        The parameters and the result are as in `_given`: returns the indices of the rows that are left.
+        """
         due = due[np.argsort(ends[due], kind="stable")]
         starts = np.flatnonzero(np.diff(ends[due], prepend=MIN_WATERMARK_MS))
         rest = budget(len(ends))
@@ -288,14 +316,18 @@ class FunctionWindows(KeptWindows):
         return due[:0]
 
     def _chosen(self, ends: Times, refs: NDArray[np.int64], due: Numbers) -> Numbers:
-        """Selects the first windows among due rows, with about as many rows as a function gets at once."""
+        """Returns the indices in `due` of the rows of the first windows, with about as many rows as the function gets
+        in one step.
+        """
         due_ends, counts = np.unique(ends[due], return_counts=True)
         _, windows = next(pieces(counts))
         chosen: Numbers = due[ends[due] <= due_ends[windows - 1]]
         return self._some_keys(refs, chosen) if parts_of(len(chosen)) > 1 and self._key_names else chosen
 
     def _some_keys(self, refs: NDArray[np.int64], chosen: Numbers) -> Numbers:
-        """Selects some keys of the rows of a window, so that a step has about `STEP_ROWS` rows."""
+        """Returns the rows of some of the keys of one window (keys with the same part of the key hash), so that a step
+        has about `STEP_ROWS` rows.
+        """
         keys = self.keys_of(refs[chosen])
         parts = hash_columns(keys, self.keys.names) % np.uint64(parts_of(len(chosen)))
         some: Numbers = chosen[parts == parts[0]]
@@ -304,8 +336,8 @@ class FunctionWindows(KeptWindows):
 
 @dataclass(frozen=True, slots=True)
 class _EndedSessions:
-    """Ended sessions: the references to their rows in the state, the numbers of their keys, their bounds, and whether a
-    result was emitted.
+    """Ended sessions, with one entry in each array: the reference to the stored session, the number of its key, its
+    start and end in ms, and whether a result was emitted.
     """
 
     refs: Refs
@@ -315,14 +347,15 @@ class _EndedSessions:
     outs: NDArray[np.bool_]
 
     def where(self, some: NDArray[np.bool_]) -> _EndedSessions:
-        """Selects some of the sessions."""
+        """Returns the sessions for which the mask `some` is True."""
         return _EndedSessions(self.refs[some], self.codes[some], self.starts[some], self.ends[some], self.outs[some])
 
 
 class FunctionSessions(TimedWindows):
-    """Calls a function with the rows of each key and session. With a lateness the results are changes.
+    """Calls a function with the rows of each key and session. With an allowed lateness (`lateness_ms`) the results are
+    changes.
 
-    Raises ConfigurationError for a lateness of a function whose columns are not known.
+    Raises ConfigurationError for a lateness if the columns that the function returns are not known.
     """
 
     def __init__(
@@ -341,15 +374,18 @@ class FunctionSessions(TimedWindows):
         self._session, self._gap_ms = spec, spec.gap_ms
         self.holds_back_ms = int(self._clock is None)
         self._over_ms = MIN_WATERMARK_MS
-        """A lower bound of the moments when ended sessions are over."""
+        """A lower bound of the times, in ms, at which ended sessions can be removed."""
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables that do not fit."""
         super().load(tables)
         self._over_ms = MIN_WATERMARK_MS
 
     def load_table(self, table: StateTable) -> None:
-        """Raises ConfigurationError for a checkpoint of sessions with a lateness, if the program has none."""
+        """Loads one stored table.
+
+        Raises ConfigurationError for a table of ended sessions if the program has no allowed lateness.
+        """
         if not self._lateness_ms and table.state in (KEPT_STATE, RESULTS_STATE):
             raise ConfigurationError(
                 f"operator {self.context.uid!r}: the checkpoint is of sessions with an allowed lateness, whose results "
@@ -358,8 +394,9 @@ class FunctionSessions(TimedWindows):
         super().load_table(table)
 
     def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
-        """Returns the end of the session that each row would form alone. Raises ConfigurationError and
-        OperatorError.
+        """Returns the end, in ms, of the session that each row would form alone.
+
+        Raises ConfigurationError or OperatorError for a gap or a time that is not valid.
         """
         ends = row_ends(self.context, batch, times, self._session)
         if isinstance(self._time, str):
@@ -375,8 +412,10 @@ class FunctionSessions(TimedWindows):
         moments: Times | int,
         emit: Emit,
     ) -> None:
-        """Stores rows. Ended sessions that they join are emitted again at once, and so are new sessions that have
-        ended.
+        """Stores rows.
+
+        Calls the function at once for sessions that have already ended: kept sessions that the rows join, and new
+        sessions.
         """
         # Ended sessions, also the ones that wait to be emitted, end at the watermark or before.
         touches = times - 1 <= moments
@@ -391,7 +430,11 @@ class FunctionSessions(TimedWindows):
             self._join(touched, emit)
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
-        """Calls the function with sessions that have ended: rows of a key that follow each other within the gap."""
+        """Calls the function with sessions that have ended at `until_ms`, up to the limit of a step. Returns False if
+        there were none.
+
+        A session is the rows of a key that follow each other within the gap.
+        """
         times, refs, columns = self.scanned(WAITING, [*self._key_names, *self._own_names])
         if not len(times):
             self.done()
@@ -416,7 +459,7 @@ class FunctionSessions(TimedWindows):
         return given > 0
 
     def remove_over(self, until_ms: int) -> Iterator[None]:
-        """Removes sessions that are over, in steps."""
+        """Removes sessions that no late row can join any more. Yields between two steps."""
         while self._lateness_ms and self._over_ms <= until_ms:
             ends, refs, rows = self.scanned(RESULTS, [*self.keys.names, START])
             last = self.last_ms(ends)
@@ -440,8 +483,8 @@ class FunctionSessions(TimedWindows):
             yield
 
     def _give_ended(self, keys: pa.RecordBatch, emit: Emit) -> None:
-        """Calls the function with ended sessions of some keys that have not fired, because a checkpoint came between
-        two steps.
+        """Calls the function with sessions of these keys that have ended but were not passed to the function, because a
+        checkpoint was taken between two steps.
         """
         _, distinct, count = codes_of(keys, keys.num_rows)
         moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
@@ -464,7 +507,9 @@ class FunctionSessions(TimedWindows):
     ) -> int:
         """Calls the function for the first time with some sessions of stored rows. Returns the number of their rows.
 
-        `refs`, `times` and `ends_alone` have an entry per row, and `numbers` is the session of each row.
+        `some` are the numbers of these sessions, and `bounds` the starts and ends of all sessions. `refs`, `times`,
+        `ends_alone` and `numbers` have an entry for each row: its reference, its time, the end of its gap, and the
+        number of its session.
         """
         place = np.full(len(bounds[0]), -1, dtype=np.int64)
         place[some] = np.arange(len(some))
@@ -481,7 +526,9 @@ class FunctionSessions(TimedWindows):
         return len(chosen)
 
     def _join(self, keys: pa.RecordBatch, emit: Emit) -> None:
-        """Merges waiting rows and ended sessions that touch each other, for the keys of some rows."""
+        """Merges waiting rows and ended sessions of these keys that touch each other, and emits the results of the
+        merged sessions.
+        """
         _, distinct, count = codes_of(keys, keys.num_rows)
         moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
         waiting = self.tables[WAITING].find(distinct)
@@ -541,7 +588,12 @@ class FunctionSessions(TimedWindows):
         waiting: tuple[Refs, Numbers],
         emit: Emit,
     ) -> None:
-        """Handles sessions that have grown beyond the watermark: retracts their results, and lets their rows wait."""
+        """Retracts the results of sessions that have grown beyond the watermark, and stores their rows again as waiting
+        rows.
+
+        `some` marks these sessions. `former` are the ended sessions, and `of_former` has the new session of each.
+        `kept` and `waiting` have references to rows and the new session of each row.
+        """
         back = former.where(some[of_former])
         parts = [(KEPT, kept[0][some[kept[1]]]), (WAITING, waiting[0][some[waiting[1]]])]
         rows, keys = (together([of(refs, table) for table, refs in parts]) for of in (self.taken, self.keys_of))
@@ -563,7 +615,12 @@ class FunctionSessions(TimedWindows):
         of_former: Numbers,
         emit: Emit,
     ) -> None:
-        """Calls the function with sessions. Retracts and removes the results of the sessions that they replace."""
+        """Calls the function with sessions and emits the results. Retracts and removes the results of the ended
+        sessions (`former`) that they replace.
+
+        `groups` has the session of each row, `bounds` the starts and ends of the sessions, and `of_former` the session
+        that replaces each ended session.
+        """
         grouped = self.grouped(rows, groups, bounds)
         has = np.zeros(len(bounds[0]), dtype=np.bool_)
         found = list[pa.RecordBatch]()
@@ -587,7 +644,10 @@ class FunctionSessions(TimedWindows):
     def _note(
         self, grouped: Grouped, bounds: tuple[Times, Times], has: NDArray[np.bool_], result: pa.RecordBatch | None
     ) -> None:
-        """Stores what the function has returned for sessions."""
+        """Stores the bounds and the results of sessions.
+
+        `has` is True for sessions for which the function has returned a row.
+        """
         keys, count = grouped.keys, len(has)
         if not self._key_names:
             keys = pa.RecordBatch.from_arrays([pa.array(np.zeros(count, dtype=np.int8))], schema=self.keys)
@@ -600,7 +660,7 @@ class FunctionSessions(TimedWindows):
         self._over_ms = min(self._over_ms, int(self.last_ms(bounds[1]).min()))
 
     def _ended_sessions(self, keys: pa.RecordBatch) -> _EndedSessions:
-        """Returns the ended sessions of some keys that have not been removed yet."""
+        """Returns the ended sessions of these keys that were not removed yet."""
         found = self.tables[RESULTS].find(keys)
         rows = self.tables[RESULTS].take(found.refs, [START, PLACE, OUT])
         starts, ends = rows.column(START).to_numpy(), rows.column(PLACE).to_numpy()
@@ -614,24 +674,29 @@ class FunctionSessions(TimedWindows):
     def _keep_rows(
         self, rows: pa.RecordBatch, keys: pa.RecordBatch, times: Times, ends: Times, table: int = WAITING
     ) -> None:
-        """Appends rows with the ends of their gaps to the state."""
+        """Appends rows to a state table, with their times and, if each row has its own gap, the ends of their gaps."""
         self.keep(rows, keys, times, table, () if self._gap_ms is not None else (pa.array(ends),))
 
     def _stretches_of(self, refs: Refs, table: int) -> tuple[Times, Times]:
-        """Returns the times of stored rows, and the ends of their gaps."""
+        """Returns the times of stored rows, and the ends of their gaps, in ms."""
         found = self.tables[table].take(refs, [PLACE, *self._own_names])
         times: Times = found.column(PLACE).to_numpy()
         return times, self._ends_in(found, times)
 
     def _ends_in(self, columns: pa.RecordBatch, times: Times) -> Times:
-        """Returns the ends of the gaps of rows with these times. `columns` has the operator's own columns."""
+        """Returns the ends of the gaps of rows with these times, in ms.
+
+        `columns` has the stored column of ends if each row has its own gap.
+        """
         if self._gap_ms is not None:
             return times + self._gap_ms
         ends: Times = columns.column(ROW_END).to_numpy()
         return ends
 
     def _results_of(self, refs: Refs) -> pa.RecordBatch:
-        """Returns the results that were emitted for some sessions."""
+        """Returns the results that were emitted for the sessions with these references, with the columns of the
+        output.
+        """
         rows = self.tables[RESULTS].take(refs, [*self._key_names, START, PLACE, *self._returned.names])
         assert self._calls.bounds is not None, "sessions without bounds"
         bounds = [bounds_of(rows.column(name).to_numpy(), self._calls.bounds) for name in (START, PLACE)]
@@ -653,7 +718,10 @@ class FunctionSessions(TimedWindows):
 
 
 def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
-    """Returns the columns of results that may be retracted. Raises ConfigurationError if they cannot be stored."""
+    """Returns the fields of the results, which are stored so that they can be retracted.
+
+    Raises ConfigurationError if the columns are not known, or if they cannot be stored.
+    """
     schema = calls.schema
     if schema is None:
         raise ConfigurationError(
@@ -675,10 +743,12 @@ def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
 
 
 def _sessions_of(codes: Numbers, times: Times, row_ends: Times, of: Numbers, starts: Times, ends: Times) -> Numbers:
-    """Returns the session that each row belongs to, or -1. Rows and sessions are time intervals of keys.
+    """Returns the number of the session that each row belongs to, or -1 if it belongs to none.
 
-    If several sessions contain a row, it belongs to the session that ends first. A row that arrives when that session
-    is over ends later, and opens another session, which may contain the first session until that is removed.
+    Row i of key `codes[i]` is the interval from `times[i]` to `row_ends[i]`. Session j of key `of[j]` is the interval
+    from `starts[j]` to `ends[j]`. If several sessions contain a row, the row belongs to the session that ends first. A
+    row that arrives when this session is over ends later, and opens another session, which may contain the first
+    session until the first one is removed.
     """
     found = np.full(len(codes), -1, dtype=np.int64)
     if not len(of) or not len(codes):

@@ -1,17 +1,18 @@
-"""Readers of windows that are made of several nodes (`slices.py`).
+"""Readers of windows whose state consists of several nodes: slices, or several slices that were merged (`slices.py`).
 
-`NodeReader` reads one window: it merges the nodes of each key in memory. At most the keys of one window in some key
-groups are in memory at a time, with any backend. `BundleReader` reads several windows that end one after another, and
+`NodeReader` reads one window: it merges the nodes of each key in memory. With any backend, only the keys of one window
+and of some key groups are in memory at a time. `BundleReader` reads several windows that end one after another, and
 reads their common nodes only once. It is faster for windows of few rows.
 
 Rules of `BundleReader`:
 
-- `Slices.bundle` describes how the windows are made of nodes. Nodes that end with these windows are made in memory,
-  level by level, each level in one call, and so are the windows. A call costs the same for one row as for thousands.
+- `Slices.bundle` describes how the windows are made of nodes. New nodes, which end together with these windows, are
+  merged in memory, all nodes of one level in one call. The windows are then merged in one call. A call costs about the
+  same for one row as for thousands.
 - `read` changes no state. `store` writes the new nodes that must be kept, and the caller removes the nodes that they
-  replace. Both belong to one step, or a part would be merged twice after a restore.
+  replace. Both must be in one step. Otherwise a node would be merged twice after a restore.
 - At most `_ROWS_MAX` rows are read, and reading stops once they take `_BYTES_MAX` bytes. At most `_PAIRS_MAX` rows are
-  merged. Above these limits `read` returns None, and the caller takes fewer windows.
+  merged. Above these limits `read` returns None, and the caller tries again with fewer windows.
 """
 
 from __future__ import annotations
@@ -39,28 +40,32 @@ from tidegate.storage.schemas.batches import together
 from tidegate.storage.schemas.column_names import own_name
 
 _ALL = own_name("all_rows")
-"""Constant key of windows over all rows."""
+"""Name of the key column, with a constant value, of windows over all rows."""
 
 Results = tuple[pa.RecordBatch, list[pa.Array]]
 """Key columns, and the result array of each aggregate."""
 _ROWS_MAX = 65_536
 _PAIRS_MAX = 131_072
 _BYTES_MAX = 32 * 2**20
-"""Limit in bytes of the values of all rows that a bundle holds in memory (an estimate)."""
+"""Greatest size, in bytes, of the values that a bundle has in memory (an estimate)."""
 
 _NO_NUMBERS: Numbers = np.zeros(0, dtype=np.int64)
 
 
 class NodeReader:
-    """Reads and merges several nodes of a state. A node is a namespace of the state: a slice or several merged
-    slices.
+    """Reads windows from the state of one operator, and merges their nodes.
+
+    A node is a namespace of the state: a slice, or several merged slices.
     """
 
     def __init__(self, state: WindowState) -> None:
         self._state = state
 
     def of_groups(self, parts: Sequence[int], groups: range | None) -> Iterator[Results]:
-        """Returns the results of all keys of some key groups, or of all groups for None."""
+        """Yields the keys and results of a window in batches. `parts` are the nodes of the window.
+
+        `groups` are the key groups to read, or None for all.
+        """
         table = self._state.table
         if len(parts) == 1:
             for keys, slots in table.scan_namespace(parts[0], OUTPUT_ROWS_MAX, groups):
@@ -78,8 +83,10 @@ class NodeReader:
             yield self._plain_keys(keys), self._state.results_of(accumulators, slots)
 
     def of_keys(self, parts: Sequence[int], keys: pa.RecordBatch, rows: int) -> Results:
-        """Returns the results of the keys of some rows. `rows` is their number, which key columns alone do not give if
-        there are none.
+        """Returns the results of a window for the keys of some rows, each key once. `parts` are the nodes of the
+        window.
+
+        `rows` is the number of rows, because `keys` has no columns if the windows have no keys.
         """
         table = self._state.table
         if len(parts) == 1:
@@ -104,8 +111,10 @@ class NodeReader:
         return distinct, merged.results(np.arange(count))
 
     def merge_into(self, node: int, part: int, taken: bool, groups: range | None) -> int:
-        """Merges the rows of one node into another, and removes them from the first with `taken`. Returns the number of
-        rows.
+        """Merges the rows of the node `part` into the node `node`, for some key groups or all (None). With `taken`,
+        removes them from `part`.
+
+        Returns the number of changed rows.
         """
         table = self._state.table
         rows = 0
@@ -122,7 +131,7 @@ class NodeReader:
         return rows
 
     def _empty(self) -> tuple[VectorTable, list[Accumulator]]:
-        """Returns an empty table in memory, and its accumulators."""
+        """Returns a new table in memory with the columns of the state, and its accumulators."""
         names = tuple(self._state.key_schema.names) or (_ALL,)
         backend = ColumnarBackend(1, names, incremental=False)
         table = backend.table("merged", self._state.specs())
@@ -140,22 +149,26 @@ class NodeReader:
 
 @dataclass(frozen=True, slots=True)
 class BundleRows:
-    """The results of several windows, in the order of the windows."""
+    """The results of several windows, sorted by window, and the new nodes to store."""
 
     windows: Numbers
     """For each row, the index of its window."""
     keys: pa.RecordBatch
     results: list[pa.Array]
     nodes: Numbers
-    """Nodes to merge into. The next attributes have their keys, and the values to merge."""
+    """For each row of the new nodes, the node of the state into which it is merged.
+
+    `node_keys` and `node_parts` have its key and the values to merge.
+    """
     node_keys: pa.RecordBatch
     node_parts: Parts
 
 
 class _Layout:
-    """The rows of a bundle, numbered from 0. The rows of a node follow one another.
+    """Numbers the rows of a bundle: first the rows that were read, then the rows to compute. The rows of a node are
+    consecutive.
 
-    `nodes` and `codes` are the node and the key of each row that was read, and `keys` is the number of keys.
+    `nodes` and `codes` have the node and the key number of each row that was read, and `keys` is the number of keys.
     """
 
     def __init__(self, nodes: Numbers, codes: Numbers, keys: int) -> None:
@@ -163,30 +176,34 @@ class _Layout:
         self._keys = keys
         self.codes = codes
         self.merges: list[tuple[Numbers, Numbers]] = []
-        """Which rows to merge into which later rows: a pair of index arrays for each level."""
+        """For each level, the indices of the rows to merge, and the index of the later row into which each is merged.
+        """
         self.pairs = 0
         self._nodes, self._places = nodes[:0], np.zeros((0, 2), dtype=np.int64)
         self.know(nodes[bounds[:-1]], np.stack([bounds[:-1], bounds[1:]], axis=1))
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows."""
+        """Returns the number of rows, read and computed."""
         return len(self.codes)
 
     def know(self, nodes: Numbers, places: Numbers) -> None:
-        """Stores the row range of each node: its first row, and the row after its last one."""
+        """Records the row range of each node: the index of its first row, and the index after its last row."""
         nodes, places = np.concatenate([self._nodes, nodes]), np.concatenate([self._places, places])
         order = np.argsort(nodes)
         self._nodes, self._places = nodes[order], places[order]
 
     def places_of(self, nodes: Sequence[int]) -> Numbers:
-        """Returns the row ranges of nodes. A node without rows has an empty range."""
+        """Returns the row range (first index, end index) of each node. A node without rows has an empty range."""
         asked = np.asarray(nodes, dtype=np.int64)
         at = np.minimum(np.searchsorted(self._nodes, asked), len(self._nodes) - 1)
         return np.where((self._nodes[at] == asked)[:, None], self._places[at], 0)
 
     def add(self, made: Sequence[tuple[int, ...]]) -> Numbers:
-        """Numbers the rows of new nodes that are merged from other nodes. Returns their row ranges."""
+        """Adds rows for new nodes.
+
+        Each entry of `made` lists the nodes from which one new node is merged. Returns the row ranges of the new nodes.
+        """
         places = self.places_of([*chain.from_iterable(made)])
         rows = _ranges_of(places)
         owners = _repeated(np.repeat(np.arange(len(made)), [len(parts) for parts in made]), places)
@@ -209,7 +226,10 @@ class BundleReader:
         self._accumulators: list[Accumulator] = []
 
     def read(self, bundle: Bundle, groups: range | None) -> BundleRows | None:
-        """Returns the results of all keys, or None if there are too many rows. `groups` None means all key groups."""
+        """Returns the results of all keys in the windows of a bundle, or None if there are too many rows.
+
+        `groups` are the key groups to read, or None for all.
+        """
         made = {merge.node for level in bundle.levels for merge in level}
         parts = {part for level in bundle.levels for merge in level for part in merge.parts}
         wanted = sorted(parts.union(*bundle.parts) - made)
@@ -251,7 +271,7 @@ class BundleReader:
         )
 
     def store(self, found: BundleRows) -> int:
-        """Merges the values of the new nodes into the state. Returns the number of changed rows."""
+        """Merges the new nodes that must be kept into the state. Returns the number of changed rows."""
         rows = len(found.nodes)
         if rows:
             table = self._state.table
@@ -262,8 +282,9 @@ class BundleReader:
         return rows
 
     def _window_places(self, bundle: Bundle, layout: _Layout) -> Numbers:
-        """Returns the row ranges of windows. Windows with the same nodes share a range, and the range of a single node
-        is used directly.
+        """Returns the row range of each window.
+
+        Windows with the same nodes share a range, and a window of a single node uses the range of the node.
         """
         numbers = {parts: number for number, parts in enumerate(dict.fromkeys(bundle.parts))}
         single = [parts for parts in numbers if len(parts) == 1]
@@ -275,7 +296,9 @@ class BundleReader:
         return places[[numbers[parts] for parts in bundle.parts]]
 
     def _fill(self, layout: _Layout, values: Sequence[Parts]) -> None:
-        """Fills the columns with the rows that were read, and computes the other rows by merging."""
+        """Writes the rows that were read (`values`) to the columns in memory, and computes the other rows by
+        merging.
+        """
         state = self._state
         if self._fields is not state.fields:
             self._fields, self._columns = state.fields, BatchColumns(state.specs())
@@ -302,7 +325,7 @@ class BundleReader:
         return [[self._columns.column(of.name).take(slots) for of in fields] for fields in self._state.fields.values()]
 
     def _results(self, rows: Numbers) -> list[pa.Array]:
-        """Returns the results of rows. A row that is listed several times is computed once."""
+        """Returns the results of the rows with these indices. A row that is listed several times is computed once."""
         distinct, inverse = np.unique(rows, return_inverse=True)
         if len(distinct) == len(rows):
             return self._state.results_of(self._accumulators, rows.astype(np.int32))
@@ -316,7 +339,10 @@ class BundleReader:
 
 
 def _ranges_of(places: Numbers) -> Numbers:
-    """Returns the numbers of ranges, one range after the other. `places` has their bounds, of shape (n, 2)."""
+    """Returns all numbers of several ranges, one range after the other.
+
+    `places` has the bounds of the ranges, of shape (n, 2).
+    """
     lengths = places[:, 1] - places[:, 0]
     ends = np.cumsum(lengths)
     firsts: Numbers = np.repeat(places[:, 0] - ends + lengths, lengths)
@@ -330,5 +356,8 @@ def _repeated(values: Numbers, places: Numbers) -> Numbers:
 
 
 def _taken(keys: pa.RecordBatch, rows: NDArray[Any]) -> pa.RecordBatch:
-    """Returns the keys of some rows. Arrow cannot take rows of a batch without columns, so it is returned as it is."""
+    """Returns the keys of the rows with these indices.
+
+    Returns `keys` itself if it has no columns, because Arrow cannot take rows of such a batch.
+    """
     return keys.take(pa.array(rows)) if keys.num_columns else keys

@@ -1,22 +1,23 @@
-"""`ProcessWindowFunction`: a function over the rows of a window that also has state of its key and window, and timers.
+"""`ProcessWindowFunction` is a user's function over the rows of a window that may also use timers, and state of the key
+or of the window.
 
 `FunctionCalls` opens it, and calls it as `WindowCalls` calls other functions. Rules:
 
-- Each subtask of each attempt has its own copy of the object. What must survive a failure belongs in state.
+- Each subtask of each attempt has its own copy of the object. Data that must survive a failure must be stored in state.
 - State belongs to the key and outlives its windows, or it belongs to a key and window (`PerWindowState`) and is removed
   with the window. Both are in the backend of the stored rows, so a snapshot contains state, results and processed rows
   consistently.
-- Timers belong to a key and window, and are of event time (`WindowTimers`). Only windows that follow from the time of a
-  row alone have timers and state of their own (`WindowLife`): sessions merge, and count windows and windows of
-  processing time are given to the function once.
-- Windows of all rows have one key, so their state is one.
-- With a tag for errors, a failed call for a window or a timer leaves only a row of that side output. A timer whose call
-  failed has fired.
-- A timer of a window is a timer of its key, for the same moment, and an entry in a map of the key that stores which
-  windows wait for which moments. Timers are therefore stored, restored and fired as for other functions.
-- A window exists until the watermark passes its last moment plus the allowed lateness. A timer for a later moment is
-  dropped, as in Flink, where it would find no window. A removed window therefore has no timers.
-- Timers of a key for one moment fire in the order in which their windows end.
+- Timers belong to a key and window, and are of event time (`WindowTimers`). Only windows that depend only on the time
+  of a row (tumbling, sliding, cumulating in event time) have timers and state of the window (`WindowLife`). Sessions
+  merge, and count windows and windows of processing time are passed to the function only once.
+- Windows over all rows of a stream (without keys) have a single key, and so a single state.
+- With a tag for errors, a failed call for a window or a timer produces only one row of that side output. A timer whose
+  call failed does not fire again.
+- A timer of a window is stored as a timer of its key at the same time, and as an entry in a map of the key, which has
+  the windows that wait for each time. Timers are therefore stored, restored and fired as for other functions.
+- A window exists until the watermark passes its last millisecond plus the allowed lateness. A timer for a later time is
+  dropped, as in Flink, because its window would be gone. A removed window therefore has no timers.
+- Timers of a key with equal times fire in the order in which their windows end.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ from tidegate.storage.user_values import value_text
 
 
 class ProcessWindowContext(FunctionContext):
-    """Gives a function its key, window, state, timers and metrics. Key, window and state belong to the current call."""
+    """The context of a `ProcessWindowFunction`: key, window, state, timers and metrics.
+
+    Key, window and state belong to the current call.
+    """
 
     def __init__(
         self, context: OperatorContext, states: KeyedStates, scope: KeyScope, keyed: bool, life: WindowLife | None
@@ -61,14 +65,15 @@ class ProcessWindowContext(FunctionContext):
         self._timers: WindowTimerService | None = None
         self._of_windows: list[PerWindowState] = []
         self.window: Window | None = None
-        """Bounds of the window, `start_ms` and `end_ms`, in milliseconds since 1970. None for count windows."""
+        """Bounds of the window, `start_ms` and `end_ms`, in ms since 1970. None for count windows."""
         self.current_watermark = MIN_WATERMARK_MS
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
 
     @property
     def current_key(self) -> dict[str, Any]:
-        """Returns the key columns of the current key, empty for windows of all rows. Raises ConfigurationError outside
-        of `process`.
+        """Returns the values of the key columns of the current key, by name. Empty for windows without keys.
+
+        Raises ConfigurationError outside of a call for a window or a timer.
         """
         row = self._scope.current_row("the current key")
         return row if self._keyed else {}
@@ -76,15 +81,16 @@ class ProcessWindowContext(FunctionContext):
     def state(self, declared: S) -> S:
         """Binds a state of the key, in `open`: `self.best = context.state(tg.ValueState("best", pa.float64()))`.
 
-        Raises ConfigurationError outside of `open`, and for a name that is taken.
+        Raises ConfigurationError outside of `open`, and for a name that is already used.
         """
         return self._states.bind(declared)
 
     def window_state(self, declared: S) -> S:
-        """Binds a state of the key and window, in `open`. The state is removed with the window.
+        """Binds a state of the key and window, in `open`. The state is removed when the window is removed, so later
+        calls for late rows and timers of the window can use it.
 
-        Late rows and timers of the window therefore still find it. Raises ConfigurationError as `state`, for a state
-        with a time to live, and for windows that have no state of their own.
+        Raises ConfigurationError outside of `open`, for a name that is already used, for a state with a time to live,
+        and for windows that cannot have state: sessions, count windows and windows of processing time.
         """
         of_windows = PerWindowState(declared, self._window_end)
         check_life(self._life, f"state {declared.name!r} of a window")
@@ -94,7 +100,10 @@ class ProcessWindowContext(FunctionContext):
 
     @property
     def timer_service(self) -> WindowTimerService:
-        """Registers and deletes timers of the key and window. Raises ConfigurationError without `on_timer`."""
+        """The service that registers and deletes timers of the key and window.
+
+        Raises ConfigurationError if the function has no `on_timer`.
+        """
         if self._timers is None:
             raise ConfigurationError(
                 "a timer calls on_timer(self, timestamp, context), which the function does not have; add this method"
@@ -111,7 +120,9 @@ class ProcessWindowContext(FunctionContext):
 
 
 def check_life(life: WindowLife | None, what: str) -> None:
-    """Raises ConfigurationError for windows that have neither state nor timers of their own."""
+    """Raises ConfigurationError, which begins with `what`, if `life` is None: the windows can have neither state nor
+    timers.
+    """
     if life is None:
         raise ConfigurationError(
             f"{what} needs tg.Tumbling, tg.Sliding or tg.Cumulating of event time: sessions merge, and count windows "
@@ -120,21 +131,25 @@ def check_life(life: WindowLife | None, what: str) -> None:
 
 
 class ProcessWindowFunction:
-    """Base of functions over windows: gets all rows of each key and window, with state of the key."""
+    """Base class of functions over windows that use state or timers. `process` gets all rows of a key and window."""
 
     context: ProcessWindowContext
     """The context that is passed to all methods."""
 
     def open(self, context: ProcessWindowContext) -> None:
-        """Called once, before anything else: bind states here."""
+        """Prepares the function: bind states here. Called once, before all other methods."""
 
     def process(self, rows: pa.Table, context: ProcessWindowContext) -> WindowResult:
-        """Processes one window, with its rows in the order of arrival. Returns rows as a function of `apply` does."""
+        """Processes one window, with its rows in the order of arrival.
+
+        Returns result rows, in any form that a function of `apply` may return.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, rows, context)")
 
     def on_timer(self, timestamp: int, context: ProcessWindowContext) -> WindowResult:
-        """Called when a timer of this key and window fires. `context.window` is the window. Returns rows as `process`
-        does.
+        """Called when a timer of this key and window fires, at its time `timestamp` in ms.
+
+        `context.window` is the window. Returns result rows, as `process` does.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method on_timer(self, timestamp, context)")
 
@@ -143,7 +158,10 @@ class ProcessWindowFunction:
 
 
 class FunctionCalls(WindowCalls):
-    """Calls a `ProcessWindowFunction`. Raises ConfigurationError for another object, or one that cannot be copied."""
+    """Calls a `ProcessWindowFunction`.
+
+    Raises ConfigurationError for another kind of object, or one that cannot be copied.
+    """
 
     def __init__(
         self,
@@ -173,10 +191,10 @@ class FunctionCalls(WindowCalls):
     def open(
         self, context: OperatorContext, keys: pa.Schema, own_states: Sequence[str], life: WindowLife | None
     ) -> KeyedStates:
-        """Opens the function. Returns the states that it has bound. Raises OperatorError if the function raises.
+        """Opens the function, and returns the states that it has bound. Raises OperatorError if the function raises.
 
-        `own_states` are names of states that the operator itself uses. `life` determines how long windows exist, if
-        they have timers and state of their own.
+        `own_states` are the names of states that the operator itself uses. `life` determines how long windows exist. It
+        is None for windows without timers and state.
         """
         names = StateNames()
         for name in own_states:
@@ -200,19 +218,26 @@ class FunctionCalls(WindowCalls):
 
     @property
     def keeps_windows(self) -> bool:
-        """Returns True if the function has state or timers of windows, which are removed with the window."""
+        """Returns True if the function has timers or state of windows, which exist until the window is removed."""
         return self._timers is not None or bool(self._ask._of_windows)
 
     def chains(self, at_end: bool) -> TimerChains:
-        """Returns a detector of timers that register one another without end."""
+        """Returns a detector of timers that register further timers without end.
+
+        `at_end` is True at the end of event time.
+        """
         return TimerChains(self.states.timers, at_end)
 
     def first_timer_ms(self) -> int | None:
-        """Returns the time, in ms, of the timer that fires next, or None."""
+        """Returns the time of the timer that fires next, in ms, or None if there is no timer."""
         return None if self._timers is None else self.states.timers.first_ms(TimeDomain.EVENT_TIME)
 
     def fire(self, until_ms: int, chains: TimerChains, rows_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Fires timers up to a time, ordered by time, key and window, as many as one step may."""
+        """Fires timers up to the time `until_ms`, sorted by time, key and window, up to the number that one step
+        allows.
+
+        Yields the results.
+        """
         assert self._timers is not None and self._life is not None, "windows without timers"
         pace, scope, ask = self._context.pace, self._scope, self._ask
         with Blame(self._context, lambda: (f"{self.name.removesuffix('.process')}.on_timer", None)):
@@ -252,18 +277,24 @@ class FunctionCalls(WindowCalls):
             self._set_aside(self._context, of)
 
     def _windows_of(self, columns: pa.RecordBatch, numbers: Sequence[int], ends: Sequence[int]) -> Grouped:
-        """Returns windows without rows, given the numbers of their keys and their ends."""
+        """Returns windows without rows.
+
+        `numbers` has the index of each window's key in `columns`, and `ends` its end in ms.
+        """
         assert self._life is not None, "windows without a life"
         starts = np.array([self._life.window(end_ms).start_ms for end_ms in ends], dtype=np.int64)
         keys = columns.take(pa.array(numbers, pa.int64()))
         return Grouped(keys, np.zeros(0, dtype=np.int64), keys, starts, np.array(ends, dtype=np.int64))
 
     def _found_of_timer(self, moment_ms: int, rows_schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Calls the function for a timer. Returns its results."""
+        """Calls the function for a timer at `moment_ms`. Returns its results as batches."""
         return self._conformed(self._function.on_timer(moment_ms, self._ask), rows_schema)
 
     def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
-        """Removes the state of windows that are over, for some keys."""
+        """Removes the state of windows that are over.
+
+        Row i of `keys` is the key, and `ends[i]` the end, of window i.
+        """
         if not self._ask._of_windows:
             return
         refs = self.states.enter(keys)
@@ -276,11 +307,14 @@ class FunctionCalls(WindowCalls):
         self.states.leave(keys.num_rows)
 
     def fix_keys(self) -> None:
-        """Sets the key columns, once all states, including the state of the rows, are bound."""
+        """Sets the key columns of the backend.
+
+        Called after all states are bound, including the stored rows of the operator.
+        """
         self.states.fix_keys(self._codec)
 
     def note_watermark(self, watermark_ms: int) -> None:
-        """Stores the watermark, which the function may read."""
+        """Stores the watermark, in ms, so that the function can read it from its context."""
         self._ask.current_watermark = watermark_ms
 
     def close(self) -> None:
@@ -314,7 +348,7 @@ class FunctionCalls(WindowCalls):
         self._ask.window = None
 
     def _describe_timer(self, moment_ms: int) -> tuple[str, None]:
-        """Describes the timer of a failed call."""
+        """Returns the description of a timer, at `moment_ms`, for the error of its failed call."""
         name, window = self.name.removesuffix(".process"), self._ask.window
         bounds = "" if window is None else f"[{window.start_ms}, {window.end_ms})"
         return (
@@ -328,41 +362,53 @@ class FunctionCalls(WindowCalls):
 
 TIMERS_OF_WINDOWS = own_name("window_timers")
 _LATENESS_MS_MAX = 1 << 58
-"""Largest lateness in ms: a window is never over, and its end plus the lateness still fits into 64 bits."""
+"""Largest lateness in ms that is added to the end of a window.
+
+The sum fits into 64 bits, and such a window is never over.
+"""
 
 
 def last_moments(ends: Times, lateness_ms: int) -> Times:
-    """Returns the last moment of each window with these ends, in ms, including the allowed lateness. A window is over
-    when the watermark has reached it.
+    """Returns, for windows with these ends, the watermarks at which they are over, in ms: their last millisecond plus
+    the allowed lateness.
     """
     return ends - 1 + min(lateness_ms, _LATENESS_MS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLife:
-    """How long windows that follow from the time of a row exist: the windows, and their allowed lateness."""
+    """Determines how long windows exist: their specification, and the allowed lateness.
+
+    For windows that depend only on the time of a row.
+    """
 
     spec: Tumbling | Sliding | Cumulating
     lateness_ms: int = 0
 
     def window(self, end_ms: int) -> Window:
-        """Returns the window with this end."""
+        """Returns the bounds of the window that ends at `end_ms`."""
         return Window(int(starts_of(self.spec, np.array([end_ms], dtype=np.int64))[0]), end_ms)
 
     def last_ms(self, ends: Times) -> Times:
-        """Returns the last moments of windows with these ends. A window is over when the watermark has reached it."""
+        """Returns, for windows with these ends, the watermarks at which they are over, in ms."""
         return last_moments(ends, self.lateness_ms)
 
 
 class WindowTimers:
-    """Timers of windows of one operator. Binds their state before the function binds its own."""
+    """The timers of the windows of one operator, and the state that stores them.
+
+    Must be created before the function binds its states.
+    """
 
     def __init__(self, states: KeyedStates, life: WindowLife) -> None:
         self._timers, self._life = states.timers, life
         self._moments = states.bind_own(MapState(TIMERS_OF_WINDOWS, pa.int64(), pa.list_(pa.int64())))
 
     def register(self, end_ms: int, moment_ms: int) -> None:
-        """Registers a timer of the current key, for the window with this end."""
+        """Registers a timer at `moment_ms`, for the window of the current key that ends at `end_ms`.
+
+        Does nothing if the window is over then.
+        """
         if moment_ms > int(self._life.last_ms(np.array([end_ms], dtype=np.int64))[0]):
             return
         known = self._moments.get(end_ms) or []
@@ -371,16 +417,18 @@ class WindowTimers:
             self._timers.change(TimeDomain.EVENT_TIME, moment_ms, registered=True)
 
     def delete(self, end_ms: int, moment_ms: int) -> None:
-        """Deletes a timer, if it is registered."""
+        """Deletes the timer at `moment_ms` of the window of the current key that ends at `end_ms`, if it is
+        registered.
+        """
         if self._taken(end_ms, moment_ms) and not self.windows_at(moment_ms):
             self._timers.change(TimeDomain.EVENT_TIME, moment_ms, registered=False)
 
     def windows_at(self, moment_ms: int) -> list[int]:
-        """Returns the ends of the windows of the current key that have a timer for a time, in order."""
+        """Returns the ends, ascending, of the windows of the current key that have a timer at `moment_ms`."""
         return sorted(end_ms for end_ms, moments in self._moments.items() if moment_ms in moments)
 
     def fires(self, end_ms: int, moment_ms: int) -> bool:
-        """Removes a timer because it fires. Returns False if it was deleted before."""
+        """Removes the timer of a window because it fires. Returns False if it was deleted before."""
         return self._taken(end_ms, moment_ms)
 
     def _taken(self, end_ms: int, moment_ms: int) -> bool:
@@ -393,7 +441,7 @@ class WindowTimers:
 
 
 class WindowTimerService:
-    """Registers timers of the key and window of the current call. Times are in milliseconds since 1970."""
+    """Registers and deletes timers of the key and window of the current call. Times are in ms since 1970."""
 
     def __init__(
         self,
@@ -410,33 +458,33 @@ class WindowTimerService:
         return self._now_ms()
 
     def current_watermark(self) -> int:
-        """Returns the newest watermark, in milliseconds. `MIN_WATERMARK_MS` before the first one, also after a
-        restore.
-        """
+        """Returns the newest watermark in ms. `MIN_WATERMARK_MS` before the first watermark, also after a restore."""
         return self._watermark_ms()
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
-        """Registers a timer: `on_timer` is called for this key and window when the watermark reaches the time, or soon
-        if it already has.
+        """Registers a timer of this key and window: `on_timer` is called when the watermark reaches `timestamp_ms`.
 
-        A timer for a moment at which the window is over is dropped.
+        If the watermark has already passed this time, the timer fires soon. A timer is dropped if its window is over at
+        that time.
         """
         self._timers.register(self._end_ms(), moment_of(timestamp_ms))
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
-        """Deletes a timer of this key and window, if it is registered."""
+        """Deletes the timer of this key and window at `timestamp_ms`, if it is registered."""
         self._timers.delete(self._end_ms(), moment_of(timestamp_ms))
 
 
 Place = Callable[[], int]
-"""A function that returns the end of the current window. It raises ConfigurationError outside of a call for a
-window.
+"""A function that returns the end of the current window, in ms.
+
+It raises ConfigurationError outside of a call for a window.
 """
 
 
 class PerWindowState(KeyedState):
-    """A declared state that belongs to each key and window. `view` is the object for the function, once the state is
-    bound.
+    """A state with a value for each key and window.
+
+    `view` is the object that the function uses, once the state is bound.
     """
 
     _internal: InternalMapState
@@ -455,16 +503,18 @@ class PerWindowState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """Returns a map from the end of the window, in milliseconds, to the stored value of the declared state."""
+        """The field of the checkpoint column: a map from the end of the window, in ms, to the stored value of the
+        declared state.
+        """
         key = pa.field("key", pa.int64(), nullable=False)
         return pa.field(self.name, pa.map_(key, self._declared.stored_field.with_name("value")))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns False, because the state is removed with its window and does not expire."""
+        """Returns False, because the state has no time to live: it is removed with its window."""
         return False
 
     def forget(self, end_ms: int) -> None:
-        """Removes the state of the window of the current key with this end."""
+        """Removes the state of the current key for the window that ends at `end_ms`."""
         self._internal.discard(self._ref(), end_ms)
 
     def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None:
@@ -475,7 +525,9 @@ class PerWindowState(KeyedState):
 
 
 class _Views:
-    """Creates the internal state of the current window, as a backend creates the internal state of a key."""
+    """Takes the place of a backend for the declared state of a window: creates values, lists and maps that are stored
+    under the end of the current window.
+    """
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
         self._internal, self._place = internal, place
@@ -491,7 +543,7 @@ class _Views:
 
 
 class _Values:
-    """`InternalValueState` of a window. It lacks the methods for many keys, because a call is for one key."""
+    """Value state of the current window. Has no methods for many keys, because each call is for one key."""
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
         self._internal, self._place = internal, place
@@ -507,7 +559,7 @@ class _Values:
 
 
 class _Lists(_Values):
-    """`InternalListState` of a window."""
+    """List state of the current window."""
 
     def get(self, ref: KeyRef) -> Collection[Any]:
         return super().get(ref) or ()
@@ -517,7 +569,7 @@ class _Lists(_Values):
 
 
 class _Maps:
-    """`InternalMapState` of a window. Entries are stored as a list of pairs, as Arrow represents a map."""
+    """Map state of the current window. Entries are stored as a list of pairs, as Arrow represents a map."""
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
         self._whole = _Values(internal, place)
@@ -548,5 +600,8 @@ class _Maps:
 
 
 def _one_nan(map_key: Any) -> Any:
-    """Returns one object for every NaN, because a dictionary finds a NaN only by identity."""
+    """Returns the same object for every NaN, because a dict finds a NaN only by identity.
+
+    Returns other values unchanged.
+    """
     return math.nan if map_key != map_key else map_key

@@ -1,23 +1,28 @@
-"""Rows of windows, stored until a function gets them: `WindowBuffer` stores them, `TimedWindows` decides when.
+"""Stores the rows of windows until a user's function gets them. `WindowBuffer` stores them, and `TimedWindows` decides
+when the function is called.
 
 Rules of `WindowBuffer`:
 
 - Whole rows are stored in a row table, with the columns of the input. A call gets them in the order of arrival.
-- A column of the operator, `PLACE`, comes before them: the end of the window, or the time of a row.
+- The column `PLACE`, which the operator adds, comes before the input columns. It has the end of the window, or the time
+  of the row, in ms.
 - Rows that were passed to a function and may be passed again are in a second table, `KEPT_STATE`. Results that may be
   retracted are in a third table, `RESULTS_STATE`.
-- Rows are grouped by key and window, and cut, all at once. Only the calls are made one by one.
+- Rows are grouped by key and window, and cut into windows, for many windows in one pass. Only the function is called
+  once per window.
 
 Rules of `TimedWindows`:
 
-- `FiredGroups` is advanced first, and rows are removed in the step that passes them to the function. Stored rows of
-  ended windows are therefore waiting to fire. A row that arrives between two steps is late for such a window, and a
-  checkpoint there neither repeats nor loses a window.
-- The function gets windows with about `STEP_ROWS` rows at once, but at least one window of one key. A step repeats this
-  for a part of the rows that it has scanned, so the scanning grows linearly with the due rows.
+- The time up to which windows have fired (`FiredGroups`) is advanced first, and rows are removed in the step that
+  passes them to the function. Stored rows of ended windows are therefore rows whose windows still have to fire. A row
+  that arrives between two steps is late for such a window, and a checkpoint between two steps neither repeats nor loses
+  a window.
+- The function is called with windows of together about `STEP_ROWS` rows, but at least with one window of one key. A
+  step scans the stored rows once, and repeats such calls for a share of the scanned rows, so that the total scanning is
+  linear in the number of rows that are due.
 - A row is late when its last window is over. It is dropped, counted, and sent to the side output of late rows.
-- If a function has timers, windows and timers fire in the order of their moments, independent of watermarks. At the
-  same moment windows fire first. Then windows that are over are removed.
+- If a function has timers, windows and timers fire in the order of their times, whatever the watermarks were. At equal
+  times windows fire before timers. Then windows that are over are removed.
 - Windows of processing time follow the rules of `window_operator.py`.
 """
 
@@ -54,25 +59,25 @@ WAITING, KEPT, RESULTS = range(3)
 """Numbers of the state tables: waiting rows, kept rows, and results."""
 PLACE = own_name("window_place_ms")
 _ALL = own_name("all_rows")
-"""Constant key of windows over all rows."""
+"""Name of the key column, with a constant value, of windows over all rows."""
 STEP_ROWS = 65_536
 DROPPED_ROWS = 131_072
 _LOOKS = 8
-"""Limit of rows that are scanned for each row that is removed, however many rows wait."""
+"""Greatest number of rows that are scanned for each row that is removed, for any number of stored rows."""
 
 
 def plain_rows(schema: pa.Schema) -> pa.Schema:
-    """Returns the columns of rows as functions get them, for an input schema: dictionaries are decoded."""
+    """Returns the schema of the rows that functions get, for an input schema: dictionary columns are decoded."""
     return pa.schema([pa.field(field.name, decoded_type(field.type)) for field in schema])
 
 
 class WindowBuffer(RowsOperator):
-    """Stores rows of windows until a function gets them, by key, or together without `keys`. `schema` has the columns
-    of the input.
+    """Stores rows of windows, by key or together without `keys`, until a function gets them. `schema` is the input
+    schema.
 
-    `life` describes windows that have state and timers; for other windows timers raise ConfigurationError. `own` are
-    columns of the operator that are stored with each row, after its place. `results` are the columns of stored results.
-    With `life` or `results`, rows may be kept after a call.
+    `calls` calls the function. `life` describes how long windows with state and timers exist. None means windows
+    without state and timers. `own` are additional columns that the operator stores with each row, after `PLACE`.
+    `results` are the columns of stored results. With `life` or `results`, rows may be kept after a call.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class WindowBuffer(RowsOperator):
         self._key_names, self._calls, self._life = keys, calls, life
         of_keys = key_schema(schema, keys) if keys else pa.schema([(_ALL, pa.int8())])
         self._columns = pa.schema([of_keys.field(f.name) if f.name in keys else f for f in plain_rows(schema)])
-        """Columns of the rows as functions get them."""
+        """Schema of the rows that functions get."""
         values = [pa.field(PLACE, pa.int64()), *own, *(field for field in self._columns if field.name not in keys)]
         stored = dict.fromkeys(
             (ROWS_STATE, KEPT_STATE) if life is not None or results else (ROWS_STATE,), pa.schema(values)
@@ -99,7 +104,10 @@ class WindowBuffer(RowsOperator):
         super().__init__(of_keys, stored)
 
     def rows_of(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Returns a batch in the stored columns, and its stored key columns. Raises TypeError for other types."""
+        """Returns the rows of a batch with the stored columns, and the stored key columns.
+
+        Raises TypeError for columns of other types than declared.
+        """
         keys = key_columns(batch, self._key_names)
         columns = []
         for field in self._columns:
@@ -124,26 +132,30 @@ class WindowBuffer(RowsOperator):
         table: int = WAITING,
         own: Sequence[pa.Array] = (),
     ) -> None:
-        """Appends rows to the state. `own` has the values of the operator's own columns."""
+        """Appends rows to a state table.
+
+        `places` has their window ends or times in ms (`PLACE`), and `own` the values of the operator's additional
+        columns.
+        """
         if rows.num_rows:
             values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
             self.append(table, keys, [pa.array(places), *own, *values])
 
     def taken(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
-        """Returns stored rows in the columns that functions get."""
+        """Returns the stored rows with these references, with the columns that functions get."""
         return self.tables[table].take(refs, self._columns.names)
 
     def keys_of(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
-        """Returns the stored key columns of stored rows."""
+        """Returns the stored key columns of the rows with these references."""
         return self.tables[table].take(refs, self.keys.names)
 
     def places_of(self, refs: NDArray[np.int64], table: int = WAITING) -> Times:
-        """Returns the places of stored rows: ends of windows, or times."""
+        """Returns the column `PLACE` of the rows with these references: window ends or times, in ms."""
         places: Times = self.tables[table].take(refs, [PLACE]).column(0).to_numpy()
         return places
 
     def scanned(self, table: int, columns: list[str]) -> tuple[Times, NDArray[np.int64], pa.RecordBatch]:
-        """Returns the places, refs, and some columns of all rows of a table."""
+        """Returns the column `PLACE` (in ms), the references, and the named columns of all rows of a state table."""
         places, refs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         batches = []
         for rows, found in self.tables[table].scan([*columns, PLACE], SCANNED_ROWS):
@@ -154,19 +166,26 @@ class WindowBuffer(RowsOperator):
         return np.concatenate(places), np.concatenate(refs), together(batches) if batches and columns else none
 
     def done(self) -> None:
-        """Ends the batch in all tables. References to rows are invalid afterwards."""
+        """Ends the access to all state tables for a batch. References to rows are invalid afterwards."""
         for table in self.tables:
             table.done()
 
     def call(
         self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None, emit: Emit, of: OperatorContext
     ) -> None:
-        """Calls the function for each group of rows, and emits its results. Groups are numbered without gaps."""
+        """Calls the function for each group of rows, and emits its results.
+
+        `groups` has the group of each row. Groups are numbered from 0 without gaps. `bounds` are the starts and ends of
+        the windows of the groups, or None for count windows. `of` is the context of the operator.
+        """
         for batch in self._calls.results(of, self.grouped(rows, groups, bounds)):
             emit(batch)
 
     def grouped(self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None) -> Grouped:
-        """Returns the rows sorted by group. The rows of a group stay in order."""
+        """Returns the rows sorted by group, with the bounds and the key of each group.
+
+        The rows of a group keep their order.
+        """
         order = np.argsort(groups, kind="stable")
         if not bool(np.all(order[1:] > order[:-1])):
             rows = rows.take(pa.array(order))
@@ -178,7 +197,7 @@ class WindowBuffer(RowsOperator):
         return Grouped(rows, cuts, keys, starts, ends)
 
     def make_backend(self) -> KeyedBackend:
-        """Makes one backend for the rows and the state of the function."""
+        """Creates one backend for the stored rows and the state of the function."""
         if isinstance(self._calls, FunctionCalls):
             return self._calls.open(
                 self.context, self.keys, (ROWS_STATE, KEPT_STATE, RESULTS_STATE), self._life
@@ -186,15 +205,16 @@ class WindowBuffer(RowsOperator):
         return super().make_backend()
 
     def fix_keys(self, backend: KeyedBackend) -> None:
-        """Sets the key columns, once all state is bound."""
+        """Sets the key columns of the backend. Called after all states are bound."""
         if isinstance(self._calls, FunctionCalls):
             self._calls.fix_keys()
         else:
             super().fix_keys(backend)
 
     def load_table(self, table: StateTable) -> None:
-        """Loads a stored table. Raises ConfigurationError for a state that the function does not bind, or binds with
-        another type.
+        """Loads a stored table of rows or of a state.
+
+        Raises ConfigurationError for a state that the function does not bind, or binds with another type.
         """
         if isinstance(self._calls, FunctionCalls) and table.state not in self.stored:
             self._calls.states.load(table)
@@ -202,7 +222,7 @@ class WindowBuffer(RowsOperator):
             super().load_table(table)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Returns the changes of rows and states since the last snapshot."""
+        """Returns the changes of the stored rows and of the function's state since the last snapshot."""
         if not isinstance(self._calls, FunctionCalls):
             return super().snapshot(cut)
         if cut.keyed:
@@ -210,27 +230,29 @@ class WindowBuffer(RowsOperator):
         return self._calls.states.freeze(cut)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of rows and states."""
+        """Returns a snapshot of the stored rows and of the function's state."""
         return self.changes(cut)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Stores the watermark for the function. The windows of this class do not depend on it."""
+        """Stores the watermark for the function. Windows of this class do not fire by watermarks."""
         self.note_watermark(watermark_ms)
         return iter(())
 
     def note_watermark(self, watermark_ms: int) -> None:
-        """Stores the watermark, which the function may read."""
+        """Stores the watermark, in ms, so that the function can read it from its context."""
         if isinstance(self._calls, FunctionCalls):
             self._calls.note_watermark(watermark_ms)
 
     def hand_over(self) -> None:
-        """Releases the backend to the next attempt."""
+        """Drops the references to the backend without closing it, because the next attempt of the task continues with
+        it.
+        """
         if isinstance(self._calls, FunctionCalls):
             self._calls.states.hand_over()
         super().hand_over()
 
     def close(self) -> None:
-        """Closes the function, and releases the backend's resources."""
+        """Closes the function and, unless it was handed over, the backend."""
         try:
             if isinstance(self._calls, FunctionCalls):
                 self._calls.close()
@@ -238,17 +260,17 @@ class WindowBuffer(RowsOperator):
             super().close()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Does nothing: windows that the end of the input leaves open stay in the state."""
+        """Does nothing: windows that are open at the end of the input stay in the state."""
         return iter(())
 
 
 def together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Joins batches. Raises ConfigurationError for more rows than one batch can have."""
+    """Concatenates batches. Raises ConfigurationError if they have more rows than one batch can have."""
     return one_batch(pa.Table.from_batches(batches), "rows of windows")
 
 
 def budget(rows: int) -> int:
-    """Returns about how many rows the function may get in a step that has scanned `rows` rows."""
+    """Returns about how many rows may be passed to the function in a step that has scanned `rows` rows."""
     return max(STEP_ROWS, rows // _LOOKS)
 
 
@@ -258,12 +280,15 @@ def budget_over(rows: int) -> int:
 
 
 def parts_of(rows: int) -> int:
-    """Returns the number of parts in which the function gets `rows` rows."""
+    """Returns the number of parts into which `rows` rows are divided for the calls of the function."""
     return -(-rows // STEP_ROWS)
 
 
 def pieces(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Returns where to cut windows of these sizes, so that the function gets about `STEP_ROWS` rows at once."""
+    """Divides consecutive windows with these numbers of rows into pieces of about `STEP_ROWS` rows.
+
+    Yields the index of the first window and the end index of each piece.
+    """
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
@@ -274,7 +299,8 @@ def pieces(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 class TimedWindows(WindowOperator, WindowBuffer):
-    """Base of windows that store rows until the windows end. `time` names the event-time column, or is a `Clock`.
+    """Base class of windows that store rows until the windows end. `time` names the event-time column, or is a `Clock`
+    for processing time.
 
     Raises ConfigurationError for an allowed lateness with processing time.
     """
@@ -299,16 +325,19 @@ class TimedWindows(WindowOperator, WindowBuffer):
         WindowBuffer.__init__(self, keys, schema, calls, life, results, own)
         self._spec = spec
         self._next_end_ms = MIN_WATERMARK_MS
-        """A lower bound of the ends, in ms, of the windows in the state."""
+        """A lower bound of the ends of the windows in the state, in ms."""
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables that do not fit."""
         super().load(tables)
         # The first scan finds the end of the next window. On disk the number of rows is an estimate, which may be 0.
         self._next_end_ms = MIN_WATERMARK_MS
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Stores the rows of a batch. Raises OperatorError for a row without a time, or for other columns."""
+        """Stores the rows of a batch.
+
+        Raises OperatorError for a row without a time, or for columns of other types than declared.
+        """
         with blame(self.context, batch):
             times = self._times(batch)
             if isinstance(self._time, str):
@@ -328,22 +357,26 @@ class TimedWindows(WindowOperator, WindowBuffer):
             self.done()
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Calls the function with the windows that have ended by the watermark, in steps."""
+        """Calls the function with the windows that have ended at the watermark. Yields between two steps."""
         self.note_watermark(watermark_ms)
         return super().advance_watermark(watermark_ms, emit)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns the end, in ms, of the first window of processing time. None for event time."""
+        """Returns a time, in ms, at which the first window of processing time may end.
+
+        None for event time or without stored rows.
+        """
         return None if self._clock is None or self._next_end_ms == MAX_WATERMARK_MS else self._next_end_ms
 
     def last_ms(self, ends: Times) -> Times:
-        """Returns the last moment of each window with these ends, in ms. A window is over when the watermark has
-        reached it.
-        """
+        """Returns, for windows with these ends, the watermarks at which they are over, in ms."""
         return last_moments(ends, self._lateness_ms)
 
     def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
-        """Returns the end of the last window of each row, in ms. Raises ConfigurationError and OperatorError."""
+        """Returns the end of the last window that each row belongs to, in ms.
+
+        Raises ConfigurationError or OperatorError for times that are out of range.
+        """
         del batch  # sessions may read the gap of a row
         return self._spec.last_end_ms(times)
 
@@ -356,18 +389,23 @@ class TimedWindows(WindowOperator, WindowBuffer):
         moments: Times | int,
         emit: Emit,
     ) -> None:
-        """Stores rows that are not late, with the ends of their last windows and the event time of their key groups."""
+        """Stores rows that are not late.
+
+        `times` has their times, `ends` the ends of their last windows, and `moments` the time up to which windows of
+        their key groups have fired, all in ms.
+        """
         raise NotImplementedError
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
-        """Calls the function with ended windows, up to the limit of a step. Returns False if there were none.
+        """Calls the function with windows that have ended at `until_ms`, up to the limit of a step. Returns False if
+        there were none.
 
-        Sets `_next_end_ms`.
+        Updates `_next_end_ms`.
         """
         raise NotImplementedError
 
     def remove_over(self, until_ms: int) -> Iterator[None]:
-        """Removes windows that are over, in steps."""
+        """Removes the windows that are over at the watermark `until_ms`. Yields between two steps."""
         raise NotImplementedError
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:

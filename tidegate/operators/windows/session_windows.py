@@ -1,18 +1,19 @@
-"""`SessionWindows`: aggregates of each key and session. A row merges the sessions that it touches.
+"""`SessionWindows` aggregates the rows of each key and session. A row that touches several sessions merges them.
 
 Rules:
 
-- The sessions of a key that have not ended are stored in the order of their starts, numbered from 0 (the namespace).
-  They do not overlap, so they end in this order too. The first session stores how many there are.
+- The sessions of a key that have not ended are stored in the order of their starts, numbered from 0. The number is the
+  namespace of the state. Sessions do not overlap, so they end in the same order. The first session stores the number of
+  sessions.
 - A batch merges its rows with the stored sessions of their keys: time intervals that are at most the gap apart are one
   session. A row is the interval from its time to the end of its gap, which may differ from row to row. The sessions of
-  these keys are rewritten in one call, so a restore finds them merged.
+  these keys are rewritten in one call, so a restored state has only merged sessions.
 - When the watermark advances, the operator checks the first session of each key, if any session is due at all. Ended
-  sessions are emitted and the remaining ones move up, both in one step.
+  sessions are emitted and the other sessions are renumbered from 0, both in one step.
 - A row is late if the session that it would form alone ended more than `allowed_lateness` ago. It is dropped and
   counted, and does not open a session again.
-- A row never joins a session that is over. After a restore from between two steps such a session may still be in the
-  state. It is emitted before the rows of its key are added.
+- A row never joins a session that is over. After a restore from a checkpoint between two steps, such a session may
+  still be in the state. It is emitted before rows of its key are added.
 - A session may be emitted more than once, after each batch or because it is kept for late rows. Its bounds change each
   time it grows, and it may replace two sessions. Results are therefore changes (`changes.py`): the previous result is
   retracted before the new one is emitted. The emitted result equals the state, so it is not stored separately; `OUT`
@@ -46,7 +47,7 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
 NUMBER = own_name("session")
-"""Name of the namespace column: the index of a session among the sessions of its key."""
+"""Name of the namespace column: the index of a session among the sessions of its key, from 0."""
 START, END, COUNT = own_name("session_start_ms"), own_name("session_end_ms"), own_name("sessions")
 OUT = own_name("session_out")
 """Name of the column that is 1 if the stored session was emitted. Stored only if sessions may be emitted more than
@@ -56,26 +57,28 @@ once.
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Sessions that were removed from the state to be merged: the number of the key, the bounds and the accumulators of
-    each.
+    """Sessions that were removed from the state to be merged.
+
+    Each has the number of its key, its bounds in ms, and its accumulator columns.
     """
 
     codes: NDArray[np.int64]
     starts: Times
     ends: Times
     parts: list[Parts]
-    """Accumulators of the first sessions of all keys, then of the second sessions, and so on. Keys are in the order of
-    `codes`.
+    """Accumulator columns of the first sessions of all keys, then of the second sessions, and so on.
+
+    Sessions are in the order of `codes`.
     """
     sizes: list[int]
     outs: NDArray[np.bool_]
-    """True for each session that was emitted."""
+    """True for each session whose result was emitted."""
 
 
 class SessionWindows(AggregateWindows):
-    """Aggregates of sessions, emitted when a session ends or, with emit="changes", after each batch.
+    """Aggregates of sessions, emitted when a session ends or, with `emit="changes"`, after each batch.
 
-    With an allowed lateness, or emit="changes", the results are changes.
+    With an allowed lateness, or `emit="changes"`, the results are a stream of changes.
     """
 
     def __init__(
@@ -104,17 +107,20 @@ class SessionWindows(AggregateWindows):
         self._look_at_all(self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Adds stored rows. Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables of other windows or keys."""
         super().load(tables)
         self._look_at_all(True)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns the end, in ms, of the first session of processing time. None for event time."""
+        """Returns the time at which the first session of processing time may end, in ms.
+
+        None for event time, or if no session is open.
+        """
         due_ms = min(self._next_end_ms, self._next_out_ms)
         return None if self._clock is None or due_ms == MAX_WATERMARK_MS else due_ms
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits the sessions that have ended, in steps of one batch of keys."""
+        """Emits the sessions that have ended at `moment_ms`. Yields after each batch of keys."""
         # Advanced first, because a row that arrives between two steps is late for the sessions that fire in them.
         self._fired.reach(moment_ms)
         # A row that arrives between two steps may move waiting sessions to positions that were checked already.
@@ -138,7 +144,7 @@ class SessionWindows(AggregateWindows):
             yield
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Merges rows with the stored sessions of their keys."""
+        """Merges the rows of a batch with the stored sessions of their keys. Returns the results to emit at once."""
         times = self._times(batch)
         ends_alone = row_ends(self.context, batch, times, self._spec)
         if isinstance(self._time, str):
@@ -198,10 +204,10 @@ class SessionWindows(AggregateWindows):
         bounds: tuple[Times, Times],
         merged: MergedGroups,
     ) -> list[pa.RecordBatch]:
-        """Returns the changes of sessions that have grown: retracted results, and new results.
+        """Returns the changes of sessions that have grown: retractions of old results, and new results.
 
-        `codes`, `grown`, `outs` and `bounds` describe the merged sessions. `numbers` is the merged session of each
-        pulled one.
+        `codes`, `grown`, `outs`, `bounds` and `merged` describe the merged sessions: key number, whether it has grown,
+        whether it is emitted, bounds, and aggregates. `numbers` has the merged session of each session in `pulled`.
         """
         emitted = np.flatnonzero(pulled.outs & grown[numbers])
         before = MergedGroups(self._state, len(pulled.codes)) if len(emitted) else merged
@@ -227,7 +233,10 @@ class SessionWindows(AggregateWindows):
         return self._change_batches(found)
 
     def _emit_ended(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits ended sessions that were not emitted before, in steps of a batch of keys. They stay in the state."""
+        """Emits ended sessions that were not emitted before.
+
+        They stay in the state. Yields after each batch of keys.
+        """
         number, some = 0, True
         while some:
             some = False
@@ -254,13 +263,16 @@ class SessionWindows(AggregateWindows):
     def _result(
         self, keys: pa.RecordBatch, rows: Numbers, starts: Times, ends: Times, results: list[pa.Array]
     ) -> pa.RecordBatch:
-        """Returns the result rows of sessions with these bounds, for the keys in some rows."""
+        """Returns the result rows of sessions.
+
+        `rows` has the index of each session's key in `keys`, and `starts` and `ends` its bounds.
+        """
         assert self._fired.time_type is not None, "results before the first row"
         of = gather(keys, rows.astype(np.int32)) if self._keys else keys
         return self._rows.output_of(of, starts, ends, results, self._fired.time_type, self._spec)
 
     def _change_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
-        """Yields changes of some kinds, in batches of bounded size."""
+        """Returns changes as batches of bounded size. `parts` are pairs of a kind of change and its rows."""
         if not parts:
             return []
         rows = changes([(kind, batch.columns) for kind, batch in parts], with_kind(parts[0][1].schema))
@@ -268,12 +280,12 @@ class SessionWindows(AggregateWindows):
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
 
     def _look_at_all(self, restored: bool) -> None:
-        """Makes the next watermark check all sessions, because their ends are not known after a restore."""
+        """Makes the next watermark check all stored sessions, because their ends are not in memory after a restore."""
         self._next_end_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
         self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
 
     def _pull(self, keys: pa.RecordBatch, count: int) -> Pulled:
-        """Removes the sessions of some distinct keys from the state, and returns them."""
+        """Removes all sessions of `count` distinct keys from the state, and returns them."""
         table = self._state.table
         codes: list[NDArray[np.int64]] = []
         starts: list[Times] = []
@@ -314,7 +326,10 @@ class SessionWindows(AggregateWindows):
     def _put(
         self, keys: pa.RecordBatch, codes: Numbers, starts: Times, ends: Times, outs: NDArray[np.bool_], parts: Parts
     ) -> None:
-        """Stores sessions of keys that have none in the state, in the order of keys and starts."""
+        """Stores sessions of keys that have no sessions in the state.
+
+        They are sorted by key and start. `codes` has the index of each session's key in `keys`.
+        """
         if not len(codes):
             return
         first = np.flatnonzero(np.diff(codes, prepend=-1))
@@ -332,7 +347,10 @@ class SessionWindows(AggregateWindows):
         self._changed_rows += len(codes)
 
     def _fire(self, keys: pa.RecordBatch, count: int, watermark_ms: int) -> list[pa.RecordBatch]:
-        """Removes the ended sessions of keys from the state. Returns the results that were not emitted before."""
+        """Removes the ended sessions of `count` distinct keys from the state.
+
+        Returns the results that were not emitted before.
+        """
         pulled = self._pull(keys, count)
         order = np.lexsort((pulled.starts, pulled.codes))
         parts = [
@@ -361,10 +379,10 @@ class SessionWindows(AggregateWindows):
 def merged_sessions(
     codes: NDArray[np.int64], starts: Times, ends: Times
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[Times, Times]]:
-    """Merges time intervals of the same key that overlap or touch.
+    """Merges the time intervals of each key that overlap or touch into sessions.
 
-    Returns the number of the session of each interval, in the order of keys and starts, and for each session one of its
-    intervals and its bounds.
+    `codes` has the key number of each interval. Returns the session number of each interval, the index of one interval
+    of each session, and the starts and ends of the sessions. Sessions are numbered in the order of keys and starts.
     """
     order = np.lexsort((starts, codes))
     numbers = np.empty(len(codes), dtype=np.int64)

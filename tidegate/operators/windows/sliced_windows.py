@@ -1,15 +1,17 @@
-"""`SlicedWindows`: aggregates of each key and window, for windows that follow from the time of a row alone.
+"""`SlicedWindows` aggregates the rows of each key and window, for windows that depend only on the time of a row:
+tumbling, sliding and cumulating windows.
 
 Rules:
 
 - Each row is added to exactly one slice (`slices.py`). Windows need no timers: when the watermark passes the end of a
   window, the operator reads the slices of that window and emits its keys in batches.
-- Windows that end together are emitted in one batch, in one step (`BundleReader`). A window of many rows is emitted
-  alone.
+- Several windows that have ended are emitted in one step and in one batch (`BundleReader`). A window with many rows is
+  emitted in a separate step.
 - Each window fires once. `FiredGroups` stores how far firing has got, and is updated in the same step that emits
   results or deletes rows. A checkpoint between two steps therefore neither repeats nor loses a result.
-- A row is late when its last window fired more than `allowed_lateness` ago. It is dropped and counted. A row for a
-  window that has fired, but is not over, emits a new result of the window for its key at once.
+- A row is late when the watermark is more than `allowed_lateness` after the end of its last window. Late rows are
+  dropped and counted. If a window has fired but is within the lateness, a row for this window emits a new result for
+  its key at once.
 - With `emit="update"`, each batch emits the current results of the keys it changed. The end of a window emits nothing.
 - With `emit_every_ms`, these results are emitted at that interval of processing time, or of event time
   (`emit_by_event`), and when a window ends (`EarlyResults`).
@@ -45,22 +47,28 @@ from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
 
 SLICE = own_name("slice")
-"""Name of the namespace column in the state: the id of a node (`slices.py`)."""
+"""Name of the namespace column in the state: the id of a node, which is a slice or several merged slices (`slices.py`).
+"""
 
 _STEP_ROWS = 4 * OUTPUT_ROWS_MAX
 """Number of rows of the state that are read in one step, approximately."""
 _WINDOWS_A_STEP = 128
-"""Limit of windows with few rows that are emitted in one step and one batch."""
+"""Greatest number of windows with few rows that are emitted in one step and one batch."""
 _NODES_A_STEP = 1_024
-"""Limit of nodes that are removed together."""
+"""Greatest number of nodes that are removed in one step."""
 _LARGE_WINDOWS = 64
-"""Number of windows that are emitted alone, without trying a bundle, after a window that was too large for a bundle."""
+"""After a window with too many rows for a bundle, this number of windows is emitted one by one before a bundle is tried
+again.
+"""
 CHANGED_MAX = 1 << 20
-"""Limit of changed keys that are stored, each once per slice. At the limit, results are emitted at once."""
+"""Greatest number of changed keys that are stored, where a key counts once per slice.
+
+At this number, results are emitted at once.
+"""
 
 
 class SlicedWindows(AggregateWindows):
-    """Aggregates of tumbling, sliding and cumulating windows. Without `keys`, aggregates of all rows.
+    """Aggregates of tumbling, sliding and cumulating windows for each key. Without `keys`, aggregates of all rows.
 
     Raises ConfigurationError for no aggregates, names that clash, or settings that contradict each other.
     """
@@ -93,14 +101,18 @@ class SlicedWindows(AggregateWindows):
             )
         self._slices = slices_of(spec)
         self._drains = isinstance(spec, Tumbling) and self._final and not allowed_lateness_ms
-        """True if a window is one slice that is not needed once it has fired. Its rows are removed as they are read."""
+        """True if a window is one slice that is not needed once the window has fired.
+
+        Its rows are removed as they are read.
+        """
         self._is_bundled = not isinstance(spec, Tumbling)
-        """True if windows are made of several nodes."""
+        """True if windows consist of several nodes."""
         self._bundle_max, self._large_left = _WINDOWS_A_STEP, 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores the state. Raises CorruptionError if a stored table is not of these windows, or has keys of other
-        subtasks.
+        """Restores the state.
+
+        Raises CorruptionError if a table is not the state of these windows, or has keys of other subtasks.
         """
         super().open(context, restored)
         self._combined = NodeReader(self._state)
@@ -109,13 +121,16 @@ class SlicedWindows(AggregateWindows):
             self._early = self._early_results(self._every_ms, self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables that do not fit."""
         super().load(tables)
         if self._every_ms is not None:
             self._early = self._early_results(self._every_ms, True)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns when to emit early results, or when the first window of processing time ends, in ms."""
+        """Returns the time at which to emit early results, or at which the first window of processing time ends, in ms.
+
+        None if there is no such time.
+        """
         now_ms = self.context.time.now_ms
         if self._early is None:
             early_ms = None
@@ -130,13 +145,18 @@ class SlicedWindows(AggregateWindows):
         return min(moments, default=None)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows that have ended by the clock, and emits changes of other windows."""
+        """Fires the windows of processing time that have ended at `now_ms`, and emits early results of other windows if
+        they are due.
+        """
         yield from super().on_processing_time(now_ms, emit)
         if not self._by_event or (self._early is not None and self._early.is_full):
             yield from self._emit_early(now_ms, emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows that have ended, and emits changes of other windows if event time decides."""
+        """Fires the windows that have ended at the watermark.
+
+        Emits early results of other windows if they are due by event time.
+        """
         yield from super().advance_watermark(watermark_ms, emit)
         if self._by_event:
             self._reached_ms = max(self._reached_ms, self.reached_ms(watermark_ms))
@@ -149,7 +169,10 @@ class SlicedWindows(AggregateWindows):
         return EarlyResults(every_ms, restored=restored, at_once_ms=at_once_ms)
 
     def _emit_early(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits changes of windows that have not ended. A step emits one window of some key groups."""
+        """Emits the results of changed keys in windows that have not ended, if they are due at `now_ms`.
+
+        A step emits one window of some key groups.
+        """
         if self._early is None or (due_ms := self._early.due_ms(now_ms)) is None or now_ms < due_ms:
             return
         changed = self._early.begin()
@@ -165,7 +188,10 @@ class SlicedWindows(AggregateWindows):
         self._early.done()
 
     def _early_steps(self, runs: Sequence[tuple[range, int]], changed: ChangedKeys, emit: Emit) -> Iterator[None]:
-        """Emits early results, in steps, for groups whose windows have fired up to these moments."""
+        """Emits the results of changed keys in windows that have not fired. Yields after each step.
+
+        `runs` has ranges of key groups, each with the time up to which their windows have fired.
+        """
         for groups, fired_ms in runs:
             for part in self._steps_of(groups):
                 moment_ms = fired_ms
@@ -177,7 +203,10 @@ class SlicedWindows(AggregateWindows):
                     yield
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows that have ended: in each step some windows of some key groups."""
+        """Fires the windows that have ended at `moment_ms`, in each step some windows of some key groups.
+
+        Then removes slices that are over.
+        """
         for groups, fired_ms in [*self._fired.runs()]:
             for part in self._steps_of(groups):
                 if fired_ms < moment_ms:
@@ -185,7 +214,10 @@ class SlicedWindows(AggregateWindows):
         yield from self._clean()
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds rows to slices. Returns results to emit at once, for windows that have fired already."""
+        """Adds the rows of a batch to their slices.
+
+        Returns results to emit at once, of windows that have fired already.
+        """
         times = self._times(batch)
         keys = key_columns(batch, self._keys)
         runs = [*self._fired.runs()]
@@ -202,8 +234,9 @@ class SlicedWindows(AggregateWindows):
     def _take_in_at(
         self, batch: pa.RecordBatch, keys: pa.RecordBatch, times: Times, fired_ms: int
     ) -> list[pa.RecordBatch]:
-        """Adds rows of key groups with windows that have fired up to one moment. Returns results as `_add_rows`
-        does.
+        """Adds rows whose key groups have fired their windows up to `fired_ms`.
+
+        Returns results to emit at once, of windows that have fired already.
         """
         over_ms = max(MIN_WATERMARK_MS, fired_ms - self._lateness_ms)
         if self._spec.last_end_ms(times.min(keepdims=True))[0] - 1 <= over_ms:
@@ -237,7 +270,9 @@ class SlicedWindows(AggregateWindows):
     def _updates(
         self, keys: pa.RecordBatch, times: Times, fired_ms: int, after_ms: int, until_ms: int
     ) -> list[pa.RecordBatch]:
-        """Returns results of the keys of some rows, for windows with a last moment in (`after_ms`, `until_ms`]."""
+        """Returns the results of the keys of some rows, for the windows of these rows whose last millisecond is after
+        `after_ms` and not after `until_ms`.
+        """
         if int(times.min()) > until_ms:
             return []
         slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
@@ -264,9 +299,10 @@ class SlicedWindows(AggregateWindows):
         changes: Sequence[ChangedKeys],
         emit: Emit,
     ) -> None:
-        """Emits one window for the keys that have changed in its slices, in some key groups.
+        """Emits a window for the keys that have changed in its slices, in some key groups. `parts` are the nodes of the
+        window.
 
-        It is the first window after `before_ms`.
+        The window must be the first one after the time `before_ms`.
         """
         everything = any(changed.everything for changed in changes)
         found: list[pa.RecordBatch] = []
@@ -295,15 +331,16 @@ class SlicedWindows(AggregateWindows):
             emit(self._output(found_keys, window, results))
 
     def _steps_of(self, groups: range) -> list[range]:
-        """Yields key groups in parts with about as many rows as a step may read."""
+        """Divides a range of key groups into ranges with about as many rows as one step may read."""
         rows = self._state.table.rows if self._state.exists else 0
         per_group = rows // len(self._groups) + 1
         each = max(1, _STEP_ROWS // per_group)
         return [groups[start : start + each] for start in range(0, len(groups), each)]
 
     def _advance(self, groups: range, fired_ms: int, until_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows of some groups from one moment to another. A step fires several windows of few rows, or one
-        window.
+        """Fires the windows of some key groups that end after `fired_ms` and not after `until_ms`.
+
+        A step fires several windows with few rows, or one window.
         """
         while windows := due(self._slices, self._state.namespaces, fired_ms, until_ms, self._at_once()):
             windows = self._fire(windows, groups, fired_ms, emit)
@@ -314,7 +351,7 @@ class SlicedWindows(AggregateWindows):
         self._fired.advance(groups, until_ms)
 
     def _at_once(self) -> int:
-        """Returns how many windows to fire in the next step."""
+        """Returns how many windows to try to fire in the next step."""
         if not self._final or self._large_left or not self._state.exists:
             return 1
         if not self._is_bundled:
@@ -324,7 +361,10 @@ class SlicedWindows(AggregateWindows):
         return self._bundle_max
 
     def _fire(self, windows: list[Window], groups: range, fired_ms: int, emit: Emit) -> list[Window]:
-        """Fires some windows, or only the first one if they have many rows. Returns the windows that have fired."""
+        """Fires windows, or only the first one if they have too many rows for one step.
+
+        Returns the windows that were fired.
+        """
         if not self._final:
             self._merge(groups, fired_ms, windows[0].end_ms - 1)
             if self._early is not None:
@@ -353,7 +393,7 @@ class SlicedWindows(AggregateWindows):
         return windows[:1]
 
     def _fire_slices(self, windows: Sequence[Window], groups: range, emit: Emit) -> None:
-        """Fires windows that consist of one slice each."""
+        """Fires windows that each consist of one slice."""
         table = self._state.table
         read = table.drain_namespaces if self._drains else table.scan_namespaces
         parts = [self._slices.parts(self._state.namespaces, window, window.end_ms - 1)[0] for window in windows]
@@ -362,7 +402,7 @@ class SlicedWindows(AggregateWindows):
             self._emit_rows(windows, numbers, self._state.user_keys(keys), self._state.results(slots), emit)
 
     def _fire_bundle(self, windows: Sequence[Window], groups: range, fired_ms: int, emit: Emit) -> bool:
-        """Fires several windows together. Returns False, without firing any, if they have too many rows."""
+        """Fires several windows in one step. Returns False, and fires none, if they have too many rows."""
         bundle = self._slices.bundle(self._state.namespaces, windows, fired_ms)
         found = self._bundles.read(bundle, self._part(groups))
         if found is None:
@@ -377,7 +417,7 @@ class SlicedWindows(AggregateWindows):
         return True
 
     def _fire_alone(self, window: Window, groups: range, fired_ms: int, emit: Emit) -> None:
-        """Fires one window. Reads its nodes one after the other, so it may have any number of rows."""
+        """Fires one window, and reads its nodes one after the other, so that it may have any number of rows."""
         moment_ms = window.end_ms - 1
         self._merge(groups, fired_ms, moment_ms)
         parts = self._slices.parts(self._state.namespaces, window, moment_ms)
@@ -385,9 +425,9 @@ class SlicedWindows(AggregateWindows):
             emit(self._output(keys, window, results))
 
     def _merge(self, groups: range, fired_ms: int, until_ms: int) -> None:
-        """Creates the nodes that have ended from their parts.
+        """Creates the nodes that end after `fired_ms` and not after `until_ms`, by merging smaller nodes.
 
-        A node is never created in two steps: a part would be merged twice after a restore.
+        A node is always created completely in one step. Otherwise a part would be merged twice after a restore.
         """
         for node, parts, taken in self._slices.merges(self._state.namespaces, fired_ms, until_ms):
             for part in parts:
@@ -396,7 +436,7 @@ class SlicedWindows(AggregateWindows):
                 self._state.emptied(parts)
 
     def _drain(self, nodes: Sequence[int], groups: range) -> None:
-        """Removes the rows of nodes that were merged into other nodes."""
+        """Removes the rows of nodes that were merged into other nodes, in some key groups."""
         if nodes:
             for _, slots in self._state.table.drain_namespaces(nodes, OUTPUT_ROWS_MAX, self._part(groups)):
                 self._changed_rows += len(slots)
@@ -404,7 +444,7 @@ class SlicedWindows(AggregateWindows):
                 self._state.emptied(nodes)
 
     def _clean(self) -> Iterator[None]:
-        """Removes slices that no window needs any more."""
+        """Removes slices that no window needs any more. Yields between two steps."""
         over = self._slices.over(self._state.namespaces, self._fired.least_ms - self._lateness_ms).tolist()
         for start in range(0, len(over), _NODES_A_STEP):
             nodes = over[start : start + _NODES_A_STEP]
@@ -423,7 +463,7 @@ class SlicedWindows(AggregateWindows):
         results: Sequence[pa.Array],
         emit: Emit,
     ) -> None:
-        """Emits result rows of some windows. `numbers` has the index of the window of each row."""
+        """Emits result rows of several windows. `numbers` has the index in `windows` of the window of each row."""
         if not len(numbers):
             return
         assert self._fired.time_type is not None, "results before the first row"
@@ -432,7 +472,7 @@ class SlicedWindows(AggregateWindows):
         emit(self._rows.output_of(keys, starts, ends, results, self._fired.time_type, self._spec))
 
     def _part(self, groups: range) -> range | None:
-        """Returns some key groups, or None if they are all groups of the subtask."""
+        """Returns `groups`, or None if these are all key groups of the subtask."""
         return None if len(groups) == len(self._groups) else groups
 
     def _output(self, keys: pa.RecordBatch, window: Window, results: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -441,7 +481,7 @@ class SlicedWindows(AggregateWindows):
 
 
 class ChangedKeys:
-    """Changed keys by slice. A slice has each key once. Without key columns a slice is only marked as changed."""
+    """The keys that have changed in each slice, each key once. Without key columns, only the changed slices."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self.everything = everything
@@ -460,7 +500,7 @@ class ChangedKeys:
         return np.array(sorted(self._keys), dtype=np.int64)
 
     def add(self, slices: Times, keys: pa.RecordBatch) -> None:
-        """Marks keys as changed in slices. Both arguments have one entry for each row."""
+        """Marks the key of each row as changed in the slice of the row. `slices` has the slice of each row."""
         if self.everything:
             return
         for node in np.unique(slices).tolist():
@@ -477,11 +517,11 @@ class ChangedKeys:
                 self.rows += len(new)
 
     def of(self, slices: Iterable[int]) -> list[pa.RecordBatch]:
-        """Returns the changed keys of some slices. A key may occur more than once."""
+        """Returns the changed keys of these slices, in batches. A key may occur more than once."""
         return [keys for node in slices for keys in self._keys.get(node, ())]
 
     def forget(self, slices: Iterable[int]) -> None:
-        """Removes slices that are over."""
+        """Removes the changed keys of these slices."""
         for node in slices:
             self._index.pop(node, None)
             # Without columns a batch has no rows, and stands for one.
@@ -489,27 +529,32 @@ class ChangedKeys:
 
 
 class EarlyResults:
-    """Tracks which keys of windows have changed since their results were last emitted, and when to emit them next.
+    """Tracks which keys of windows have changed since their results were last emitted, and when to emit results next.
 
     Rules:
 
-    - Changes are remembered by slice and key, in memory: only which results to make, not the results.
-    - After a restore the changes are not known, so all keys count as changed once.
-    - Moments, of processing time or of event time, are multiples of the interval, the same in all subtasks. Without a
-      change there is no moment. Once `CHANGED_MAX` changed keys are stored, results are emitted at once.
-    - Keys that are being emitted count as changed until the emission is done, because the end of the input may cut it
-      short.
+    - Only the slices and keys that changed are stored, in memory. Results are computed when they are emitted.
+    - After a restore it is not known what has changed, so all keys count as changed once.
+    - Results are emitted at multiples of the interval, in processing time or in event time, at the same times in all
+      subtasks. Without changes nothing is emitted. When `CHANGED_MAX` changed keys are stored, results are emitted at
+      once.
+    - Keys count as changed until their results were emitted completely, because the end of the input may interrupt the
+      emission.
     """
 
     def __init__(self, every_ms: int, *, restored: bool, at_once_ms: int = 0) -> None:
-        """Creates the tracker. `at_once_ms` is a time that has certainly passed."""
+        """Creates the tracker.
+
+        `every_ms` is the interval. `restored` is True if all keys count as changed. `at_once_ms` is a time that is
+        certainly in the past.
+        """
         self._every_ms, self._at_once_ms = every_ms, at_once_ms
         self._changed = ChangedKeys(everything=restored)
         self._emitting = ChangedKeys()
         self._due_ms: int | None = at_once_ms if restored else None
 
     def note(self, slices: Times, keys: pa.RecordBatch, now_ms: int) -> None:
-        """Marks keys as changed in slices, because rows were added."""
+        """Marks the key of each row as changed in the slice of the row. `slices` has the slice of each row."""
         self._changed.add(slices, keys)
         if self._changed.rows >= CHANGED_MAX:
             self._due_ms = self._at_once_ms
@@ -517,8 +562,9 @@ class EarlyResults:
             self._due_ms = self._next_ms(now_ms)
 
     def due_ms(self, now_ms: int) -> int | None:
-        """Returns the time, in ms, of the next emission, or None without changes. A clock that is set back does not
-        delay it.
+        """Returns the time of the next emission in ms, or None without changes.
+
+        If the clock was set back, the emission is not delayed.
         """
         return None if self._due_ms is None else min(self._due_ms, self._next_ms(now_ms))
 
@@ -544,11 +590,13 @@ class EarlyResults:
 
     @property
     def not_out(self) -> tuple[ChangedKeys, ChangedKeys]:
-        """Returns the changes whose results may not have been emitted."""
+        """Returns the changes whose results may not have been emitted yet: changes of the running emission, and later
+        changes.
+        """
         return self._emitting, self._changed
 
     def forget(self, slices: Iterable[int]) -> None:
-        """Removes slices that are over."""
+        """Removes the changes in slices that no window needs any more."""
         for node in slices:
             self._emitting.forget([node])
             self._changed.forget([node])

@@ -1,15 +1,18 @@
-"""Slices: the time intervals that windows are made of, so that each row is added to the state once.
+"""Slices: time intervals of which windows consist. Each row is added to the state of one slice, and windows are
+computed from slices.
 
 All functions here are pure. `SlicedWindows` stores an accumulator for each key and node. A node is a slice, or several
 adjacent slices. Its id is its start followed by six bits: 0 for a slice, else the kind of node.
 
 - A tumbling window is one slice.
-- Sliding windows share slices, whose bounds are the bounds of all windows. When a node ends, it is merged with its
-  neighbour into a node of twice the length (the start of a node of 2**n slices is a multiple of 2**n slices). A window
-  of n slices therefore has at most 2 * log2(n) nodes, and each slice is merged about twice. This tree of partial
-  results works for aggregates without an inverse, costs no memory for idle keys, and stays correct when a late row
-  arrives. (Two stacks would merge less often, but each key would have a row in every slice.)
-- Cumulating windows have one node for the slices so far, into which each slice is merged as it ends.
+- Sliding windows share slices, whose bounds are the bounds of all windows. When two neighbouring nodes of the same
+  length have ended, they are merged into a node of twice the length (the start of a node of 2**n slices is a multiple
+  of 2**n slices). A window of n slices therefore has at most 2 * log2(n) nodes, and each slice is merged about twice.
+  This tree of partial results works for aggregates without an inverse, costs no memory for idle keys, and stays correct
+  when a late row arrives. (The two-stacks algorithm would merge less often, but each key would need a row in every
+  slice.)
+- Cumulating windows have, for each longest window, one node for the slices that have ended, into which each slice is
+  merged when it ends.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ _KIND_BITS = 6
 _KINDS = 1 << _KIND_BITS
 _HOUR_MS = 3_600_000
 _FEW_ENDS = 64
-"""Number of ended slices below which the ended nodes are looked up one by one."""
+"""If fewer slices than this end at once, the nodes that have ended are looked up one by one."""
 _FEW_NODES = 24
-"""Number of nodes in a window below which each node is checked. Above it, the nodes that the window needs are looked
-up.
+"""If a window contains at most this number of nodes, each of them is checked.
+
+Otherwise the nodes that the window needs are computed and looked up.
 """
 _FEW_WINDOWS = 3
-"""Number of windows below which the nodes are looked up window by window."""
+"""Up to this number of windows, the nodes are looked up window by window."""
 _NO_NODE = -(1 << 63)
 _RUNNING = 1
 """Kind of the node of a cumulating window that covers all slices so far."""
@@ -54,14 +58,14 @@ end.
 
 
 class Window(NamedTuple):
-    """Bounds of a window in milliseconds. The end is exclusive."""
+    """Bounds of a window in ms since 1970. The end is exclusive."""
 
     start_ms: int
     end_ms: int
 
 
 class Merge(NamedTuple):
-    """A node to be created by merging other nodes. With `taken` those nodes are not needed afterwards."""
+    """Describes a node to create by merging the nodes `parts`. With `taken`, these nodes are not needed afterwards."""
 
     node: int
     parts: tuple[int, ...]
@@ -69,59 +73,77 @@ class Merge(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Describes how several windows, which end one after another, are composed of nodes."""
+    """Describes of which nodes several consecutive windows consist, and which nodes must be created for them."""
 
     levels: list[list[Merge]]
-    """The nodes to create in memory, level by level. The parts of a merge are nodes of earlier levels or of the
-    state.
+    """The nodes to create in memory, level by level.
+
+    A node is merged from nodes of earlier levels or nodes of the state.
     """
     parts: list[tuple[int, ...]]
-    """The nodes of each window."""
+    """For each window, the nodes of which it consists."""
     stored: list[tuple[int, int]]
-    """The nodes to store, and the node of the state into which each is merged."""
+    """For each node to store, the created node, and the node of the state into which it is merged."""
     taken: list[int]
     """Nodes of the state that are not needed afterwards."""
 
 
 class Target(NamedTuple):
-    """The node to which each row is added. `rows` are indices of rows, or None for all rows."""
+    """The nodes to which rows are added.
+
+    `rows` has the indices of the rows, or is None for all rows. `nodes` has the node of each.
+    """
 
     rows: NDArray[np.int32] | None
     nodes: Times
 
 
 class Slices(Protocol):
-    """Describes how windows are composed of nodes. `nodes` are the ids of the nodes in the state, ascending."""
+    """Describes of which nodes windows consist.
+
+    In all methods, `nodes` are the ids of the nodes in the state, ascending.
+    """
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """Returns where rows of these times belong after all merges up to `fired_ms`. Raises ConfigurationError."""
+        """Returns to which nodes rows with these times are added, when all nodes that end up to `fired_ms` were merged.
+
+        Raises ConfigurationError for times that are out of range.
+        """
         ...
 
     def numbers(self, times: Times) -> Times:
-        """Returns a number for the slice of each time, near the numbers of its neighbours. Raises ConfigurationError.
+        """Returns the number of the slice of each time. Two times have the same number if and only if they are in the
+        same slice.
 
-        Two times have one number if and only if they are in one slice.
+        Adjacent slices have close numbers. Raises ConfigurationError for times that are out of range.
         """
         ...
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """Returns the first window with rows whose last moment is after `fired_ms`, or None."""
+        """Returns the first window with rows whose last millisecond is after `fired_ms`, or None if there is none."""
         ...
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns the merges to make, in order, when time advances from one moment to another."""
+        """Returns the merges, in order, that are necessary when windows that end after `fired_ms` and not after
+        `until_ms` fire.
+        """
         ...
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """Returns the nodes of a window after all merges up to `fired_ms`. Rows may still be added to them."""
+        """Returns the nodes of which a window consists, when all nodes that end up to `fired_ms` were merged.
+
+        Rows may still be added to them.
+        """
         ...
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Returns how the next windows after `fired_ms` are composed, with all merges up to the end of the last one."""
+        """Returns of which nodes the next windows after `fired_ms` consist, and all merges up to the end of the last of
+        these windows.
+        """
         ...
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """Returns the nodes that are part of no window after `fired_ms`."""
+        """Returns the nodes that belong to no window that ends after `fired_ms`."""
         ...
 
 
@@ -131,7 +153,7 @@ def node_starts(nodes: Times) -> Times:
 
 
 def _position(nodes: Times | list[int], start_ms: int) -> int:
-    """Returns the index of the first node that starts at a time or later."""
+    """Returns the index of the first node that starts at `start_ms` or later."""
     return bisect_left(nodes, start_ms << _KIND_BITS)
 
 
@@ -141,7 +163,7 @@ def _is_among(nodes: Times, node: int) -> bool:
 
 
 def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
-    """Returns the union of two sets of nodes, ascending. `nodes` must be ascending."""
+    """Returns the union of two sets of nodes, ascending. `nodes` must be ascending and without duplicates."""
     if not len(more):
         return nodes
     added = np.asarray(more, dtype=np.int64)
@@ -154,7 +176,7 @@ def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
 
 
 def due(slices: Slices, nodes: Times, fired_ms: int, until_ms: int, count: int) -> list[Window]:
-    """Returns the first windows with rows that end after one moment and not after another."""
+    """Returns the first windows with rows, up to `count`, that end after `fired_ms` and not after `until_ms`."""
     windows: list[Window] = []
     while len(windows) < count:
         window = slices.next_window(nodes, fired_ms)
@@ -166,7 +188,7 @@ def due(slices: Slices, nodes: Times, fired_ms: int, until_ms: int, count: int) 
 
 
 def slices_of(spec: Tumbling | Sliding | Cumulating) -> Slices:
-    """Returns the slices for a kind of windows."""
+    """Returns the object that describes the slices of these windows."""
     if isinstance(spec, Tumbling):
         return TumblingSlices(spec)
     return SlidingSlices(spec) if isinstance(spec, Sliding) else CumulatingSlices(spec)
@@ -179,12 +201,13 @@ class TumblingSlices:
         self._spec = spec
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """Returns the window of each time."""
+        """Returns the slice of each time, which is its window."""
         return [Target(None, self._spec.bounds_ms(times)[0] << _KIND_BITS)]
 
     def numbers(self, times: Times) -> Times:
-        """Returns the number of each window, which grows by one from window to window. Days of a time zone count as at
-        least an hour apart.
+        """Returns the number of the window of each time, which grows by one from window to window.
+
+        In a time zone, windows are numbered by the hour of their start, because days have different lengths.
         """
         spec = self._spec
         if spec.timezone is not None:
@@ -193,13 +216,13 @@ class TumblingSlices:
         return steps_of(times, spec.size_ms, spec.offset_ms)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """Returns the first window that has not ended."""
+        """Returns the first window with rows whose last millisecond is after `fired_ms`, or None if there is none."""
         starts, ends = self._spec.bounds_ms(node_starts(nodes))
         later = np.flatnonzero(ends - 1 > fired_ms)
         return Window(int(starts[later[0]]), int(ends[later[0]])) if len(later) else None
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns no merges."""
+        """Returns no merges, because each window is one slice."""
         return []
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
@@ -211,13 +234,13 @@ class TumblingSlices:
         return Bundle([], [(window.start_ms << _KIND_BITS,) for window in windows], [], [])
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """Returns the windows that have ended."""
+        """Returns the nodes of windows that have ended at `fired_ms`."""
         _, ends = self._spec.bounds_ms(node_starts(nodes))
         return nodes[ends - 1 <= fired_ms]
 
 
 class SlidingSlices:
-    """Slices of sliding windows, with a tree of nodes over them."""
+    """Slices of sliding windows, with a tree of merged nodes over them."""
 
     def __init__(self, spec: Sliding) -> None:
         self._spec = spec
@@ -226,7 +249,9 @@ class SlidingSlices:
         self._levels = (spec.size_ms // self._slice_ms).bit_length() - 1
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """Returns the slice of each time, and the nodes above it that have ended and therefore exist already."""
+        """Returns the slice of each time, and the larger nodes that contain the time and exist already because they
+        have ended.
+        """
         check_times(times)
         found = [Target(None, floored(times, self._slice_ms, self._offset_ms) << _KIND_BITS)]
         for level in range(1, self._levels + 1):
@@ -239,12 +264,12 @@ class SlidingSlices:
         return found
 
     def numbers(self, times: Times) -> Times:
-        """Returns the number of each slice, which grows by one from slice to slice."""
+        """Returns the number of the slice of each time, which grows by one from slice to slice."""
         check_times(times)
         return steps_of(times, self._slice_ms, self._offset_ms)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """Returns the first window, of the first slice that belongs to a window which has not fired."""
+        """Returns the first window with rows whose last millisecond is after `fired_ms`, or None if there is none."""
         spec = self._spec
         position = _position(nodes, self._first_needed_ms(fired_ms))
         while position < len(nodes) and nodes[position] % _KINDS:
@@ -257,22 +282,25 @@ class SlidingSlices:
         return Window(start_ms, start_ms + spec.size_ms)
 
     def _first_needed_ms(self, fired_ms: int) -> int:
-        """Returns the start, in ms, of the first window that ends after `fired_ms`. Times from there on are in windows
-        that have not fired.
+        """Returns the start, in ms, of the first window that ends after `fired_ms`.
+
+        Windows that have not fired contain no earlier times.
         """
         spec = self._spec
         after_ms = fired_ms + 1 - spec.size_ms
         return after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns the merges that create the nodes which end between the two times, short nodes first."""
+        """Returns the merges that create the nodes which end after `fired_ms` and not after `until_ms`, short nodes
+        first.
+        """
         if (until_ms - fired_ms) // self._slice_ms < _FEW_ENDS:
             return self._few_merges(nodes, fired_ms, until_ms)
         return self._many_merges(nodes, fired_ms, until_ms)
 
     def _few_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns the merges if few slices end: checks the few nodes that can have ended, and stops at the first level
-        without any.
+        """Returns the merges if few slices end: checks only the nodes that can end, and stops at the first level at
+        which no node ends.
         """
         found: list[Merge] = []
         made: set[int] = set()
@@ -291,7 +319,7 @@ class SlidingSlices:
         return found
 
     def _many_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns the merges if many slices end: checks all nodes that can be part of a node that ends."""
+        """Returns the merges if many slices end: checks all nodes of the state that can be part of a node that ends."""
         found: list[Merge] = []
         made: Times = nodes[:0]
         for level in range(1, self._levels + 1):
@@ -309,7 +337,7 @@ class SlidingSlices:
         return found
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """Returns the longest nodes that fit into the window and have ended, from left to right."""
+        """Returns the longest nodes that are inside the window and have ended at `fired_ms`, from left to right."""
         there = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)]
         first = (window.start_ms - self._offset_ms) // self._slice_ms
         last = (window.end_ms - self._offset_ms) // self._slice_ms
@@ -328,7 +356,11 @@ class SlidingSlices:
         return tuple(node for node, found in zip(wanted, (there[places] == wanted).tolist(), strict=True) if found)
 
     def _parts_of_many(self, nodes: Times, bounds: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        """Returns the parts of many windows, each at the time of its end, with a few calls for all of them."""
+        """Returns the nodes of many windows, as `parts` does at the end of each window, with a few NumPy calls for all
+        windows.
+
+        `bounds` has the start and end of each window in ms, of shape (n, 2).
+        """
         first, last = ((bounds - self._offset_ms) // self._slice_ms).T
         wanted: list[Times] = []
         while (left := last - first).max() > 0:
@@ -349,7 +381,12 @@ class SlidingSlices:
         return [tuple(found[start:stop]) for start, stop in pairwise([0, *ends])]
 
     def _is_longest(self, node: int, first: int, last: int, ended: int) -> bool:
-        """Returns True if a node fits between two slices and has ended, and the node of twice its length does not."""
+        """Returns whether a node belongs to the nodes of a window: it is inside the window and has ended, and this is
+        not true of the node of twice its length.
+
+        `first` and `last` are the numbers of the first slice and the end slice of the window, and `ended` is the number
+        of the first slice that has not ended.
+        """
         start, level = ((node >> _KIND_BITS) - self._offset_ms) // self._slice_ms, node % _KINDS
         end = start + (1 << level)
         if start < first or end > last or (level and end > ended):
@@ -359,7 +396,10 @@ class SlidingSlices:
         return level == self._levels or start < first or start + wider > min(last, ended)
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Returns a bundle that stores the nodes that end by then. Each window is made as if it were alone."""
+        """Returns of which nodes the windows consist, and stores all nodes that end up to the last of them.
+
+        Each window consists of the same nodes as without a bundle.
+        """
         merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
         levels: dict[int, list[Merge]] = {}
         for merge in merges:
@@ -372,12 +412,16 @@ class SlidingSlices:
         return Bundle([*levels.values()], parts, [(merge.node, merge.node) for merge in merges], [])
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """Returns the nodes that no window needs any more, because all windows that contain their start have fired."""
+        """Returns the nodes that no window needs any more, because all windows that contain their start have ended at
+        `fired_ms`.
+        """
         return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]
 
 
 class _Pairs:
-    """A tree over the slices of one longest window, in memory: pairs of slices, pairs of pairs, and so on."""
+    """A tree in memory over the slices of one longest cumulating window: nodes of two slices, of four slices, and so
+    on.
+    """
 
     def __init__(self, slices: list[int]) -> None:
         self._rows = [slices]
@@ -389,7 +433,7 @@ class _Pairs:
             self._rows.append([merge.node for merge in self.levels[-1]])
 
     def first(self, count: int) -> tuple[int, ...]:
-        """Returns the fewest nodes that together cover the first `count` slices, from left to right."""
+        """Returns the fewest nodes that together contain the first `count` slices, from left to right."""
         nodes, start = [], 0
         for level in range(count.bit_length() - 1, -1, -1):
             if count >> level & 1:
@@ -399,15 +443,15 @@ class _Pairs:
 
 
 class CumulatingSlices:
-    """Slices of cumulating windows: slices that have not ended and, for each longest window, a node of all its slices
-    that have ended.
+    """Slices of cumulating windows: the slices that have not ended and, for each longest window, one node of all its
+    slices that have ended.
     """
 
     def __init__(self, spec: Cumulating) -> None:
         self._spec = spec
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """Returns the slice of each time or, if that slice has ended, the node of its longest window."""
+        """Returns the slice of each time or, if that slice has ended at `fired_ms`, the node of its longest window."""
         check_times(times)
         slices = floored(times, self._spec.step_ms, 0)
         so_far = floored(times, self._spec.max_ms, 0)
@@ -415,12 +459,12 @@ class CumulatingSlices:
         return [Target(None, np.where(ended, (so_far << _KIND_BITS) + _RUNNING, slices << _KIND_BITS))]
 
     def numbers(self, times: Times) -> Times:
-        """Returns the number of each slice, which grows by one from slice to slice."""
+        """Returns the number of the slice of each time, which grows by one from slice to slice."""
         check_times(times)
         return steps_of(times, self._spec.step_ms, 0)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """Returns the next window of the first longest window that has windows left."""
+        """Returns the first window with rows whose last millisecond is after `fired_ms`, or None if there is none."""
         spec = self._spec
         position = _position(nodes, self._first_needed_ms(fired_ms))
         if position == len(nodes):
@@ -431,25 +475,30 @@ class CumulatingSlices:
         return Window(start_ms - start_ms % spec.max_ms, end_ms)
 
     def _first_needed_ms(self, fired_ms: int) -> int:
-        """Returns the start, in ms, of the first window of the greatest size that ends after `fired_ms`."""
+        """Returns the start, in ms, of the first longest window that ends after `fired_ms`."""
         return fired_ms + 1 - (fired_ms + 1) % self._spec.max_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns the merges of the slices that end between the two times, each into the node of its longest window."""
+        """Returns the merges of the slices that have ended at `until_ms`, each into the node of its longest window."""
         before = nodes[: _position(nodes, until_ms + 2 - self._spec.step_ms)]
         ended = before[before % _KINDS == 0]
         into = (floored(node_starts(ended), self._spec.max_ms, 0) << _KIND_BITS) + _RUNNING
         return [Merge(node, (part,), True) for node, part in zip(into.tolist(), ended.tolist(), strict=True)]
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """Returns the node of the slices so far, and the slices that have not ended."""
+        """Returns the node of the slices that have ended, if there is one, and the slices of the window that have not
+        ended.
+        """
         within = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)].tolist()
         so_far = (window.start_ms << _KIND_BITS) + _RUNNING
         waiting = [node for node in within if not node % _KINDS]
         return (*([so_far] if so_far in within else []), *waiting)
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Returns a bundle that joins ended slices in pairs, and pairs of pairs, so that a window needs few nodes."""
+        """Returns of which nodes the windows consist.
+
+        Ended slices are joined in pairs, pairs of pairs and so on, so that each window needs few nodes.
+        """
         merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
         slices: dict[int, list[int]] = {}
         for merge in merges:
@@ -475,5 +524,5 @@ class CumulatingSlices:
         )
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """Returns the nodes of longest windows that have ended."""
+        """Returns the nodes of longest windows that have ended at `fired_ms`."""
         return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]

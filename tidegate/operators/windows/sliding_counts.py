@@ -1,25 +1,26 @@
-"""Windows of the last `rows` rows of a key, after every `slide` rows: `SlidingCountWindows` aggregates them, and
-`FunctionSlidingCounts` calls a function with them.
+"""Sliding count windows: after every `slide` rows of a key, a window over its last `rows` rows. `SlidingCountWindows`
+aggregates the rows of a window, and `FunctionSlidingCounts` calls a function with them.
 
 Rules (Flink's `countWindow(size, slide)`):
 
-- Rows of a key are counted from its first row on. A result comes after every `slide` rows, over the last `rows` rows,
-  or over all rows of the key while there are fewer.
-- When the input ends, the next window fires with the rows that it has, if that was requested. Otherwise the rows since
-  the last result are counted.
-- Event time does not matter: rows are never late, and results have no bounds.
+- A window fires after every `slide` rows of a key, counted from its first row. It has the last `rows` rows of the key,
+  or all of its rows while there are fewer.
+- At the end of the input, the next window of a key fires with the rows that it has, if the program requests it.
+  Otherwise the rows since the last result are counted.
+- Event time is ignored: rows are never late, and results have no window bounds.
 
-How `SlidingCountWindows` computes them:
+How `SlidingCountWindows` computes windows:
 
 - Each row is added to one pane. Panes have as many rows as the greatest common divisor of `rows` and `slide`, so every
   window is made of whole panes. A pane that is full never changes.
-- The state has the open pane of a key in namespace 0, with the number of rows seen, and its full panes in a ring behind
-  it, until no window reads them any more. A key that has been seen therefore keeps state forever, as in Flink.
-- The windows of a batch are merged from runs of 1, 2, 4, ... panes, each made from two shorter runs. A window of
-  n panes reads at most log2 n runs, and the order of merging is the same however rows come in batches.
+- The state has the open pane of a key in namespace 0, with the number of rows of the key so far. The full panes are in
+  the following namespaces, which are used as a ring buffer, until no window needs them any more. The state of a key is
+  therefore never removed completely, as in Flink.
+- The windows of a batch are merged from runs of 1, 2, 4, ... panes, each made from two shorter runs. A window of n
+  panes reads at most log2 n runs, and the order of merging does not depend on how rows are divided into batches.
 
-`FunctionSlidingCounts` stores the rows that the next window of a key has so far, each with its number in the key. There
-is always at least one, so the number of the last row is how many rows of the key have come.
+`FunctionSlidingCounts` stores the rows of a key that the next window contains, each with its number among the rows of
+the key. At least one row is always stored, and its number is the number of rows of the key so far.
 """
 
 from __future__ import annotations
@@ -51,18 +52,21 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 PANE = own_name("window_pane")
-"""Name of the namespace column: 0 is the open pane of a key, and other numbers are places in the ring of full panes."""
+"""Name of the namespace column. 0 is the open pane of a key, and other numbers are positions in the ring buffer of its
+full panes.
+"""
 SEEN = own_name("rows_seen")
-"""Name of the column with the number of rows of the key so far. Only the open pane has it."""
+"""Name of the column with the number of rows of the key so far. Only the open pane stores it."""
 
 PANES_MAX = 65_536
-"""Limit of panes that are merged at once, approximately. One key may have more."""
+"""Approximate limit of panes that are merged in one call. A single key may have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Panes:
-    """Full panes of some keys: the number of the key, the number of the pane in its key, and the accumulators
-    of each.
+    """Full panes of several keys.
+
+    Each has the number of its key, its number among the panes of the key, and its accumulator columns.
     """
 
     codes: Numbers
@@ -88,7 +92,11 @@ class SlidingCountWindows(AggregateWindows):
         """Number of panes in a window, and from one window to the next."""
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fires the next window of each key that has rows after its last result, if that was requested."""
+        """At the end of the input, fires the next window of each key that has rows after its last result, if the
+        program requests it.
+
+        Otherwise only counts these rows.
+        """
         if not self._state.exists:
             return
         table, left = self._state.table, 0
@@ -115,7 +123,7 @@ class SlidingCountWindows(AggregateWindows):
         return iter(())
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds rows to panes. Returns the results of windows that they complete."""
+        """Adds the rows of a batch to panes. Returns the results of the windows that become full."""
         codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
         table = self._state.table
         heads = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
@@ -162,7 +170,10 @@ class SlidingCountWindows(AggregateWindows):
         return results
 
     def _pieces(self, codes: Numbers) -> Iterator[tuple[int, int]]:
-        """Returns where to cut full panes, in the order of their keys, so that a key and its ring stay together."""
+        """Divides full panes, which are sorted by key, into pieces that contain all panes of a key.
+
+        Yields the start and end index of each piece.
+        """
         bounds = np.flatnonzero(np.diff(codes, prepend=-1, append=-1))
         start = 0
         while start < len(bounds) - 1:
@@ -173,7 +184,10 @@ class SlidingCountWindows(AggregateWindows):
             start = stop
 
     def _put_heads(self, distinct: pa.RecordBatch, seen: Numbers, merged: MergedGroups, lasts: Numbers) -> None:
-        """Stores the open panes of some keys that have none in the state."""
+        """Stores the open panes of distinct keys that have no open pane in the state.
+
+        `seen` has the number of rows of each key so far.
+        """
         heads = self._state.table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), distinct))
         assert len(heads.new_rows) == len(seen), "a pane in the place of another one"
         scatter(self._state.extra(SEEN).pages, heads.slots, seen)
@@ -186,10 +200,10 @@ class SlidingCountWindows(AggregateWindows):
     def _completed(
         self, keys: pa.RecordBatch, full: Numbers, codes: Numbers, parts: Parts, last_rows: Numbers
     ) -> list[pa.RecordBatch]:
-        """Stores panes that have become full, for distinct keys that had `full` full panes before. Returns the results
-        of completed windows.
+        """Stores panes that have become full, and returns the results of the windows that are complete with them.
 
-        `codes` has the number of the key of each pane, and `last_rows` the row of the batch that has filled it.
+        `keys` are distinct keys, and `full` has the number of full panes that each had before. `codes` has the key
+        number of each new pane, `parts` its accumulators, and `last_rows` the index of the batch row that filled it.
         """
         added = np.bincount(codes, minlength=len(full))
         begins = np.cumsum(added) - added
@@ -219,11 +233,14 @@ class SlidingCountWindows(AggregateWindows):
         return rows
 
     def _least(self, full: Numbers) -> Numbers:
-        """Returns the first pane that a window will still read, for keys with `full` full panes."""
+        """Returns the number of the first pane that a later window needs, for keys with `full` full panes."""
         return np.maximum(0, (full // self._slide + 1) * self._slide - self._width)
 
     def _ends(self, full: Numbers, now_full: Numbers) -> tuple[Numbers, Numbers]:
-        """Returns the ends, in panes, of the windows that are complete, and the number of the key of each."""
+        """Returns the ends of the windows that become complete, as pane numbers, and the key number of each window.
+
+        `full` and `now_full` have the number of full panes of each key before and now.
+        """
         counts = now_full // self._slide - full // self._slide
         of_windows = np.repeat(np.arange(len(full)), counts)
         place = np.arange(len(of_windows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -232,7 +249,10 @@ class SlidingCountWindows(AggregateWindows):
     def _stored_panes(
         self, keys: pa.RecordBatch, codes: Numbers, lows: Numbers, full: Numbers, least: Numbers | None
     ) -> _Panes:
-        """Reads the full panes of the keys with these numbers. Removes panes before `least`, or all if it is None."""
+        """Reads full panes from the state: for the keys with the numbers `codes`, the panes from `lows` to `full`.
+
+        Removes the panes before `least` of each key, or all panes that were read if it is None.
+        """
         counts = full - lows
         of_panes = np.repeat(codes, counts)
         places = np.arange(len(of_panes)) - np.repeat(np.cumsum(counts) - counts - lows, counts)
@@ -252,10 +272,10 @@ class SlidingCountWindows(AggregateWindows):
         return _Panes(of_panes, places, parts)
 
     def _tracks(self, codes: Numbers, old: _Panes, new: _Panes) -> tuple[Parts, Numbers, Numbers]:
-        """Returns the panes of some keys, one key after the other, in their order.
+        """Concatenates the panes of some keys, sorted by key and pane number.
 
-        The result has their accumulators, the index at which each key begins, and for each pane the index at which its
-        key ends.
+        Returns the accumulators of the panes, the index at which each key begins, and, for each pane, the index at
+        which its key ends.
         """
         some = np.flatnonzero(np.isin(new.codes, codes))
         of_panes = np.concatenate([old.codes, new.codes[some]])
@@ -271,7 +291,10 @@ class SlidingCountWindows(AggregateWindows):
         return _taken(parts, order), ends - counts, np.repeat(ends, counts)
 
     def _put_panes(self, keys: pa.RecordBatch, panes: _Panes, some: NDArray[np.bool_]) -> None:
-        """Stores some full panes in the ring of their keys, which has room for them."""
+        """Stores the full panes for which `some` is True in the ring buffers of their keys.
+
+        Their positions must be free.
+        """
         rows = np.flatnonzero(some)
         if not len(rows):
             return
@@ -282,13 +305,17 @@ class SlidingCountWindows(AggregateWindows):
         self._changed_rows += len(rows)
 
     def _stored_keys(self, keys: pa.RecordBatch, codes: Numbers, places: Numbers) -> pa.RecordBatch:
-        """Returns the stored keys of full panes, for some keys by their numbers."""
+        """Returns the stored keys of full panes.
+
+        `codes` has the index of each pane's key in `keys`, and `places` the number of the pane.
+        """
         of = gather(keys, codes.astype(np.int32)) if self._keys else keys
         return self._state.stored_keys(1 + places % self._width, of)
 
     def _fire_rest(self, keys: pa.RecordBatch, seen: Numbers, emit: Emit) -> None:
-        """Fires the next window of some distinct keys with the rows that it has, and removes the keys from the
-        state.
+        """Fires the next window of distinct keys with the rows that it has so far, and removes the keys from the state.
+
+        `seen` has the number of rows of each key.
         """
         table = self._state.table
         heads = table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), keys))
@@ -309,8 +336,9 @@ class SlidingCountWindows(AggregateWindows):
 def _merge_runs(
     state: WindowState, windows: MergedGroups, panes: Parts, ends: Numbers, starts: Numbers, sizes: Numbers
 ) -> None:
-    """Merges `sizes` panes, from the indices `starts` on, into each window. `ends` has the index at which the key of
-    each pane ends.
+    """Merges, into window i, the panes from index `starts[i]` on, `sizes[i]` of them.
+
+    `ends` has, for each pane, the index at which its key ends.
     """
     every, at, length = np.arange(len(ends)), starts.copy(), 1
     runs = panes
@@ -336,11 +364,11 @@ def _taken(parts: Parts, rows: Numbers) -> Parts:
 
 
 _KEYS_A_STEP = 1_024
-"""Limit of windows that are passed to the function in one step at the end of the input."""
+"""Greatest number of windows that are passed to the function in one step at the end of the input."""
 
 
 class FunctionSlidingCounts(WindowBuffer):
-    """Calls a function with the last `rows` rows of a key, after every `slide` rows."""
+    """Calls a function with the last `rows` rows of a key, after every `slide` rows of the key."""
 
     def __init__(self, keys: tuple[str, ...], spec: Count, schema: pa.Schema, calls: WindowCalls) -> None:
         assert spec.slide is not None, "windows that do not overlap"
@@ -348,7 +376,9 @@ class FunctionSlidingCounts(WindowBuffer):
         self._size, self._slide, self._fires_at_end = spec.rows, spec.slide, spec.fire_at_end
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Calls the function with the windows that the rows complete, and stores the rows that later windows need."""
+        """Calls the function with the windows that the rows of a batch complete, and stores the rows that later windows
+        need.
+        """
         with blame(self.context, batch):
             rows, keys = self.rows_of(batch)
         self.check_owner(keys)
@@ -371,7 +401,10 @@ class FunctionSlidingCounts(WindowBuffer):
         table.done()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Calls the function with the next window of each key, if that was requested. Otherwise counts their rows."""
+        """Calls the function with the next window of each key at the end of the input, if the program requests it.
+
+        Otherwise only counts their rows.
+        """
         places, _, keys = self.scanned(0, self.keys.names)
         if not len(places):
             return
@@ -403,10 +436,10 @@ class FunctionSlidingCounts(WindowBuffer):
         seen: Numbers,
         emit: Emit,
     ) -> None:
-        """Calls the function with the windows that rows complete, in the order of these rows.
+        """Calls the function with the windows that the rows of a batch complete, in the order of these rows.
 
-        `codes` and `numbers` are of the rows of the batch, `found` and `stored` (numbers too) of those before them, and
-        `seen` is how many rows of each key came before.
+        `codes` and `numbers` have the key number of each row of the batch, and its number among the rows of the key.
+        `found` and `stored` have the same for the stored rows. `seen` has the number of earlier rows of each key.
         """
         completing = np.flatnonzero((numbers + 1) % self._slide == 0)
         if not len(completing):

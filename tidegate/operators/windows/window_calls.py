@@ -1,8 +1,8 @@
-"""`WindowCalls`: calls a function with the rows of each window, and makes batches of its results.
+"""`WindowCalls` calls a user's function with the rows of each window, and converts its results to batches.
 
-A call gets an Arrow table, a slice of rows that lie together, so nothing is copied for it. It returns rows as Arrow or
-polars has them, one row as a dict, several as an iterable of dicts, or None. The result has the keys, the bounds of the
-window, and these columns.
+The function gets an Arrow table. The rows of a window are stored together, so the table is a slice that needs no copy.
+The function returns Arrow or polars data, one row as a dict, several rows as an iterable of dicts, or None. Output rows
+have the key, the bounds of the window, and the columns that the function returned.
 
 With a tag for errors, a failed call emits a row on that side output in place of a result: the key, the bounds of the
 window and the error. Its changes of state and timers are undone. The rows of the window are removed from the buffer
@@ -46,9 +46,11 @@ WindowCall: TypeAlias = Callable[[pa.Table], WindowResult]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Rows of several windows, sorted by group: group i has the rows from `cuts[i]` to `cuts[i + 1]`.
+    """Rows of several windows, sorted by window. A group is the rows of one key and window: group i has the rows from
+    `cuts[i]` to `cuts[i + 1]`.
 
-    `keys` has a row for each group, and none without key columns; `starts` and `ends` are None without bounds.
+    `keys` has a row for each group, and no rows if there are no key columns. `starts` and `ends` are the bounds of the
+    windows in ms, or None for count windows.
     """
 
     rows: pa.RecordBatch
@@ -58,18 +60,20 @@ class Grouped:
     ends: Times | None
 
     def where(self, group: int) -> str:
-        """Returns the key and window of a group as text, for errors."""
+        """Returns a text that names the key and the window of a group, for errors."""
         key = first_row(self.keys.slice(group, 1)) if self.keys.num_columns else None
         window = "" if self.starts is None or self.ends is None else f"[{self.starts[group]}, {self.ends[group]}) ms "
         return f"window {window}of {'all rows' if key is None else f'key {value_text(key)}'}"
 
 
 class WindowCalls:
-    """The calls of one operator. `schema` has the columns that the function returns; for None the first rows fix them.
+    """The calls of one operator's function. `schema` has the columns that the function returns. If it is None, the
+    first results determine them.
 
-    With `replaces`, the result of a window replaces its former result, so a call returns one row at most. `errors_to`
-    is the tag of windows with failed calls; for None a failed call fails the job. A result that does not fit `schema`
-    is a failed call.
+    `bounds` is the type of window bounds in the output, or None for count windows. With `replaces`, the result of a
+    window replaces its previous result, so a call may return one row at most. `errors_to` is the tag of the side output
+    for windows with failed calls. If it is None, a failed call fails the job. A result that does not fit `schema` is a
+    failed call.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class WindowCalls:
     ) -> None:
         self._fn, self._keys, self._bounds, self._replaces = fn, keys, bounds, replaces
         self.name = name_of(fn)
-        """The name of the function in errors."""
+        """The name of the function, for errors."""
         self._own = [*keys, *([] if bounds is None else [WINDOW_START, WINDOW_END])]
         self._pinned = PinnedSchema(schema)
         self._results = BatchResults(self._pinned)
@@ -99,23 +103,25 @@ class WindowCalls:
 
     @property
     def names(self) -> list[str]:
-        """Returns the names of the result columns. They must be known."""
+        """Returns the names of the output columns: key, window bounds, and columns of the function, which must be
+        known.
+        """
         assert self._pinned.schema is not None, "results without columns"
         return [*self._own, *self._pinned.schema.names]
 
     @property
     def bounds(self) -> pa.DataType | None:
-        """Returns the type of the bounds of windows, or None without bounds."""
+        """Returns the type of window bounds in the output, or None for count windows."""
         return self._bounds
 
     def results(self, context: OperatorContext, grouped: Grouped) -> Iterator[pa.RecordBatch]:
-        """Calls the function as `numbered_results` does, and returns only the rows."""
+        """Calls the function for each group, and yields the output rows."""
         return (rows for _, rows in self.numbered_results(context, grouped))
 
     def numbered_results(
         self, context: OperatorContext, grouped: Grouped
     ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-        """Calls the function for each group. Yields rows, in the order of the groups, and the number of the group of
+        """Calls the function for each group. Yields output rows in the order of the groups, with the group number of
         each row.
 
         Raises OperatorError, with the name of the function, the window and the key, if the function raises.
@@ -142,12 +148,14 @@ class WindowCalls:
         self._set_aside(context, grouped)
 
     def _found(self, rows: pa.Table, source: pa.Schema, known: Set[int]) -> list[pa.RecordBatch]:
-        """Calls the function for a window. Returns the results."""
+        """Calls the function with the rows of one window. Returns its results as batches."""
         return self._conformed(self._fn(rows), source, known)
 
     def _attempt(self, number: int, call: Callable[[], list[pa.RecordBatch]], place: str = "") -> list[pa.RecordBatch]:
-        """Makes a call. If it fails and `errors_to` is set, the changes of the call are undone and its error is
-        recorded under this number.
+        """Makes a call.
+
+        If it fails and there is a side output for errors, undoes its changes, records the error for the group `number`,
+        and returns no results.
         """
         if self._failing is None:
             return call()
@@ -162,21 +170,24 @@ class WindowCalls:
             return []
 
     def _mark(self) -> int:
-        """Starts a call whose changes can be undone. Returns the argument for `_take_back`."""
+        """Starts a call whose changes can be undone.
+
+        Returns a mark of the timers, which is the argument of `_take_back`.
+        """
         return 0
 
     def _take_back(self, timers: int) -> None:
-        """Undoes the changes of a call that failed."""
+        """Undoes the changes of state and timers that a failed call made."""
 
     def _set_aside(self, context: OperatorContext, of: Grouped) -> None:
-        """Sends windows whose calls failed to the side output. `numbers` are the numbers of their groups."""
+        """Sends the key and the bounds of the windows whose calls failed, with the error, to the side output."""
         if self._failing is None or not self._failing.any:
             return
         columns = self._heads(of, np.arange(of.keys.num_rows if of.starts is None else len(of.starts)))
         self._failing.leave(pa.RecordBatch.from_arrays(columns, names=self._own), context)
 
     def _heads(self, of: Grouped, groups: NDArray[np.int64]) -> list[pa.Array]:
-        """Returns the columns of some groups that do not come from the function: keys and bounds."""
+        """Returns the output columns of some groups that the function does not compute: keys and window bounds."""
         heads: list[pa.Array] = of.keys.take(pa.array(groups)).columns if self._keys else []
         if self._bounds is None:
             return heads
@@ -184,16 +195,16 @@ class WindowCalls:
         return [*heads, *(bounds_of(bounds[groups], self._bounds) for bounds in (of.starts, of.ends))]
 
     def _begin(self, grouped: Grouped) -> None:
-        """Prepares the calls for these groups."""
+        """Prepares calls for these groups. Subclasses make the keys of the groups available to state and timers."""
 
     def _choose(self, group: int, grouped: Grouped) -> None:
-        """Prepares the next call, for this group."""
+        """Prepares the call for one group. Subclasses make its key and window the current ones."""
 
     def _end(self, groups: int) -> None:
-        """Ends the calls for this number of groups."""
+        """Ends the calls for a number of groups."""
 
     def _describe(self, grouped: Grouped, group: int) -> tuple[str, None]:
-        """Describes the window of a failed call."""
+        """Describes the window of a failed call, for the error."""
         return f"{self.name} in the {grouped.where(group)}", None
 
     def _conformed(
@@ -220,7 +231,7 @@ class WindowCalls:
     def _joined(
         self, parts: Sequence[pa.RecordBatch], groups: Sequence[int], grouped: Grouped
     ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-        """Yields the results of some groups, in batches of bounded size."""
+        """Yields the results of several groups as output batches of bounded size, with the group number of each row."""
         if not parts:
             return
         schema = parts[-1].schema  # a column that was null at first has its type by now
@@ -234,9 +245,10 @@ class WindowCalls:
 
 
 def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
-    """Calls a function with an empty table, and returns the columns of its result. None if they are not determined.
+    """Returns the columns of a function's result, found by calling it with an empty table. None if the result does not
+    determine them.
 
-    A function that needs rows may raise. Its columns are then known when the job runs.
+    A function that needs rows may raise. Its columns are then determined when the job runs.
     """
     try:
         result = fn(rows.empty_table())
@@ -261,7 +273,9 @@ def _is_open(data_type: pa.DataType) -> bool:
 
 
 def check_no_doubles(names: Sequence[str], own: Sequence[str]) -> None:
-    """Raises ConfigurationError for a function that returns columns of the key or the window."""
+    """Raises ConfigurationError if the columns `names` that a function returns include a column of the key or the
+    window (`own`).
+    """
     doubles = sorted({*names} & {*own})
     if doubles:
         raise ConfigurationError(
@@ -271,5 +285,5 @@ def check_no_doubles(names: Sequence[str], own: Sequence[str]) -> None:
 
 
 def name_of(fn: object) -> str:
-    """Returns the name of a function."""
+    """Returns the name of a function, or of the class of a function object."""
     return str(getattr(fn, "__qualname__", None) or type(fn).__name__)

@@ -1,4 +1,4 @@
-"""The columns of windows: event times and session gaps that operators read, and the results they emit.
+"""Columns that window operators read (event times and session gaps) and emit (keys, window bounds and aggregates).
 
 Rules:
 
@@ -45,16 +45,18 @@ CLOCK_TYPE = pa.timestamp("ms", "UTC")
 """Type of the bounds of processing-time windows."""
 
 GAP = own_name("session_gap")
-"""Name of the column with a session gap that an expression computes."""
+"""Name of the column with a session gap that the program gave as an expression."""
 
 _GREATEST = (1 << 63) - 1
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 class WindowColumns:
-    """The columns of one operator. `gap_column` has the session gap of each row, where rows have their own.
+    """The input and output columns of one window operator. `gap_column` has the session gap of each row, if each row
+    has its own gap.
 
-    Raises ConfigurationError without aggregates, for an unknown `emit`, or for names that clash.
+    `time` is the event-time column, a `Clock` for processing time, or None for count windows. Raises ConfigurationError
+    without aggregates, for an unknown `emit`, or for names that clash.
     """
 
     def __init__(
@@ -83,15 +85,16 @@ class WindowColumns:
 
     @property
     def needed_columns(self) -> Columns:
-        """Returns the columns that the operator reads."""
+        """Returns the input columns that the operator reads."""
         columns = (column for aggregate in self.aggregates.values() for column in aggregate.columns)
         times = (self._time,) if isinstance(self._time, str) else ()
         times = times if self.gap_column is None else (*times, self.gap_column)
         return frozenset((*self.keys, *times, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema, spec: WindowSpec) -> pa.Schema:
-        """Returns the result columns: keys, bounds, aggregates. Raises ConfigurationError for a column that is missing
-        or does not fit.
+        """Returns the output columns: keys, window bounds, aggregates.
+
+        Raises ConfigurationError for an input column that is missing, or has an unsupported type.
         """
         if self.gap_column is not None:
             check_gap_column(input_schema, self.gap_column)
@@ -104,8 +107,9 @@ class WindowColumns:
         return with_kind(rows) if self._changes else rows
 
     def time_type(self, input_schema: pa.Schema) -> pa.DataType | None:
-        """Returns the type of the time of rows, or None without a time. Raises ConfigurationError for a column of
-        another type.
+        """Returns the type of the time of rows, or None for count windows.
+
+        Raises ConfigurationError if the column cannot be event time.
         """
         return time_type(input_schema, self._time)
 
@@ -131,22 +135,25 @@ class WindowColumns:
         time_type: pa.DataType,
         spec: WindowSpec,
     ) -> pa.RecordBatch:
-        """Returns result rows that belong to one window each."""
+        """Returns result rows that may belong to different windows.
+
+        `starts` and `ends` have the bounds of the window of each row, in ms.
+        """
         bound = bound_type(time_type, spec)
         names = [*self.keys, WINDOW_START, WINDOW_END, *self.aggregates]
         bounds = [bounds_of(starts, bound), bounds_of(ends, bound)]
         return pa.RecordBatch.from_arrays([*keys.columns, *bounds, *results], names=names)
 
     def output_without_bounds(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Returns result rows of windows without bounds."""
+        """Returns result rows of windows without bounds (count windows)."""
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self.keys, *self.aggregates])
 
 
 def row_times(batch: pa.RecordBatch, column: str, spec: EventTimeWindow | None) -> Times:
-    """Returns the event times of rows.
+    """Returns the event times of rows, in ms.
 
-    Raises ConfigurationError if a row has none, if a window of a row ends too late for its bounds, or if the column
-    cannot be event time.
+    Raises ConfigurationError if a row has no time, if a window of a row ends after the greatest value of the type of
+    window bounds, or if the column cannot be event time.
     """
     times = event_times_ms(batch, column)
     if times.null_count:
@@ -161,7 +168,9 @@ def row_times(batch: pa.RecordBatch, column: str, spec: EventTimeWindow | None) 
 
 
 def check_ends(spec: EventTimeWindow, times: Times, time_type: pa.DataType) -> None:
-    """Raises ConfigurationError if a window of these times ends after the last moment of the type of its bounds."""
+    """Raises ConfigurationError if a window of a row with these times ends after the greatest value of the type of
+    window bounds.
+    """
     if isinstance(spec, Session) and spec.gap_ms is None:  # `check_last_ends` is called when the gaps are known
         check_times(times)
         return
@@ -171,8 +180,9 @@ def check_ends(spec: EventTimeWindow, times: Times, time_type: pa.DataType) -> N
 
 
 def check_last_ends(ends: Times, times: Times, time_type: pa.DataType) -> None:
-    """Raises ConfigurationError if the end of a window is after the last time that the type of its bounds can
-    represent.
+    """Raises ConfigurationError if the end of a window is after the greatest value of the type of window bounds.
+
+    `ends[i]` is the end for a row at `times[i]`.
     """
     last_ms = _last_ms(time_type)
     if last_ms is not None and len(ends) and int(ends.max()) > last_ms:
@@ -180,7 +190,10 @@ def check_last_ends(ends: Times, times: Times, time_type: pa.DataType) -> None:
 
 
 def time_type(schema: pa.Schema, time: TimeOf) -> pa.DataType | None:
-    """Returns the type of the time of rows, or None. Raises ConfigurationError for a type that is not a time."""
+    """Returns the type of the time of rows, or None for count windows.
+
+    Raises ConfigurationError for a column whose type cannot be event time.
+    """
     if not isinstance(time, str):
         return None if time is None else CLOCK_TYPE
     check_timestamp_column(schema, time)
@@ -188,13 +201,16 @@ def time_type(schema: pa.Schema, time: TimeOf) -> pa.DataType | None:
 
 
 def bounds_type(schema: pa.Schema, time: TimeOf, spec: WindowSpec) -> pa.DataType | None:
-    """Returns the type of the bounds of windows, or None. Raises ConfigurationError as `time_type`."""
+    """Returns the type of window bounds, or None for count windows.
+
+    Raises ConfigurationError for a column whose type cannot be event time.
+    """
     found = time_type(schema, time)
     return None if found is None else bound_type(found, spec)
 
 
 def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:
-    """Returns the type of `window_start` and `window_end` for a type of event time."""
+    """Returns the type of `window_start` and `window_end`, given the type of the event-time column."""
     if pa.types.is_date(time_type):
         return pa.timestamp("ms")
     if pa.types.is_timestamp(time_type) and time_type.unit == "s" and not _whole_seconds(spec):
@@ -203,7 +219,10 @@ def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:
 
 
 def bounds_of(bounds: Times, data_type: pa.DataType) -> pa.Array:
-    """Returns bounds of windows, given in ms, as a column of the type that `bound_type` returns."""
+    """Returns window bounds, given in ms, as a column of the type that `bound_type` returned.
+
+    Raises ConfigurationError for a time that the type cannot represent.
+    """
     if pa.types.is_timestamp(data_type):
         last_ms = _last_ms(data_type)
         if last_ms is not None and len(bounds) and max(int(bounds.max()), -int(bounds.min())) > last_ms:
@@ -213,8 +232,10 @@ def bounds_of(bounds: Times, data_type: pa.DataType) -> pa.Array:
 
 
 def _last_ms(time_type: pa.DataType) -> int | None:
-    """Returns the last millisecond that a type can represent, if it cannot represent all event times. For nanoseconds
-    it is in 2262.
+    """Returns the last millisecond that the type of window bounds can represent, or None if it can represent all event
+    times.
+
+    For nanoseconds it is in the year 2262.
     """
     if not pa.types.is_timestamp(time_type) or time_type.unit not in ("us", "ns"):
         return None
@@ -242,7 +263,7 @@ def _whole_seconds(spec: WindowSpec) -> bool:
 
 
 def check_gap_column(schema: pa.Schema, column: str) -> None:
-    """Raises ConfigurationError unless a schema has this column, once, of a type that can be a gap."""
+    """Raises ConfigurationError unless a schema has this column exactly once, with a type that can be a session gap."""
     shown = "the expression" if column == GAP else f"column {column!r}"
     if schema.get_field_index(column) < 0:
         raise ConfigurationError(
@@ -261,8 +282,9 @@ def check_gap_column(schema: pa.Schema, column: str) -> None:
 
 
 def row_ends(context: OperatorContext, batch: pa.RecordBatch, times: Times, spec: Session) -> Times:
-    """Returns the end of the session that each row would form alone. Raises OperatorError for a gap that is not greater
-    than 0.
+    """Returns the end of the session that each row would form alone, in ms: its time plus the gap.
+
+    Raises OperatorError for a gap that is not greater than 0.
     """
     if spec.gap_ms is not None:
         return times + spec.gap_ms

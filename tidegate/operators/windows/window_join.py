@@ -1,11 +1,11 @@
-"""`WindowJoin`: joins rows of two inputs that have the same key and the same window of event time.
+"""`WindowJoin` joins rows of two inputs that have the same key and belong to the same event-time window.
 
 Rules:
 
 - A window is joined once, when the watermark of both inputs has passed its end. Its rows are then removed.
 - A null key has no partner, as in SQL. Such a row is only emitted by an outer or an anti join.
-- Due windows are joined in order, with about `FIRED_ROWS` rows per step. A snapshot may come between two steps: windows
-  that were joined before have been emitted, and are not in the state any more.
+- Due windows are joined in order, with about `FIRED_ROWS` rows per step. A snapshot may be taken between two steps:
+  windows that were joined before have been emitted and removed from the state.
 - A row in several windows (`Sliding`) is stored once for each of them.
 """
 
@@ -30,7 +30,10 @@ from tidegate.storage.schemas.arrow_types import decoded_type
 
 
 class WindowJoin(JoinOperator):
-    """Joins in windows. Raises ConfigurationError for windows that joins do not support, and as `JoinSides` does."""
+    """Joins rows of two inputs with equal keys in the same window.
+
+    Raises ConfigurationError for windows that joins do not support, and for columns that do not match.
+    """
 
     def __init__(
         self,
@@ -51,15 +54,20 @@ class WindowJoin(JoinOperator):
         self._due = DueRows(MOMENT)
         self._bound = bound_type(decoded_type(schemas[LEFT].field(sides.times[LEFT]).type), window)
         self.output = pa.schema([*self.schema, (WINDOW_START, self._bound), (WINDOW_END, self._bound)])
-        """The columns of the result."""
+        """The columns of the result, with the bounds of the window."""
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the `Due` of windows: the watermark makes a difference when it ends a window of the row."""
+        """Returns the rule by which rows are late: a watermark that ends a window of the row makes a difference to
+        it.
+        """
         return (DueByWindows(self._window),)
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Stores the rows of a batch, each in its windows. Raises OperatorError as `rows_of` does."""
+        """Stores the rows of a batch of the input `index` in their windows, and drops and counts late rows.
+
+        Raises OperatorError for rows without a time.
+        """
         keys, times, values = self.rows_of(index, batch)
         with blame(self.context, batch):
             check_ends(self._window, times, self._bound)
@@ -79,14 +87,14 @@ class WindowJoin(JoinOperator):
             self._due.note(ends)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Joins the windows that end up to the watermark."""
+        """Joins the windows that have ended at the watermark. Yields between two steps."""
         self.reach(watermark_ms)
         for limit in self._due.limits(self.tables, min(watermark_ms, TIME_MS_END) + 1):
             self._fire(limit, emit)
             yield
 
     def _fire(self, limit: int, emit: Emit) -> None:
-        """Joins the windows that end up to `limit`, and removes their rows."""
+        """Joins the windows that end at `limit` (in ms) or before, and removes their rows."""
         left, right = (self._due.take(self.tables[side], limit) for side in (LEFT, RIGHT))
         by = [*self.keys.names, MOMENT]
         pairing = paired(left.select(by), right.select(by), self.keys.names)
@@ -111,7 +119,11 @@ class WindowJoin(JoinOperator):
         of_right: NDArray[np.int64] | None,
         emit: Emit,
     ) -> None:
-        """Emits pairs of rows, in pieces."""
+        """Emits joined rows in batches of bounded size.
+
+        `of_left` and `of_right` have the row indices of each pair, or are None if the rows have no partner on that
+        side.
+        """
         positions = of_left if of_left is not None else of_right
         assert positions is not None
         for start in range(0, len(positions), OUTPUT_ROWS_MAX):

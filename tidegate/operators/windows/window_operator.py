@@ -1,4 +1,4 @@
-"""`WindowOperator`: the base of all operators of time windows.
+"""`WindowOperator` is the base class of all operators of time windows.
 
 A window operator is made of three parts:
 
@@ -6,27 +6,29 @@ A window operator is made of three parts:
 - The trigger is this class. When event time or processing time advances, it fires each window that has ended once
   (`_advance_to`). It stores up to which time windows have fired (`FiredGroups`). It also drops late rows: it counts
   them and sends them to the side output of late rows (`_drop_late`).
-- The contents are a subclass, which stores the data of open windows and emits the results of ended ones.
-  `AggregateWindows` stores accumulators, `TimedWindows` stores rows for a function, and `WindowTop` stores the first
-  rows.
+- The contents are implemented by a subclass, which stores the data of open windows and emits the results of ended
+  windows. `AggregateWindows` stores accumulators, `TimedWindows` stores rows for a function, and `WindowTop` stores the
+  first rows.
 
-Windows fire in steps, and a checkpoint or a row may come between two steps. A subclass keeps its state consistent in
-one of two ways:
+Windows fire in steps, and a checkpoint may be taken or a row may arrive between two steps. A subclass keeps its state
+consistent in one of two ways:
 
 - A subclass that removes rows when a window fires advances `FiredGroups` first. A stored row of an ended window then
   still has to fire, and a row that comes between two steps is late for that window.
 - A subclass whose windows share data (slices), and `WindowTop`, advance `FiredGroups` in the step that emits the
   window.
 
-`WindowJoin` is not a subclass: a join has two inputs, and stores the progress of event time as all joins do. It fires
+`WindowJoin` is not a subclass: a join has two inputs, and stores the reached watermark as all joins do. It fires
 windows with `DueRows`, as `WindowTop` does.
 
 Rules of windows of processing time:
 
-- A row belongs to the moment at which its batch is processed. Rows are never late, and watermarks do not matter.
-- A window fires at the moment of its end. The task calls the operator then.
-- Time never goes back, even if the clock does, and never before a moment that has fired, also after a restore.
-- Windows that are open when the input ends fire if that was requested. Otherwise they stay in the state, as in Flink.
+- The time of a row is the time at which its batch is processed. Rows are never late, and watermarks are ignored.
+- A window fires when the clock reaches its end. The task calls the operator at this time.
+- The time of rows never decreases, even if the clock is set back, and is never before a time up to which windows have
+  fired, also after a restore.
+- Windows that are open at the end of the input fire if the program requests it. Otherwise they stay in the state, as in
+  Flink.
 """
 
 from __future__ import annotations
@@ -54,18 +56,20 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 FIRED_STATE = own_name("fired")
 _TIME = "time"
 TIME_MS_END = 1 << 60
-"""A time in ms that is after every window, and well within 64 bits."""
+"""A time in ms that is after the end of every window, and far from the limit of 64 bits."""
 FIRED_ROWS = 262_144
-"""Number of stored rows, approximately, of the windows that fire in one step. A step fires at least one window."""
+"""Approximate number of stored rows of the windows that fire in one step. A step fires at least one window."""
 SCANNED_ROWS = 131_072
-"""Number of stored rows that are read from a table at a time."""
+"""Greatest number of stored rows that a scan of a table returns at a time."""
 
 
 class WindowOperator(Operator):
-    """Base of window operators: decides when windows fire. Subclasses decide what a window stores and emits.
+    """Base class of window operators: decides when windows fire. Subclasses decide what a window stores and emits.
 
-    - `spec`: the windows of a row. None if rows carry their windows already.
-    - `time`: the column with event time, or the clock. None for windows that do not depend on time (`Count`).
+    - `spec`: the window specification. None if rows contain the bounds of their windows already.
+    - `time`: the event-time column, or a `Clock` for processing time. None for windows that do not depend on time
+      (`Count`).
+    - `lateness_ms`: the allowed lateness, in ms.
     """
 
     has_keyed_state = True
@@ -74,12 +78,17 @@ class WindowOperator(Operator):
         self._assigner, self._time, self._lateness_ms = spec, time, lateness_ms
         self._clock = time if isinstance(time, Clock) else None
         self.computed: tuple[str, ...] = ()
-        """Names of columns that only the operator reads. Late rows go to the side output without them."""
+        """Names of columns that were computed only for this operator.
+
+        Late rows are sent to the side output without them.
+        """
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the `Due` of event-time windows: the watermark makes a difference when it ends a window of
-        the row.
+        """Returns the rule by which rows are late: a watermark that ends a window of the row, including the allowed
+        lateness, makes a difference to it.
+
+        Empty for windows that do not depend on event time.
         """
         spec = self._assigner
         if spec is None or isinstance(spec, Count) or self._clock is not None:
@@ -87,7 +96,10 @@ class WindowOperator(Operator):
         return (DueByWindows(spec, self._lateness_ms),)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores `FiredGroups`, then the contents. Raises CorruptionError for state of other windows or keys."""
+        """Restores the time up to which windows have fired (`FiredGroups`), then the stored contents.
+
+        Raises CorruptionError for state of other windows or keys.
+        """
         self._groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._fired = FiredGroups(self._groups)
         for table in restored:
@@ -97,33 +109,39 @@ class WindowOperator(Operator):
         super().open(context, restored)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows that have ended by the watermark, in steps."""
+        """Fires the windows that have ended at the watermark. Yields between two steps."""
         return iter(()) if self._clock is not None else self._pass(self.reached_ms(watermark_ms), emit)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows that have ended by the clock, in steps."""
+        """Fires the windows of processing time that have ended at `now_ms`. Yields between two steps."""
         return iter(()) if self._clock is None else self._pass(self._fired.steady(now_ms) - 1, emit)
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fires the windows that are still open at the end of the input, if that was requested."""
+        """Fires the windows of processing time that are open at the end of the input, if the program requests it."""
         fires = self._clock is not None and self._clock.fires_at_end
         return self._pass(MAX_WATERMARK_MS, emit) if fires else iter(())
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of the contents and of `FiredGroups`."""
+        """Returns a snapshot of the contents, and of the time up to which windows have fired (`FiredGroups`)."""
         frozen = self.changes(cut)
         assert frozen is not None, "windows without contents"
         return replace(frozen, states=(*frozen.states, self._fired.freeze()))
 
     @abstractmethod
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows whose last moment is `moment_ms` or before, in steps. Called up to `TIME_MS_END`."""
+        """Fires the windows whose last millisecond is `moment_ms` or before.
+
+        Yields between two steps. `moment_ms` is at most `TIME_MS_END`.
+        """
 
     def _pass(self, moment_ms: int, emit: Emit) -> Iterator[None]:
         return self._advance_to(min(moment_ms, TIME_MS_END), emit)
 
     def _times(self, batch: pa.RecordBatch) -> Times:
-        """Returns the time of each row in ms. Raises ConfigurationError as `row_times` does."""
+        """Returns the time of each row in ms: its event time or, for processing time, the current time.
+
+        Raises ConfigurationError for rows without an event time.
+        """
         if self._clock is not None:
             return np.full(batch.num_rows, self._fired.steady(self.context.time.now_ms), dtype=np.int64)
         assert isinstance(self._time, str), "windows without a time"
@@ -136,36 +154,41 @@ class WindowOperator(Operator):
 
 
 class FiredGroups(GroupMoments):
-    """Stores for each key group up to which moment windows have fired, and the type of event time.
+    """Stores, for each key group, the time in ms up to which windows have fired, and the type of the event-time column.
 
-    A window that shares its slices with others leaves no trace when it fires. This time is therefore state. Without it
-    a restored operator would fire windows again, or open windows that are over. A restored operator needs the type of
-    event time before the first row.
+    A window that shares its slices with other windows leaves no trace in the state when it fires. This time is
+    therefore state. Without it a restored operator would fire windows again, or open windows that are over. A restored
+    operator needs the type of the event-time column before the first row arrives.
     """
 
     def __init__(self, groups: range) -> None:
         super().__init__(groups, FIRED_STATE, "fired_ms", "windows")
         self._now_ms = MIN_WATERMARK_MS
         self.time_type: pa.DataType | None = None
-        """The type of the column of event time, or None before the first row."""
+        """The type of the event-time column, or None before the first row."""
 
     def steady(self, now_ms: int) -> int:
-        """Returns the processing time for windows, in ms. It never goes back, and is never before a moment that has
-        fired.
+        """Returns the processing time for windows, in ms.
+
+        It never decreases, and is after every time up to which windows have fired.
         """
         self._now_ms = max(self._now_ms, now_ms, self.greatest_ms + 1)
         return self._now_ms
 
     def reach(self, moment_ms: int) -> None:
-        """Advances all groups that are before a moment to that moment. After a restore some groups may be ahead
-        of it.
+        """Advances all key groups that are before the time `moment_ms` to this time.
+
+        After a restore some groups may be further.
         """
         for groups, fired_ms in [*self.runs()]:
             if fired_ms < moment_ms:
                 self.advance(groups, moment_ms)
 
     def load(self, table: StateTable) -> None:
-        """Loads the table of a former subtask. Raises IncompatibleStateError for another state."""
+        """Restores the times of this subtask's key groups from the table of an earlier subtask.
+
+        Raises IncompatibleStateError for a table of another state.
+        """
         super().load(table)
         time_type = table.rows.schema.field(_TIME).type
         if not pa.types.is_null(time_type):
@@ -177,10 +200,10 @@ class FiredGroups(GroupMoments):
 
 
 class DueRows:
-    """Finds stored rows of windows that have ended, about `FIRED_ROWS` rows at a time.
+    """Finds the stored rows of windows that have ended, about `FIRED_ROWS` rows at a time.
 
-    `column` is the column of the tables that has the moment from which a row is due. The operator calls `note` for rows
-    that it stores, and `forget` when rows were loaded.
+    `column` is the table column with the time, in ms, from which a row is due. The operator calls `note` for rows that
+    it stores, and `forget` after rows were restored.
     """
 
     def __init__(self, column: str) -> None:
@@ -189,17 +212,22 @@ class DueRows:
         """A lower bound of the times of stored rows, in ms. None if unknown."""
 
     def forget(self) -> None:
-        """Called when rows were loaded. The next step searches for the first time."""
+        """Discards the lower bound of the times of stored rows, because rows were restored.
+
+        The next call of `limits` scans for the first time.
+        """
         self._first = None
 
     def note(self, moments: Times) -> None:
-        """Called when rows with these moments were stored."""
+        """Records that rows with these times, in ms, were stored."""
         if self._first is not None and len(moments):
             self._first = min(self._first, int(moments.min()))
 
     def limits(self, tables: Sequence[RowTable], until: int) -> Iterator[int]:
-        """Yields the times up to which rows fire, one for each step. The caller fires these rows before the
-        next step.
+        """Yields, for each step, the time in ms up to which rows fire. The caller must fire and remove these rows
+        before the next step.
+
+        `until` is the time up to which rows are due.
         """
         while self._first is None or self._first <= until:
             limit, self._first = self._next(tables, until)
@@ -208,7 +236,7 @@ class DueRows:
             yield limit
 
     def take(self, table: RowTable, limit: int) -> pa.RecordBatch:
-        """Removes the rows that are due up to `limit`, and returns them."""
+        """Removes the rows whose time is `limit` or before from a table, and returns them."""
         found = [np.zeros(0, dtype=np.int64)]
         for rows, refs in table.scan([self._column], SCANNED_ROWS):
             found.append(refs[rows.column(self._column).to_numpy() <= limit])
@@ -218,7 +246,9 @@ class DueRows:
         return taken
 
     def _next(self, tables: Sequence[RowTable], until: int) -> tuple[int | None, int]:
-        """Returns the last time that fires in this step (None if none does), and the first time that remains."""
+        """Returns the time up to which rows fire in this step (None if no rows do), and the first time of the rows that
+        remain.
+        """
         counts: dict[int, int] = {}
         for table in tables:
             for rows, _ in table.scan([self._column], SCANNED_ROWS):

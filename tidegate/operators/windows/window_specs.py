@@ -1,17 +1,19 @@
-"""Window specifications: which windows a row belongs to. They are values without state, used by all window operators.
+"""Window specifications, which determine the windows that a row belongs to. They have no state, and all window
+operators use them.
 
-Rules (Flink's):
+Rules, as in Flink:
 
 - A window is `[start, end)`, in milliseconds since 1970. A row at its end belongs to the next window.
 - A watermark W promises that no row at W or before it follows. So a window is complete when `end - 1 <= W`.
-- Windows that do not depend on rows are aligned: to 1970 in UTC plus the offset, or to the days of a time zone.
-- Two rows are in one session if they are at most the gap apart, or if rows between them are. So a row at the end of a
-  session belongs to it, and a session is complete when `end <= W`: a millisecond later than other windows, and than in
-  Flink, where it depends on the watermark whether such a row joins. Operators hold the watermark back by this much.
-- Each row may have its own session gap. A row is then the stretch from its time to the end of its gap, and rows with
-  stretches that overlap or touch are in one session.
-- Days of a time zone follow each other without gaps. Where clocks change, a day is shorter or longer. If midnight comes
-  twice, the first one counts. If it does not come at all, the day begins when the clocks change.
+- Tumbling, sliding and cumulating windows are aligned: to 1970 in UTC plus the offset, or to the days of a time zone.
+- Two rows are in one session if they are at most the gap apart, or if rows between them are. A row exactly at the end
+  of a session therefore belongs to the session, and a session is complete when `end <= W`, which is a millisecond later
+  than for other windows. (In Flink it depends on the watermark whether such a row joins.) Session operators delay the
+  watermark that they forward by this millisecond.
+- Each row may have its own session gap. A row is then the interval from its time to the end of its gap, and rows with
+  intervals that overlap or touch are in one session.
+- Days of a time zone follow each other without gaps. When clocks change, a day is shorter or longer. If midnight occurs
+  twice, the day begins at the first one. If it does not occur, the day begins when the clocks change.
 - An event time beyond about a million years is refused, because its window might not fit into 64 bits.
 """
 
@@ -40,48 +42,51 @@ if TYPE_CHECKING:
 
 Duration: TypeAlias = str | timedelta | int
 Times: TypeAlias = NDArray[np.int64]
-"""Times in milliseconds since 1970, one for each row."""
+"""Times in ms since 1970, one for each row."""
 Numbers: TypeAlias = NDArray[np.int64]
 """Numbers of rows, keys or groups, one for each row."""
 
 TIME_MS_MAX = 1 << 55
-"""Greatest event time, in ms, that can be in a window. Its negative is the least. The state appends six more bits
-(`slices.py`).
+"""Greatest event time, in ms, for which windows are supported.
+
+Its negative is the smallest. The limit leaves space for the six bits that the state appends (`slices.py`).
 """
 SIZE_MS_MAX = 1 << 50
 """Largest size of a window in ms: 35,000 years."""
 _CALENDAR_MS = (-61_000_000_000_000, 253_000_000_000_000)
-"""Greatest time, in ms, in the years for which time zones have dates."""
+"""The smallest and the greatest time, in ms, for which calendars of time zones have dates."""
 _EPOCH = datetime(1970, 1, 1)
 _CACHED_DAYS = 4_096
 
 
 class EventTimeWindow(ABC):
-    """Base of windows of event time."""
+    """Base class of the specifications of event-time windows."""
 
     @abstractmethod
     def last_end_ms(self, times: Times) -> Times:
-        """Returns the end of the last window of each time. Raises ConfigurationError as `check_times`.
+        """Returns the end of the last window that contains each time, in ms. Raises ConfigurationError for times that
+        are out of range.
 
         A row is late if `last_end_ms - 1 + allowed lateness <= watermark`.
         """
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """Returns the last end of a window of each row up to a moment, or a later end if no window has ended.
+        """Returns, for each row, the last end among its windows that have ended at the given time in `moments`, or a
+        later end if none has ended.
 
-        Two moments with the same result treat the row alike. Times must not be later than their moments.
+        A row is treated the same at all times with the same result. `times` must not be later than `moments`.
         """
         return self.last_end_ms(times)
 
 
 @dataclass(frozen=True, slots=True)
 class Tumbling(EventTimeWindow):
-    """Windows of one size, one after the other. They begin at multiples of the size, plus the offset.
+    """Windows of one size without gaps. They begin at multiples of the size, plus the offset.
 
     An offset may be negative: days with `offset="-8h"` begin at 16:00 UTC.
 
-    With a `timezone` (`"Europe/Berlin"`) these are days there, or several: `size` and `offset` are as a clock on the
-    wall shows them, so a day may have 23 or 25 hours. Then the size must be whole days.
+    With a `timezone` (`"Europe/Berlin"`) the windows are one or several days in that time zone. `size`, which must be
+    whole days, and `offset` are in local time, so a day may have 23 or 25 hours.
     """
 
     size: Duration
@@ -103,7 +108,10 @@ class Tumbling(EventTimeWindow):
             )
 
     def bounds_ms(self, times: Times) -> tuple[Times, Times]:
-        """Returns the start and end of the window of each time. Raises ConfigurationError as `check_times`."""
+        """Returns the start and the end of the window of each time, in ms.
+
+        Raises ConfigurationError for times that are out of range.
+        """
         check_times(times)
         if self.timezone is not None:
             return self._bounds_of_days(times, self.timezone)
@@ -111,7 +119,7 @@ class Tumbling(EventTimeWindow):
         return starts, starts + self.size_ms
 
     def last_end_ms(self, times: Times) -> Times:
-        """Returns the end of the only window of each time."""
+        """Returns the end of the only window of each time, in ms."""
         return self.bounds_ms(times)[1]
 
     def _bounds_of_days(self, times: Times, timezone: str) -> tuple[Times, Times]:
@@ -126,7 +134,10 @@ class Tumbling(EventTimeWindow):
 
 @dataclass(frozen=True, slots=True)
 class Sliding(EventTimeWindow):
-    """Windows of one size that begin every `slide`, so a row is in several. Also called hopping windows."""
+    """Windows of one `size` that begin every `slide`, so a row may be in several windows.
+
+    Also called hopping windows.
+    """
 
     size: Duration
     slide: Duration
@@ -146,18 +157,22 @@ class Sliding(EventTimeWindow):
             )
 
     def last_end_ms(self, times: Times) -> Times:
-        """Returns the end of the last of the windows that contain each time."""
+        """Returns the end of the last of the windows that contain each time, in ms."""
         check_times(times)
         return floored(times, self.slide_ms, self.offset_ms) + self.size_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """Returns the last end among all windows of a row."""
+        """Returns, for each row, the last end among its windows that have ended at the given time in `moments`, or a
+        later end if none has ended.
+        """
         return _ended(times, moments, self.last_end_ms(times), self.slide_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Cumulating(EventTimeWindow):
-    """Windows that begin together and end one `step` after the other, until `max`: the day so far, every minute."""
+    """Windows that begin together and end at every `step` up to the length `max`: for example the day so far, every
+    minute.
+    """
 
     step: Duration
     max: Duration
@@ -174,30 +189,32 @@ class Cumulating(EventTimeWindow):
             )
 
     def last_end_ms(self, times: Times) -> Times:
-        """Returns the end of the longest window of each time."""
+        """Returns the end of the longest window of each time, in ms."""
         check_times(times)
         return floored(times, self.max_ms, 0) + self.max_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """Returns the last end among all windows of a row."""
+        """Returns, for each row, the last end among its windows that have ended at the given time in `moments`, or a
+        later end if none has ended.
+        """
         return _ended(times, moments, self.last_end_ms(times), self.step_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Session(EventTimeWindow):
-    """Windows of rows that follow each other within `gap`. One ends `gap` after its last row.
+    """Windows of the rows of a key that follow each other within `gap`. A session ends `gap` after its last row.
 
-    The gap may be one of each row (Flink's dynamic gap): the name of a column, or a polars expression, that is a
-    duration or a whole number of milliseconds. A row at `t` then holds its session open until `t + gap`, and rows whose
-    stretches overlap or touch are in one session. A text that is a duration ("30min") is one; `pl.col("30min")` is the
-    column of that name.
+    Each row may have its own gap (Flink's dynamic gap): `gap` is then the name of a column, or a polars expression,
+    with durations or whole numbers of milliseconds. A row at `t` keeps its session open until `t + gap`, and rows whose
+    intervals overlap or touch are in one session. A string that is a duration ("30min") is used as a duration.
+    `pl.col("30min")` is the column of that name.
     """
 
     gap: Duration | ColumnLike | pl.Expr
     gap_ms: int | None = field(init=False, repr=False, compare=False)
-    """The gap of all rows in milliseconds, or None if each row has its own."""
+    """The gap of all rows in ms, or None if each row has its own gap."""
     column: ColumnLike | None = field(init=False, repr=False)
-    """The column of gaps, the expression that computes it, or None if all rows have one gap."""
+    """The column with the gaps, or the expression that computes them. None if all rows have the same gap."""
 
     def __post_init__(self) -> None:
         gap = self.gap
@@ -214,22 +231,23 @@ class Session(EventTimeWindow):
             _set(self, gap_ms=_positive_ms(gap, "Session: gap"))
 
     def of_column(self, column: str) -> Session:
-        """Returns these sessions with the gap in this column."""
+        """Returns a copy of this specification with the gap in the column `column`."""
         made = copy(self)
         object.__setattr__(made, "column", column)
         return made
 
     def last_end_ms(self, times: Times) -> Times:
-        """Returns the end of the session that each row would form alone, if all rows have one gap. Other rows may
-        extend it.
+        """Returns the end of the session that each row would form alone, in ms.
+
+        All rows must have the same gap. Other rows may extend the session.
         """
         check_times(times)
         assert self.gap_ms is not None, "a gap of each row"
         return times + self.gap_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """Returns each moment unchanged: a session that the row would have joined may have ended at any time after the
-        row.
+        """Returns, for each row, a time at which a session of the row may have ended: the given time in `moments`,
+        because sessions may end at any time, but not later than the end of the row's own gap plus 1 ms.
         """
         if self.gap_ms is None:  # and so may the session of the row alone
             return moments
@@ -238,12 +256,13 @@ class Session(EventTimeWindow):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Windows of `rows` rows of a key, in arrival order. They do not depend on event time.
+    """Windows of `rows` rows of a key, in the order of arrival. They do not depend on event time.
 
-    With `slide`, windows overlap as in Flink's `countWindow(size, slide)`: every `slide` rows of a key give a result
-    over its last `rows` rows, or over all rows while there are fewer. A `slide` equal to `rows` has no effect.
+    With `slide`, windows overlap as in Flink's `countWindow(size, slide)`: after every `slide` rows of a key there is a
+    result over its last `rows` rows, or over all of its rows while there are fewer. A `slide` equal to `rows` has no
+    effect.
 
-    With `timeout`, a window that is not full fires this long after its first row, by the clock:
+    With `timeout`, a window that is not full fires when this processing time has passed since its first row:
     `Count(100, timeout="1s")` is a hundred rows or a second. With `fire_at_end`, windows that are not full fire when
     the input ends; with a slide this is the next window, with the rows that it has so far. Without `fire_at_end` they
     do not fire, and the log reports how many rows are in no result.
@@ -286,7 +305,10 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The time of windows of processing time. With `fires_at_end`, open windows fire when the input ends."""
+    """Stands for processing time, in place of an event-time column.
+
+    With `fires_at_end`, open windows fire at the end of the input.
+    """
 
     fires_at_end: bool = False
 
@@ -295,11 +317,11 @@ WindowSpec: TypeAlias = Tumbling | Sliding | Cumulating | Session | Count
 """The window specifications that `window` accepts."""
 
 TimeOf: TypeAlias = str | Clock | None
-"""The time of windows: the name of an event-time column, processing time, or None."""
+"""The time of windows: the name of an event-time column, a `Clock` for processing time, or None for count windows."""
 
 
 def check_times(times: Times) -> None:
-    """Raises ConfigurationError for an event time that is too far from 1970 to have windows."""
+    """Raises ConfigurationError for an event time that is out of the range for which windows are supported."""
     if len(times) and not -TIME_MS_MAX <= int(times.min()) <= int(times.max()) <= TIME_MS_MAX:
         far = times[(times > TIME_MS_MAX) | (times < -TIME_MS_MAX)]
         raise ConfigurationError(
@@ -310,16 +332,18 @@ def check_times(times: Times) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DueByWindows:
-    """A `Due` for windows: the watermark makes a difference to a row when a window of the row is over, including the
-    allowed lateness.
+    """The `Due` rule of windows: a row is treated differently once a window of the row is over, including the allowed
+    lateness.
     """
 
     spec: EventTimeWindow
     allowed_lateness_ms: int = 0
 
     def __call__(self, times: Times, watermarks: Times) -> Times:
-        """Returns the last relevant watermark of each row. Times outside of the range are clipped, and the window
-        operator refuses them later.
+        """Returns, for each row, the greatest watermark up to the given one at which a window of the row was over.
+        Returns a later watermark if none was over.
+
+        Times that are out of range are clipped. The window operator raises an error for them later.
         """
         zoned = isinstance(self.spec, Tumbling) and self.spec.timezone is not None
         times = np.clip(times, *(_CALENDAR_MS if zoned else (-TIME_MS_MAX, TIME_MS_MAX)))
@@ -329,24 +353,26 @@ class DueByWindows:
 
 
 def _ended(times: Times, moments: Times, last_ends: Times, step_ms: int) -> Times:
-    """Returns the last window end that is no later than the moment and after the row, where ends are `step_ms`
-    apart.
+    """Returns, for each row, the last window end that is after the row and not later than the time in `moments`.
+
+    Window ends are `step_ms` apart. Returns the last window end if there is none.
     """
     ends = last_ends - np.maximum(0, -((moments - last_ends) // step_ms)) * step_ms
     return np.where(ends > times, ends, last_ends)
 
 
 def steps_of(times: Times, step_ms: int, offset_ms: int) -> Times:
-    """Returns how many whole steps each time is after the offset, in a new array."""
+    """Returns how many whole steps each time is after the offset, in a new array. All arguments are in ms."""
     steps = times - offset_ms
     steps //= step_ms
     return steps
 
 
 def floored(times: Times, step_ms: int, offset_ms: int) -> Times:
-    """Returns the last multiple of a step, plus the offset, that is not later than each time.
+    """Returns the last multiple of the step, plus the offset, that is not later than each time.
 
-    NumPy divides by one number many times as fast as it computes remainders.
+    Computed by division and multiplication, because NumPy divides by one number many times faster than it computes
+    remainders.
     """
     found = steps_of(times, step_ms, offset_ms)
     found *= step_ms
@@ -367,7 +393,7 @@ def _is_row_count(value: object) -> bool:
 
 
 def _set(spec: object, **fields: int) -> None:
-    """Sets the fields in milliseconds of a frozen specification from its durations."""
+    """Sets the derived fields, in ms, of a frozen specification."""
     for name, value in fields.items():
         object.__setattr__(spec, name, value)
 
@@ -414,10 +440,11 @@ DAY_MS = 86_400_000
 def day_starts_around(
     times: NDArray[np.int64], timezone: str, into_day_ms: int, days: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns local days (numbered from 1970-01-01) and their starts: the day of each time, and `days` days around it.
+    """Returns local days, numbered from 1970-01-01, and their starts in ms: the days that contain the times, and `days`
+    days before and after each.
 
-    Days begin `into_day_ms` after midnight, as clocks show it. Raises ConfigurationError outside of the years 1 to
-    9999, which calendars have.
+    Days begin `into_day_ms` ms after midnight in local time. Raises ConfigurationError outside of the years 1 to 9999,
+    which calendars have.
     """
     utc_days = np.unique(times // DAY_MS)
     # Local time differs from UTC by less than a day, and a start is up to a day after midnight.
@@ -442,8 +469,10 @@ def _day_start(timezone: str, day: int, into_day_ms: int) -> int:
 
 
 def ends_of(spec: Tumbling | Sliding | Cumulating, times: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
-    """Returns row indices and the ends of their windows, the last windows first. A row is listed once for each of its
-    windows.
+    """Yields row indices and the ends of their windows, in ms: first the last window of each row, then the window
+    before, and so on.
+
+    A row is listed once for each of its windows.
     """
     ends = spec.last_end_ms(times)
     rows = np.arange(len(times), dtype=np.int64)
@@ -457,7 +486,7 @@ def ends_of(spec: Tumbling | Sliding | Cumulating, times: Times) -> Iterator[tup
 
 
 def starts_of(spec: Tumbling | Sliding | Cumulating, ends: Times) -> Times:
-    """Returns the starts of the windows with these ends."""
+    """Returns the starts of the windows with these ends, in ms."""
     match spec:
         case Tumbling():
             return spec.bounds_ms(ends - 1)[0]

@@ -1,15 +1,16 @@
-"""`AggregateWindows`: windows that hold accumulators. `WindowState` is their table.
+"""`AggregateWindows` is the base class of windows that store accumulators. `WindowState` is the state table of these
+accumulators.
 
 Rules of `WindowState`:
 
 - The table has a row for each key and namespace: a slice, a node of slices, a session, or a pane. The stored columns
   are the namespace, the keys, then the columns of the aggregates.
-- The namespace does not count for the key group: all slices of a key are in one subtask.
-- The set of namespaces is kept in memory, and is found again at a restore.
+- The key group of a row depends only on the keys, and not on the namespace, so all slices of a key are in one subtask.
+- The set of namespaces is kept in memory. A restore finds it by reading the state.
 
-`MergedGroups` holds accumulators of the windows that a batch touches, in memory. Windows with bounds that depend on
-rows (sessions, count windows) take what a key has out of the state, merge it with the rows of the batch there, and
-write the remaining windows back.
+`MergedGroups` has, in memory, accumulators of the windows that a batch changes. Windows whose bounds depend on rows
+(sessions, count windows) remove the windows of a key from the state, merge them in memory with the rows of the batch,
+and store the windows that are still open again.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ WINDOWS_STATE = "windows"
 _RESTORED_ROWS = 131_072
 
 Parts = list[list[pa.Array]]
-"""The state columns of each aggregate, for some rows."""
+"""The state columns of each aggregate, with an entry for each of several table rows."""
 
 
 class AggregateWindows(WindowOperator):
-    """Base of windows whose contents are accumulators: aggregates of each key and window. Without `keys`, aggregates of
+    """Base class of windows that store accumulators: aggregates of each key and window. Without `keys`, aggregates of
     all rows.
 
     `namespace` is the name of the first column of the state, and `extra` are value columns before the columns of the
@@ -103,25 +104,27 @@ class AggregateWindows(WindowOperator):
 
     @property
     def known_fields(self) -> Fields | None:
-        """Returns the state columns of each aggregate, or None if the columns of the input are not known."""
+        """Returns the state columns of each aggregate, or None if the input schema is not known before the job runs."""
         schema = self._input_schema
         if schema is None:
             return None
         return {name: a.state_fields(name, schema) for name, a in self._rows.aggregates.items()}
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the key columns, the event-time column, and the columns that are aggregated."""
+        """Returns the input columns that the operator reads: key columns, event-time column, and aggregated columns."""
         return self._rows.needed_columns
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Returns the result columns: keys, `window_start`, `window_end`, aggregates. Raises ConfigurationError for
-        columns that do not fit.
+        """Returns the output columns: keys, `window_start`, `window_end`, aggregates.
+
+        Raises ConfigurationError for an input column that is missing, or has an unsupported type.
         """
         return self._rows.output_schema(input_schema, self._any_spec)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores the accumulators. Raises CorruptionError if a stored table is not of these windows, or has keys of
-        other subtasks.
+        """Restores the accumulators.
+
+        Raises CorruptionError if a table is not the state of these windows, or has keys of other subtasks.
         """
         super().open(context, restored)
         self._opened = WindowState(
@@ -130,7 +133,10 @@ class AggregateWindows(WindowOperator):
         self._state.restore(restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Adds a batch to windows. Raises OperatorError if its columns do not fit, or a row has no time."""
+        """Adds the rows of a batch to their windows, and emits results that are due.
+
+        Raises OperatorError if the columns do not fit, or if a row has no time.
+        """
         with blame(self.context, batch):
             self._state.admit(batch.schema)
             if (time_type := self._rows.time_type(batch.schema)) is not None:
@@ -147,7 +153,7 @@ class AggregateWindows(WindowOperator):
 
     @property
     def changed_bytes(self) -> int:
-        """Returns an estimate of the bytes of rows that have changed since the last snapshot."""
+        """Returns an estimate of the size, in bytes, of the table rows that have changed since the last snapshot."""
         return 0 if self._opened is None else self._changed_rows * self._opened.row_bytes
 
     @property
@@ -156,21 +162,23 @@ class AggregateWindows(WindowOperator):
         return None if self._opened is None else self._opened.backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Adds stored rows to the state. Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables that do not fit."""
         self._state.restore(tables)
 
     def hand_over(self) -> None:
-        """Releases the backend to the next attempt."""
+        """Drops the references to the backend without closing it, because the next attempt of the task continues with
+        it.
+        """
         self._opened = None
 
     def close(self) -> None:
-        """Releases the resources of the backend."""
+        """Closes the backend, unless it was handed over."""
         if self._opened is not None:
             self._opened.backend.close()
 
     @abstractmethod
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds rows to windows. Returns results to emit at once."""
+        """Adds the rows of a batch to their windows. Returns results to emit at once."""
 
     @property
     def _state(self) -> WindowState:
@@ -181,7 +189,7 @@ class AggregateWindows(WindowOperator):
 class WindowState:
     """The state table of one window operator in one subtask. `name` is the name of the namespace column.
 
-    `extra` are value columns of the operator itself, before the columns of the aggregates.
+    `extra` are value columns that the operator adds, before the columns of the aggregates.
     """
 
     def __init__(
@@ -212,12 +220,12 @@ class WindowState:
 
     @property
     def exists(self) -> bool:
-        """Returns True if the table has been created, which the first row does."""
+        """Returns True if the state table exists. The first input row or a restore creates it."""
         return self._table is not None
 
     @property
     def table(self) -> NamespacedTable:
-        """Returns the table. It must exist."""
+        """Returns the state table. It must exist."""
         assert self._table is not None, "windows before the first row"
         return self._table
 
@@ -228,7 +236,10 @@ class WindowState:
         return self._key_schema
 
     def admit(self, schema: pa.Schema) -> None:
-        """Checks the columns of a batch against the state, which the first batch creates. Raises OperatorError."""
+        """Checks the columns of a batch against the state table.
+
+        The first batch creates the table. Raises ChangedTypeError if they differ.
+        """
         if self._seen is not None and schema.equals(self._seen):
             return
         found = key_schema(schema, self._keys)
@@ -255,32 +266,33 @@ class WindowState:
             check_owner(self._context, keys, self._owners)
 
     def stored_keys(self, namespaces: NDArray[np.int64], keys: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the key columns of the stored table."""
+        """Returns key columns with the namespace column before them, as in the state table."""
         return pa.RecordBatch.from_arrays([pa.array(namespaces), *keys.columns], names=[self._name, *self._keys])
 
     def user_keys(self, stored: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the key columns without the namespace."""
+        """Returns stored key columns without the namespace column."""
         return stored.select(list(self._keys))
 
     def parts(self, slots: NDArray[np.int32]) -> Parts:
-        """Returns the state columns of the accumulators in some slots."""
+        """Returns the accumulator columns of some slots (rows of the state table)."""
         return [[self.table.column(field.name).take(slots) for field in group] for group in self.fields.values()]
 
     def add(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Adds the rows of a batch to slots of the table, one slot for each row."""
+        """Adds row i of a batch to the slot `slots[i]` of the state table."""
         for accumulator, fields in zip(self.accumulators, self.fields.values(), strict=True):
             add_rows(accumulator, fields, batch, slots)
 
     def merge(self, slots: NDArray[np.int32], parts: Parts) -> None:
-        """Merges state columns of other accumulators into slots of the current batch."""
+        """Merges accumulator columns (`parts`) into slots of the state table: entry i into `slots[i]`."""
         for accumulator, columns in zip(self.accumulators, parts, strict=True):
             accumulator.merge(slots, columns)
 
     def begin_empty(self) -> None:
-        """Makes the rows that are new in this batch empty. Call it before anything is merged into them.
+        """Makes the slots that are new in this batch start without a value. Call this method before anything is merged
+        into them.
 
-        Aggregates that are null without values take a new row for one that gets a value in its batch (`mark`), as
-        long as there has been no null. An operator that leaves a new row without values calls this.
+        Until the first null arrives, aggregates that are null without values treat every new slot as one that gets a
+        value in its batch (`mark`). An operator that leaves a new slot without values must call this method.
         """
         for name, aggregate in self._aggregates.items():
             first = self.fields[name][0]
@@ -288,28 +300,31 @@ class WindowState:
                 self.table.column(first.name).track_nulls()
 
     def results(self, slots: NDArray[np.int32]) -> list[pa.Array]:
-        """Returns the results of some slots. Raises OperatorError for one that does not fit its type."""
+        """Returns the results of some slots. Raises OperatorError for a result that does not fit its type."""
         return self.results_of(self.accumulators, slots)
 
     def results_of(self, accumulators: Sequence[Accumulator], slots: NDArray[Any]) -> list[pa.Array]:
-        """Returns results of accumulators of another table. Raises OperatorError for one that does not fit its type."""
+        """Returns the results of accumulators of another table.
+
+        Raises OperatorError for a result that does not fit its type.
+        """
         try:
             return [accumulator.results(slots) for accumulator in accumulators]
         except OverflowError as error:
             raise failure(self._context, error, "in the result of a window") from error
 
     def extra(self, name: str) -> ValueColumn:
-        """Returns a value column of the operator itself."""
+        """Returns the value column `name` that the operator has added."""
         return self.table.column(name)
 
     @property
     def row_bytes(self) -> int:
-        """Returns the estimated size of a row in memory, in bytes."""
+        """Returns the estimated size of a row of the state table in memory, in bytes."""
         values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
         return 8 * (1 + len(self._keys)) + values
 
     def appeared(self, namespaces: Sequence[int] | NDArray[np.int64]) -> None:
-        """Records that these namespaces have rows."""
+        """Records that these namespaces now have rows."""
         self.namespaces = with_nodes(self.namespaces, namespaces)
 
     def emptied(self, namespaces: Sequence[int]) -> None:
@@ -320,18 +335,18 @@ class WindowState:
             self.namespaces = self.namespaces[~np.isin(self.namespaces, namespaces)]
 
     def accumulators_of(self, table: ColumnsByName) -> list[Accumulator]:
-        """Returns accumulators of the same aggregates in another table."""
+        """Returns accumulators of the aggregates that use the columns of another table."""
         return [make_accumulator(a, self.fields[name], table) for name, a in self._aggregates.items()]
 
     def specs(self) -> list[ValueSpec]:
-        """Returns the value columns of the aggregates."""
+        """Returns the specs (name, type, initial value) of the accumulator columns."""
         return self._specs_of(self.fields)
 
     def _specs_of(self, fields: Fields) -> list[ValueSpec]:
         return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
     def restore(self, tables: Sequence[StateTable]) -> None:
-        """Loads the stored tables that are keyed. Raises CorruptionError for a table of other windows or keys."""
+        """Loads the stored tables of keyed state. Raises CorruptionError for a table of other windows or keys."""
         for table in tables:
             if table.kind is StateKind.KEYED and not table.removed and self._table is None:
                 layout = self._layout(table.state, table.rows.schema)
@@ -355,7 +370,7 @@ class WindowState:
         self._look()
 
     def _look(self) -> None:
-        """Finds the namespaces that have rows in the table."""
+        """Reads which namespaces have rows in the state table."""
         self.namespaces = self.table.namespaces()
 
     def _create(self, keys: pa.Schema, fields: Fields) -> None:
@@ -370,8 +385,9 @@ class WindowState:
         return [*(spec.field for spec in self._extra), *(field for group in self.fields.values() for field in group)]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Continues with rows that are already in the backend. Converts them if another set of aggregates wrote
-        them.
+        """Continues with the rows that the backend already has.
+
+        Converts them if a program with other aggregates wrote them. `stored` is their schema.
         """
         layout = self._layout(WINDOWS_STATE, stored)
         if layout.whole:
@@ -383,15 +399,17 @@ class WindowState:
         self._evolve(self._wanted(layout))
 
     def _evolve(self, fields: Fields) -> None:
-        """Converts the rows if the aggregates have other state columns now."""
+        """Converts the stored rows to the state columns `fields` of the program's aggregates."""
         specs = [*self._extra, *self._specs_of(fields)]
         made = self.backend.retype(WINDOWS_STATE, specs, lambda rows: self._converted(rows, fields))
         self.fields, self._table = fields, cast(NamespacedTable, made)
         self.accumulators = self.accumulators_of(made)
 
     def _wanted(self, layout: StoredLayout) -> Fields:
-        """Returns the state columns of all aggregates: the stored ones, or else the columns that follow from
-        the input.
+        """Returns the state columns of all aggregates of the program: the stored columns, or the columns that follow
+        from the input schema for a new aggregate.
+
+        Raises IncompatibleStateError if an aggregate is new and the input schema is not known.
         """
         if layout.whole:
             return layout.fields
@@ -404,7 +422,7 @@ class WindowState:
         return {name: layout.fields.get(name, self._known_fields[name]) for name in self._aggregates}
 
     def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
-        """Returns stored rows, converted to the program's columns and types."""
+        """Returns stored rows, converted to the program's state columns `fields`."""
         head = [pa.field(self._name, pa.int64()), *self.key_schema, *(spec.field for spec in self._extra)]
         return converted(rows, pa.schema(head), self._aggregates, fields, self._where)
 
@@ -436,7 +454,7 @@ _SLOT = own_name("slot")
 class MergedGroups:
     """Accumulators of a state's aggregates, in memory, for `count` groups that are numbered from 0.
 
-    A group is filled in several calls. When the first null comes, a table treats all new slots of the batch as empty.
+    A group is filled in several calls. When the first null arrives, a table treats all new slots of the batch as empty.
     Each call therefore reports to the table which groups are still empty, so that earlier values are not lost.
     """
 
@@ -450,13 +468,13 @@ class MergedGroups:
         self._empty = np.ones(count, dtype=np.bool_)
 
     def merge(self, numbers: NDArray[Any], parts: Parts) -> None:
-        """Merges state columns into groups."""
+        """Merges accumulator columns (`parts`) into groups: entry i into group `numbers[i]`."""
         for accumulator, columns in zip(self._accumulators, parts, strict=True):
             accumulator.merge(self._slots[numbers], columns)
         self._filled(numbers)
 
     def update(self, batch: pa.RecordBatch, numbers: NDArray[Any]) -> None:
-        """Adds rows to groups."""
+        """Adds row i of a batch to group `numbers[i]`."""
         for accumulator in self._accumulators:
             accumulator.update(batch, self._slots[numbers])
         self._filled(numbers)
@@ -467,23 +485,24 @@ class MergedGroups:
         self._table.new_slots = self._slots[self._empty]
 
     def done(self) -> None:
-        """Ends the filling of groups. Afterwards only results are read."""
+        """Ends the filling of groups. After this call only results and columns are read."""
         self._table.done()
 
     def parts(self, numbers: NDArray[Any]) -> Parts:
-        """Returns the stored columns of some groups."""
+        """Returns the accumulator columns of the groups with these numbers."""
         slots = self._slots[numbers]
         return [[self._table.column(field.name).take(slots) for field in group] for group in self._fields.values()]
 
     def results(self, numbers: NDArray[Any]) -> list[pa.Array]:
-        """Returns the results of some groups."""
+        """Returns the results of the groups with these numbers."""
         return self._state.results_of(self._accumulators, self._slots[numbers])
 
 
 def codes_of(keys: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], pa.RecordBatch, int]:
-    """Returns a number for the key of each row, from 0 without gaps, the distinct keys in order, and how many.
+    """Returns the key number of each row, the distinct keys, and the number of distinct keys. Numbers start at 0, in
+    the order of first appearance.
 
-    Without key columns all rows have one key.
+    `rows` is the number of rows. Without key columns all rows have the same key.
     """
     if not keys.num_columns:
         return np.zeros(rows, dtype=np.int64), keys, 1

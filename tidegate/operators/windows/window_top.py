@@ -1,24 +1,25 @@
-"""The first `n` rows of each key and window: `WindowTop`, and `LocalTop`, which filters batches before the exchange.
+"""Top-n in windows: `WindowTop` emits the first `n` rows of each key and window. `LocalTop` drops rows before the
+exchange that cannot be among them.
 
 Rules of `WindowTop`:
 
-- Rows carry their window in `window_end`: the aggregate of a window adds it, and `LocalTop` adds it to plain rows. It
-  is one of the keys, so a window of a key is in one subtask.
-- The state has the rows that are among the first so far: at most `n` for each key and window, and with `ties` also rows
-  that share the last rank. Nothing is emitted before the window ends, so nothing is retracted.
-- When the watermark passes, the windows that are due are ranked together, as many at a time as have `FIRED_ROWS` rows.
-  They are emitted in the order of windows, and of ranks within a key. Their rows are removed in the same step.
-- `FiredGroups` stores up to which moment windows have fired: a row for a window that has fired is late. It is dropped,
-  counted, and sent to the side output of late rows.
+- The column `window_end` has the window of a row. A windowed aggregate before this step adds it, or else `LocalTop`
+  does. It is one of the keys, so all rows of a key and window are in one subtask.
+- The state has the rows that are among the first `n` so far: at most `n` for each key and window, and with `ties` also
+  rows that share the last rank. Nothing is emitted before the window ends, so nothing is retracted.
+- When the watermark passes the end of windows, several windows with together about `FIRED_ROWS` rows are ranked in one
+  step. They are emitted in the order of windows, and of ranks within a key. Their rows are removed in the same step.
+- `FiredGroups` stores the time up to which windows have fired. A row for a window that has fired is late: it is
+  dropped, counted, and sent to the side output of late rows.
 
 Rules of `LocalTop`:
 
-- It stands before the exchange so that few rows are sent: of a batch of bids, one row for each window if only the first
-  row is wanted. It has no state.
-- A row that other rows of its batch keep out of the first `n` of its window cannot be among them.
-- Rows of windows that are over by the watermark pass: they may be late, and `WindowTop` counts late rows.
-- Where most rows stay, as with many keys, comparing does not pay. That is measured, and then most batches pass as they
-  are.
+- It runs before the exchange so that few rows are sent: with n = 1, one row of a batch for each key and window. It has
+  no state.
+- A row that is not among the first `n` rows of its key and window within its batch cannot be among them in the result.
+- Rows of windows that have ended at the watermark are not dropped: they may be late, and `WindowTop` counts late rows.
+- If few rows can be dropped, as with many keys, comparing costs more than it saves. If more than half of a batch's rows
+  remain, the next batches are sent without comparing.
 """
 
 from __future__ import annotations
@@ -60,13 +61,14 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 _PASSED_BATCHES = 15
-"""Number of batches that pass uncompared after a batch in which comparing did not pay."""
+"""Number of batches that are sent without comparing, after a batch of which more than half of the rows remained."""
 _END = own_name("window_end_ms")
 
 
 class WindowTop(WindowOperator, RowsOperator):
-    """Keeps the first rows of each key and window. `schema` has the columns of the input. `ranking.keys` must include
-    `window_end`.
+    """Stores the first rows of each key and window, and emits them when the window ends.
+
+    `schema` is the input schema. `ranking.keys` must include `window_end`.
     """
 
     def __init__(self, ranking: Ranking, schema: pa.Schema) -> None:
@@ -86,12 +88,15 @@ class WindowTop(WindowOperator, RowsOperator):
         self._due = DueRows(MOMENT)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError for tables that do not fit."""
         super().load(tables)
         self._due.forget()
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Stores the rows that are among the first so far. Raises OperatorError for a row without a window."""
+        """Stores the rows of a batch that are among the first so far.
+
+        Raises OperatorError for a row without a window.
+        """
         with blame(self.context, batch):
             rows = self._ranking.columns_of(batch, self._columns)
             words = self._ranking.words(rows)
@@ -118,7 +123,7 @@ class WindowTop(WindowOperator, RowsOperator):
         return RowsOperator.snapshot(self, cut)
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits the first rows of the windows that have ended."""
+        """Emits the first rows of the windows that have ended at `moment_ms`. Yields between two steps."""
         for limit_ms in self._due.limits(self.tables, moment_ms):
             self._fire(limit_ms, emit)
             self._fired.reach(limit_ms)
@@ -126,7 +131,10 @@ class WindowTop(WindowOperator, RowsOperator):
         self._fired.reach(moment_ms)
 
     def _add(self, rows: pa.RecordBatch, keys: pa.RecordBatch, moments: NDArray[np.int64], words: RankWords) -> None:
-        """Compares rows with the stored rows, and stores the first `n` of both."""
+        """Compares rows with the stored rows of their keys, and stores the first `n` of both.
+
+        `moments` are the window ends, and `words` the order words of the rows.
+        """
         index = KeyIndex(tuple(self.keys.names))
         upserted = index.upsert(keys)
         distinct = keys.take(pa.array(upserted.first_rows))
@@ -149,7 +157,7 @@ class WindowTop(WindowOperator, RowsOperator):
         table.done()
 
     def _fire(self, limit_ms: int, emit: Emit) -> None:
-        """Emits the first rows of windows that end up to `limit_ms`, and removes them."""
+        """Emits the first rows of the windows that end at `limit_ms` or before, and removes them from the state."""
         rows = self._due.take(self.tables[0], limit_ms)
         self.tables[0].done()
         moments: Positions = rows.column(MOMENT).to_numpy()
@@ -164,10 +172,11 @@ class WindowTop(WindowOperator, RowsOperator):
 
 
 class LocalTop(Operator):
-    """The first rows of windows in each batch. With `window` and `time` rows get the bounds of their windows here.
+    """Keeps, of each batch, only rows that are among the first of their key and window within the batch.
 
-    Without them rows have `window_end` already. `schema` is the schema of the input. Raises ConfigurationError for
-    columns that do not fit.
+    With `window` and `time` (the event-time column), the operator adds the bounds of their windows to the rows. Without
+    them, rows have a column `window_end` already. `schema` is the input schema. Raises ConfigurationError for columns
+    that do not fit.
     """
 
     def __init__(
@@ -199,15 +208,18 @@ class LocalTop(Operator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the `Due` of `WindowTop`, which follows: the watermark makes a difference when it ends a window of
-        the row.
+        """Returns the rule by which `WindowTop`, the next operator, treats rows as late: a watermark that ends a window
+        of the row makes a difference.
 
-        Results of windows are never late.
+        Empty if rows have windows already, because results of windows are never late.
         """
         return () if self._window is None else (DueByWindows(self._window),)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows of a batch that can be among the first. Raises OperatorError for a row without a time."""
+        """Emits the rows of a batch that can be among the first of their window.
+
+        Raises OperatorError for a row without a time.
+        """
         with blame(self.context, batch):
             rows, ends = self._windows(batch)
             kept = self._first(batch, rows, ends)
@@ -223,12 +235,12 @@ class LocalTop(Operator):
         emit(chosen)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Records the watermark. Windows up to it are over."""
+        """Records the watermark, to detect windows that have ended. Emits nothing."""
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
         return iter(())
 
     def _windows(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], Times]:
-        """Returns rows, each once for each of its windows, and the ends of these windows."""
+        """Returns the row index and the window end, in ms, for each row and each of its windows."""
         if self._window is None:
             ends = event_times_ms(batch, WindowEnd(WINDOW_END))
             return np.arange(batch.num_rows, dtype=np.int64), ends.to_numpy(zero_copy_only=False) + 1
@@ -241,7 +253,10 @@ class LocalTop(Operator):
         return rows[in_order], ends[in_order]
 
     def _first(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> NDArray[np.bool_] | None:
-        """Selects the rows that are among the first, or late. None means all rows, if nothing was compared."""
+        """Returns a mask of the rows that are among the first of their window, or whose window has ended.
+
+        None means that all rows remain, without comparing.
+        """
         if self._passes:
             self._passes -= 1
             return None
@@ -256,7 +271,7 @@ class LocalTop(Operator):
         return kept
 
     def _groups(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> tuple[NDArray[np.int64], int]:
-        """Returns the number of the group of each row, and the number of groups."""
+        """Returns the group number of each row, where a group is a key and window, and the number of groups."""
         # Sessions that end together may have begun at different times.
         if set(self._keys) <= {WINDOW_END} and ends.min() == ends.max():
             return np.zeros(len(rows), dtype=np.int64), 1
