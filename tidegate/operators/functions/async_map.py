@@ -1,20 +1,20 @@
-"""`AsyncMap` computes rows from outside calls, many at a time, while the task continues.
+"""`AsyncMap` maps rows by asynchronous calls (Flink's async I/O): many calls run at a time, while the task continues.
 
-The task fetches calls with `take_calls` and returns their results with `answered`. A driver
+The task fetches the calls to make with `take_calls`, and passes their results to `answered`. A driver
 (`tidegate/actors/drivers/async_calls.py`) runs the `AsyncFunction`. Rules:
 
 - At most `capacity` calls run at a time. While rows wait for a call the operator is `full`, and the task reads no
   further input. Its buffer is therefore bounded by the capacity and one batch (`rows_of_a_turn_max`).
 - With a `batch_timeout` rows wait until there are enough for a call, or until this time has passed. Such a call may
   have rows from both sides of a watermark. The watermark then waits for its results, so it overtakes no row.
-- Rows whose results were not emitted yet are in the snapshot and are requested again after a restore. A function may be
-  called more than once for a row, but each row has one result.
+- The snapshot stores the rows whose results were not emitted yet. Their calls are made again after a restore. A
+  function may be called more than once for a row, but each row has one result.
 - A watermark is passed on when the results of all rows before it were emitted. `ordered` keeps the order of the rows.
   Otherwise results may overtake each other, but not a watermark.
 - The watermarks between these rows are in the snapshot as well, after the last watermark that was passed on. After a
-  restore the next operators therefore judge each result as before. A sender that starts again may be behind these
-  watermarks and does not move them back. The end of event time is not stored, because no row follows it and it comes
-  again.
+  restore the next operators therefore see each result between the same watermarks as before. Older watermarks of a
+  restarted sender are ignored. The final watermark (end of event time) is not stored, because no row follows it and the
+  senders send it again.
 - If the steps before have another parallelism, the restore drops these watermarks (`restored_event_time.py`).
 - A row that fails permanently fails the task, or goes to a side output with its error.
 """
@@ -45,17 +45,15 @@ from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, 
 from tidegate.storage.state.stored_rows import Mark, marks_as_rows, marks_of, with_watermarks
 
 IN_FLIGHT = "in flight"
-"""Name of the state with the rows whose results have not been emitted."""
+"""Name of the state with the rows whose results were not emitted yet."""
 
 WATERMARKS = "watermarks in flight"
-"""Name of the state with the watermarks between these rows. Stored only if there are any."""
+"""Name of the state with the watermarks between the rows of `IN_FLIGHT`. Stored only if there are any."""
 
 HELD_ROWS_MAX = 1_000
-"""Limit of rows that a task passes to the operator in one turn, if the capacity is smaller than this.
+"""Greatest number of rows that a task passes to the operator at once if the capacity is smaller than this number.
 
-It is not smaller, because all chained steps share a turn, and their batches would become as small as a few calls.
-
-It is not lower, because all chained steps share a turn, and their batches would become as small as a few calls.
+A limit as low as the capacity would make the batches of all chained steps as small as a few calls.
 """
 
 
@@ -66,14 +64,14 @@ def rows_of_a_turn_max(function: AsyncFunction) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """The calls whose rows arrived between two watermarks."""
+    """The calls whose rows arrived between two watermarks, and the watermark that follows them."""
 
     left: int = 0
     """Number of calls whose results have not been emitted."""
     done: list[_PendingCall] = field(default_factory=list)
     """Finished calls, in the order in which they finished."""
     watermark_ms: int | None = None
-    """Watermark that follows the calls, or None if more rows follow."""
+    """Watermark that follows the calls, in ms, or None if more rows may follow before the next watermark."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +82,10 @@ class _PendingCall:
 
 
 class AsyncMap(Operator):
-    """Maps rows by an `AsyncFunction`."""
+    """Maps rows by an `AsyncFunction`.
+
+    Failed rows go to the side output `errors_to`, or fail the task if it is None.
+    """
 
     def __init__(
         self,
@@ -106,18 +107,18 @@ class AsyncMap(Operator):
         self._waiting: deque[Call] = deque()
         self._segments: deque[_Segment] = deque([_Segment()])
         self._newest_ms = self._passed_ms = MIN_WATERMARK_MS
-        """The newest watermark that has arrived, in ms. The next attribute is the newest one that was passed on."""
+        """The newest watermark that has arrived, in ms. `_passed_ms` is the newest watermark that was passed on."""
         self._under_way = 0
         self._next = 0
         self._batch_timeout_ms = function.batch_timeout_ms
         self._filling: list[pa.RecordBatch] = []
-        """Rows that wait until there are enough for a call. They are newer than the rows of all calls."""
+        """Rows that wait until there are enough of them for a call. They arrived after the rows of all calls."""
         self._filling_rows = self._filling_since_ms = 0
         self._filling_watermark_ms: int | None = None
-        """The newest watermark that arrived after these rows."""
+        """The newest watermark that arrived after the rows in `_filling`, in ms. None if there is none."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores the rows that were in flight, and makes their calls again."""
+        """Restores the rows whose results were not emitted before the snapshot, and schedules their calls again."""
         super().open(context, restored)
         marks, held = list[Mark](), list[pa.RecordBatch]()
         for table in restored:
@@ -132,7 +133,10 @@ class AsyncMap(Operator):
                 self._add(element)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Adds rows to be mapped. Raises OperatorError if their columns differ from earlier rows."""
+        """Adds the rows of a batch to the calls to make.
+
+        Raises OperatorError if their columns differ from earlier rows.
+        """
         with blame(self.context, batch):
             rows = self._input.conform(widened(batch))
         self._add(rows)
@@ -144,11 +148,11 @@ class AsyncMap(Operator):
 
     @property
     def busy(self) -> bool:
-        """Returns True if any results are still missing."""
+        """True while results of calls are missing or have not been emitted."""
         return bool(self._pending)
 
     def take_calls(self) -> list[Call]:
-        """Returns the calls that the driver has to make now."""
+        """Returns the calls that the driver has to start now, at most up to `capacity` running calls."""
         calls = []
         while self._waiting and self._under_way < self._capacity:
             calls.append(self._waiting.popleft())
@@ -156,8 +160,10 @@ class AsyncMap(Operator):
         return calls
 
     def let_pass(self, watermark_ms: int) -> bool:
-        """Takes a watermark, and returns whether it is passed on at once. Otherwise `answered` returns it later, unless
-        it is outdated.
+        """Takes a watermark, in ms. Returns True if the task may forward it at once.
+
+        Otherwise rows are still in flight, and `answered` returns the watermark later. A watermark older than the
+        newest one is dropped.
         """
         if watermark_ms < self._newest_ms:
             return False
@@ -170,8 +176,9 @@ class AsyncMap(Operator):
         return True
 
     def answered(self, answers: Sequence[Answer]) -> Iterator[pa.RecordBatch | int]:
-        """Takes the results of calls, and returns the rows and watermarks to emit. Raises OperatorError for a failed
-        call.
+        """Takes the results of calls. Yields the batches and the watermarks (in ms) that can now be emitted.
+
+        Raises OperatorError for a failed call if there is no side output for errors.
         """
         for answer in answers:
             pending = self._pending[answer.number]
@@ -193,7 +200,10 @@ class AsyncMap(Operator):
             yield segment.watermark_ms
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Returns the rows whose results are missing, and the watermarks between them."""
+        """Returns a snapshot of the rows whose results were not emitted yet, and of the watermarks between them.
+
+        None if there are no such rows.
+        """
         held = [pending.call.rows for pending in self._pending.values()] + self._filling
         if not held:
             return None
@@ -203,13 +213,16 @@ class AsyncMap(Operator):
         return OperatorSnapshot(self.context.uid, tuple(states))
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Waits for all results at the end of the input."""
+        """Yields at the end of the input until all results have been emitted."""
         self._complete()
         while self._pending:
             yield
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns the processing time, in ms, at which the waiting rows stop waiting for a full batch."""
+        """Returns the processing time, in ms, at which rows that wait for a full batch are called anyway.
+
+        None if no rows wait.
+        """
         if not self._filling:
             return None
         assert self._batch_timeout_ms is not None, "only then do rows wait"
@@ -250,7 +263,7 @@ class AsyncMap(Operator):
                 self._complete()
 
     def _complete(self) -> None:
-        """Makes a call of the waiting rows, even if the batch is not full. Later watermarks wait for its results."""
+        """Makes a call of the rows that wait for a full batch, and adds the watermark that arrived after them."""
         if not self._filling:
             return
         rows, watermark_ms = _together(self._filling), self._filling_watermark_ms
@@ -260,7 +273,7 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold_behind(self, watermark_ms: int) -> None:
-        """Keeps a watermark until the results of all rows so far are emitted, including rows that are in no
+        """Keeps a watermark until the results of all rows before it are emitted, including rows that are not part of a
         call yet.
         """
         if self._filling:
@@ -269,7 +282,7 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold(self, watermark_ms: int) -> None:
-        """Keeps a watermark until the results of all rows in calls are emitted."""
+        """Keeps a watermark until the results of all rows that are part of a call are emitted."""
         self._newest_ms = watermark_ms
         last = self._segments[-1]
         if not last.left and len(self._segments) > 1:
@@ -279,7 +292,7 @@ class AsyncMap(Operator):
             self._segments.append(_Segment())
 
     def _marks(self) -> list[Mark]:
-        """Returns the watermarks to store with the rows whose results are missing."""
+        """Returns the watermarks to store in a snapshot, each with the number of stored rows before it."""
         left: Counter[_Segment] = Counter()
         for pending in self._pending.values():
             left[pending.segment] += pending.call.rows.num_rows
@@ -293,7 +306,7 @@ class AsyncMap(Operator):
         return [mark for mark in found if MIN_WATERMARK_MS < mark[1] < MAX_WATERMARK_MS]
 
     def _take_done(self) -> list[_PendingCall]:
-        """Returns the finished calls of the first segment whose results may be emitted now."""
+        """Removes and returns the finished calls of the oldest segment whose results may be emitted now."""
         segment = self._segments[0]
         if self._ordered:
             found = []
@@ -381,13 +394,13 @@ RETRIES_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class AsyncFunction:
-    """A function, and how to call it.
+    """A function of the program, and how to call it.
 
     `fn` is called with a row as a dict or, with `batch_size`, with batches of up to this many rows. With
-    `batch_timeout_ms` rows wait up to this time for a full batch. Otherwise a batch has the rows that have arrived.
+    `batch_timeout_ms` rows wait up to this time for a full batch. Without it, a batch has the rows that have arrived.
 
     `fn` returns an awaitable, or a future of `concurrent.futures`. A call that raises, or takes longer than
-    `timeout_ms`, is repeated up to `retries` times.
+    `timeout_ms`, is repeated up to `retries` times. At most `capacity` calls run at a time.
     """
 
     fn: Callable[[Any], Any]
@@ -398,7 +411,11 @@ class AsyncFunction:
     batch_timeout_ms: int | None = None
 
     def check(self, step: str) -> None:
-        """Raises ConfigurationError for a generator, or a number out of range."""
+        """Raises ConfigurationError if `fn` is not a function that returns one result, or if a number or a time is out
+        of range.
+
+        `step` names the step in the error.
+        """
         if inspect.isasyncgenfunction(self.fn) or inspect.isgeneratorfunction(self.fn):
             raise ConfigurationError(f"{step}: fn is a generator; it must return one result for each call, not yield")
         wrong = [
@@ -425,7 +442,7 @@ class AsyncFunction:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call to make, with rows of one batch. Its number is unique within an operator and attempt."""
+    """A call to make with the rows of one batch. `number` is unique within an operator and attempt."""
 
     number: int
     rows: pa.RecordBatch
@@ -433,7 +450,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a call, or its error after the last retry."""
+    """The result of the call `number`, or the error of its last attempt."""
 
     number: int
     result: Any = None

@@ -1,9 +1,9 @@
-"""Operators without keyed state around functions of users: over batches, over rows, and over lists in a column.
+"""Operators without keyed state that call functions of users with batches or rows, or that flatten lists in a column.
 
 Rules:
 
-- A function gets each batch or row once, and again if it is processed again after a restart. Data that the function
-  keeps itself is not in a checkpoint, so its result must depend on its argument alone.
+- A function gets each batch or row once, and again if the input is replayed after a restart. Checkpoints do not include
+  data that the function itself keeps, so its result must depend on its argument alone.
 - An exception of the function becomes an OperatorError.
 - Empty results are dropped. `output_schema.py` fixes the output schema.
 - A `BatchFunction` has `open` and `close`, so it loads a model once and not for each batch. Each subtask of each
@@ -47,18 +47,19 @@ BatchResult: TypeAlias = "pa.RecordBatch | pa.Table | pl.DataFrame | None"
 
 
 class BatchResults:
-    """Converts what a function returns to Arrow batches with the columns of a schema."""
+    """Converts the return values of a function to Arrow batches with the columns of the output schema."""
 
     def __init__(self, pinned: PinnedSchema) -> None:
         self._pinned = pinned
         self._from_polars = FromPolars()
 
     def conformed(self, result: BatchResult, source: pa.Schema, known: Set[int] = frozenset()) -> list[pa.RecordBatch]:
-        """Returns the rows of a result that a function computed from a batch with the schema `source`.
+        """Returns the rows of a function's result as batches of the output schema. `source` is the schema of the batch
+        that the function got.
 
         The function may reuse its arrays, so the rows are copied, except for columns in the memory `known` (see
-        `memory_of`) of the batch that the function got. Raises TypeError for a result that is not a batch, and
-        SchemaMismatchError for other columns.
+        `memory_of`) of the batch that the function got. Raises TypeError for a result that is not a batch, a table or a
+        data frame, and SchemaMismatchError for other columns.
         """
         parts = self._batches(result, source)
         return [self._pinned.conform(owned_batch(part, known)) for part in parts if part.num_rows]
@@ -86,7 +87,7 @@ T = TypeVar("T")
 class MapBatches(Operator):
     """Calls `fn` with each batch. `fn` returns a RecordBatch, a Table, a polars DataFrame, or None for no rows.
 
-    With `schema` the result is cast to it; otherwise the first result fixes the schema.
+    With `schema` the result is cast to this schema. Otherwise the first result determines the schema.
     """
 
     def __init__(self, fn: Callable[[pa.RecordBatch], BatchResult], schema: pa.Schema | None = None) -> None:
@@ -94,8 +95,9 @@ class MapBatches(Operator):
         self._results = BatchResults(PinnedSchema(schema))
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the function's results for the batch. Raises OperatorError if the function raises, or returns another
-        kind of object.
+        """Calls the function with the batch and emits its result.
+
+        Raises OperatorError if the function raises, or returns another kind of object.
         """
         with blame(self.context, batch):
             results = self.results_of(batch)
@@ -103,7 +105,10 @@ class MapBatches(Operator):
             emit(result)
 
     def results_of(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Returns the function's results for a batch. Raises its exceptions, and TypeError for other results."""
+        """Calls the function with a batch and returns its result as batches.
+
+        Raises the function's exceptions, and TypeError for another kind of result.
+        """
         return self._results.conformed(self._fn(batch), batch.schema, memory_of(batch))
 
 
@@ -120,7 +125,10 @@ class FlatMap(Operator):
         self._pinned = PinnedSchema(schema, fn)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows in order, in batches of bounded size. Raises OperatorError if the function raises."""
+        """Emits the rows that the function returns for each row, in order and in batches of bounded size.
+
+        Raises OperatorError if the function raises.
+        """
         with blame(self.context, batch):
             rows = python_rows(batch)
         at = [0]
@@ -145,8 +153,8 @@ class FlatMap(Operator):
 class Map(Operator):
     """Calls `fn` with each row as a dict. `fn` returns a dict, which becomes a row.
 
-    With `traced` the operator computes the same result by expressions, where `trace.py` can prove that it is the same.
-    `event_time_check` checks that the function keeps the event time.
+    With `traced` the operator computes the result by polars expressions instead, if `trace.py` can prove that they give
+    the same result. `event_time_check` checks that the function keeps the event time.
     """
 
     def __init__(
@@ -164,7 +172,10 @@ class Map(Operator):
         self._traced: Traced | None = None
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens without a trace, because the first batch determines the columns."""
+        """Opens the operator.
+
+        The first batch, which determines the columns, decides whether the function is traced to expressions.
+        """
         super().open(context, restored)
         if self._traces:
             from tidegate.operators.functions.trace import trace_map
@@ -172,7 +183,10 @@ class Map(Operator):
             self._traced = Traced(lambda seen: trace_map(self._fn, seen, self._schema), context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows in order, in batches of bounded size. Raises OperatorError if the function raises."""
+        """Emits one row for each row of the batch, in order and in batches of bounded size.
+
+        Raises OperatorError if the function raises.
+        """
         computed = None if self._traced is None else self._traced.computed(batch)
         if computed is not None and self._fits(computed.schema):
             with blame(self.context, batch):
@@ -193,9 +207,9 @@ class Map(Operator):
             self._event_time_check.check(before, after)
 
     def _fits(self, computed: pa.Schema) -> bool:
-        """Returns whether the columns of results equal the columns of the output so far.
+        """Returns whether traced results have the columns and types of the output so far.
 
-        If they do not, values must be checked one by one.
+        If not, values are checked row by row.
         """
         pinned = self._pinned.schema
         if pinned is None or self._schema is not None:
@@ -219,7 +233,10 @@ class Peek(Operator):
 
 
 class FilterRows(Operator):
-    """Keeps the rows for which `fn`, called with a dict, returns true. `traced` is as in `Map`."""
+    """Keeps the rows for which `fn`, called with a dict, returns true.
+
+    With `traced` polars expressions compute the condition, as in `Map`.
+    """
 
     def __init__(self, fn: Callable[[dict[str, Any]], object], traced: bool = True) -> None:
         self._fn = fn
@@ -227,7 +244,10 @@ class FilterRows(Operator):
         self._traced: Traced | None = None
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens without a trace, because the first batch determines the columns."""
+        """Opens the operator.
+
+        The first batch, which determines the columns, decides whether the function is traced to expressions.
+        """
         super().open(context, restored)
         if self._traces:
             from tidegate.operators.functions.trace import trace_filter
@@ -235,7 +255,7 @@ class FilterRows(Operator):
             self._traced = Traced(lambda seen: trace_filter(self._fn, seen), context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows that are kept. Raises OperatorError if the function raises."""
+        """Emits the rows for which the function returns true. Raises OperatorError if the function raises."""
         computed = None if self._traced is None else self._traced.computed(batch)
         if computed is not None:
             mask = computed.column(0)
@@ -256,8 +276,9 @@ class FilterRows(Operator):
 def _called(
     context: OperatorContext, calls: Callable[[list[dict[str, Any]]], Iterable[T]], batch: pa.RecordBatch, start: int
 ) -> list[T]:
-    """Returns the result of the function for each row. `start` is the index of the first row. Raises OperatorError if a
-    call raises.
+    """Returns the result of the function for each row of a batch. `calls` maps rows as dicts to results.
+
+    `start` is the index of the first row, for errors. Raises OperatorError if a call raises.
     """
     with blame(context, batch):
         rows = python_rows(batch)
@@ -290,15 +311,18 @@ class BatchContext(FunctionContext):
 class BatchFunction:
     """Processes a stream batch by batch, with objects that `open` has made once: a model, a connection, a table.
 
-    Derive from it, and give `map_batches` an object. Its attributes are sent to the tasks with the program, so load
-    large data in `open`.
+    Derive a class from it, and pass an object of the class to `map_batches`. Its attributes are sent to the tasks with
+    the program, so load large data in `open`.
     """
 
     context: BatchContext
-    """The context that was passed to `open`."""
+    """The context of the subtask, set before `open` is called."""
 
     def open(self, context: BatchContext) -> None:
-        """Called once, before anything else. It may be slow: the task begins when all functions are open."""
+        """Prepares the function.
+
+        Called once, before any batch. It may be slow, because the task starts only when all functions are open.
+        """
 
     def process(self, batch: pa.RecordBatch) -> BatchResult:
         """Returns the result for a batch that is not empty: a batch, a table, a polars DataFrame, or None for
@@ -318,23 +342,24 @@ class BatchFunctionOperator(MapBatches):
         super().__init__(self._function.process, schema)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens the function. Raises OperatorError if its `open` raises."""
+        """Calls `open` of the function with its context. Raises OperatorError if the function's `open` raises."""
         super().open(context, restored)
         self._function.context = BatchContext(context)
         with blame_call(context, "open"):
             self._function.open(self._function.context)
 
     def close(self) -> None:
-        """Closes the function."""
+        """Calls `close` of the function."""
         self._function.close()
 
 
 def batch_operator(
     fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction, schema: pa.Schema | None, name: str
 ) -> OperatorFactory:
-    """Returns the operator for a `BatchFunction` or a function of a batch.
+    """Returns the factory of the operator that calls a `BatchFunction`, or a function of a batch.
 
-    Raises ConfigurationError for other objects, or if a copy fails.
+    `name` is the step in errors. Raises ConfigurationError for a class instead of an object, or if the object cannot be
+    copied.
     """
     if isinstance(fn, BatchFunction):
         factory = partial(BatchFunctionOperator, fn, schema)
@@ -359,7 +384,10 @@ class Explode(Operator):
         self._outer = outer
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows in order, in batches of bounded size. Raises OperatorError if the column is not a list."""
+        """Emits the rows in order, in batches of bounded size.
+
+        Raises OperatorError if the column does not contain lists.
+        """
         with blame(self.context, batch):
             lists = batch.column(self._column)
             if not isinstance(lists.type, _LISTS):
@@ -383,9 +411,10 @@ class Explode(Operator):
 
 
 def _with_empty_ones(lengths: np.ndarray, parents: np.ndarray, values: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Adds one null value for each null or empty list, so that its row is kept. Returns parents and values.
+    """Adds one null value for each null or empty list, so that its row is kept.
 
-    `lengths` has the length of each list, 0 for null. `parents` has, for each value, the index of its row.
+    `lengths` has the length of each list, 0 for null. `parents` has, for each value, the index of its row. Returns the
+    new parents and values.
     """
     empty = np.flatnonzero(lengths == 0)
     together = np.concatenate([parents, empty])
@@ -400,7 +429,10 @@ MakeTrace: TypeAlias = Callable[[pa.Schema], "Trace"]
 
 
 class Traced:
-    """The trace of a function for the schema of the batches. Logs once whether the function is traced."""
+    """Computes a function of rows by polars expressions, if it can be traced for the schema of the batches.
+
+    Logs once whether it is traced.
+    """
 
     def __init__(self, make: MakeTrace, context: OperatorContext) -> None:
         self._make = make
@@ -410,7 +442,10 @@ class Traced:
         self._logged = context.subtask != 0
 
     def computed(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Returns the result for a batch, or None if the function has to be called with each row."""
+        """Returns the result for a batch, computed by expressions.
+
+        None if the function has to be called with each row.
+        """
         if self._schema is None or not self._schema.equals(batch.schema):
             self._schema = batch.schema
             self._trace = self._made(batch.schema)

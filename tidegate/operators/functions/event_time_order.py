@@ -3,11 +3,11 @@
 Rules:
 
 - A row waits until the watermark has passed its time. All rows up to that time have then arrived, and are emitted
-  together, sorted by event time. Rows of one key and one moment are emitted in arrival order.
-- A row that the watermark has passed when it arrives is late. It is counted and goes to the side output `late`. The
-  progress of the watermark is state, for each key group, because after a restore there is no watermark at first, and a
-  late row would be emitted after younger rows.
-- The watermark is passed on after the rows that it has released, so they are not late for later operators.
+  together, sorted by event time. Rows of one key with equal times are emitted in arrival order.
+- A row is late if the watermark has already passed its time when the row arrives. Late rows are counted and go to the
+  side output `late`. The watermark that each key group has reached is stored as state. After a restore there is no
+  watermark at first, and without this state a late row would be emitted after newer rows.
+- The watermark is forwarded after the rows that it releases, so these rows are not late for later operators.
 - State is one row table: the rows that wait. Keys are stored in the form in which they are compared. Key columns whose
   original values may differ from that form (floats, dictionaries) are stored unchanged as well.
 """
@@ -42,14 +42,17 @@ MOMENT = own_name("order_time_ms")
 _REACHED_STATE = "order.reached"
 _SCANNED_ROWS = 131_072
 _STEPS_MAX = 32
-"""Rows that are due leave in about this many steps. Their number is limited, because each step scans all waiting rows.
+"""Greatest number of steps in which the rows that are due are emitted.
+
+Limited because each step scans all waiting rows.
 """
 
 
 class EventTimeOrder(RowsOperator):
-    """Sorts rows of `schema` by the column `time`. `output` is the schema of the result, with dictionaries decoded.
+    """Emits the rows of a keyed stream sorted by the event-time column `time`, once the watermark has passed them.
 
-    Raises ConfigurationError for columns that cannot be keys or event time.
+    `schema` is the input schema. The attribute `output` is the output schema, with dictionaries decoded. Raises
+    ConfigurationError for columns that cannot be keys or event time.
     """
 
     def __init__(self, keys: Sequence[str], time: str, schema: pa.Schema) -> None:
@@ -63,14 +66,16 @@ class EventTimeOrder(RowsOperator):
             for field in self.output
             if field.name not in self._keys or pa.types.is_floating(field.type)
         }
-        """Stored columns other than the keys, by their name in the output."""
+        """Maps output columns other than the keys to the names under which they are stored."""
         values = [pa.field(stored, self.output.field(name).type) for name, stored in self._stored_as.items()]
         super().__init__(stored_keys, {STATE_NAME: pa.schema([pa.field(MOMENT, pa.int64()), *values])})
         self._first_ms: int | None = None
         """A lower bound of the times of waiting rows, or None if unknown."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Passes the context on, and creates the counter of late rows."""
+        """Restores the waiting rows and the watermark that each key group has reached, and creates the counter of late
+        rows.
+        """
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "rows in order of event time")
         for table in restored:
@@ -82,7 +87,7 @@ class EventTimeOrder(RowsOperator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Stores the rows of a batch until the watermark passes them.
 
-        Raises OperatorError for rows without a time, or with other columns than declared.
+        Raises OperatorError for rows without a time, and ChangedTypeError for columns of other types than declared.
         """
         with blame(self.context, batch):
             keys = key_columns(batch, self._keys)
@@ -114,7 +119,7 @@ class EventTimeOrder(RowsOperator):
                 self._first_ms = min(self._first_ms, int(moments.min()))
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits the rows that the watermark has passed, in steps."""
+        """Emits the rows that the watermark has passed, in steps. Yields between two steps."""
         for groups, reached_ms in [*self._reached.runs()]:
             if reached_ms < watermark_ms:  # After a restore it may have been further.
                 self._reached.advance(groups, watermark_ms)
@@ -134,17 +139,18 @@ class EventTimeOrder(RowsOperator):
             yield
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of the waiting rows and of the progress of event time."""
+        """Returns a snapshot of the waiting rows and of the watermark that each key group has reached."""
         frozen = self.changes(cut)
         return replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Returns the changes of the waiting rows since the last snapshot."""
+        """Returns the changes of the waiting rows since the last snapshot, without the reached watermarks."""
         return super().snapshot(cut)
 
     def _due(self, watermark_ms: int) -> NDArray[np.int64]:
-        """Returns the rows that the watermark has passed, sorted by event time. Rows of one key and time keep their
-        order of arrival.
+        """Returns references to the stored rows that the watermark has passed, sorted by event time.
+
+        Rows of one key and time keep their order of arrival.
         """
         due, moments, first = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], np.iinfo(np.int64).max
         for rows, refs in self.tables[0].scan([MOMENT], _SCANNED_ROWS):
@@ -158,7 +164,7 @@ class EventTimeOrder(RowsOperator):
         return np.concatenate(due)[np.argsort(np.concatenate(moments), kind="stable")]
 
     def _rows(self, stored: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns stored rows with their original columns."""
+        """Returns stored rows with the columns of the output schema."""
         columns = [stored.column(self._stored_as.get(name, name)) for name in self.output.names]
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
 

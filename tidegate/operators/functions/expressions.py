@@ -10,9 +10,9 @@ Rules:
 - Columns that no expression computes pass unchanged, and polars receives only the columns that an expression reads
   (`projection.py`).
 - `expression_text` writes an expression as canonical text, which checkpoints store with the meaning of state. The text
-  follows the tree that polars serialises, not the display form, which differs between versions. Two expressions with
-  the same text compute the same. A function of a user has no comparable meaning and is written as `python(...)` with
-  its inputs. The output name is not part of the text.
+  is made from the tree that polars serialises, because the display form differs between polars versions. Two
+  expressions with the same text compute the same values. Functions of users cannot be compared, and are written as
+  `python(...)` with their input columns. The output name is not part of the text.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ class FilterExpr(Operator):
         self._reads = columns_read((expression,))
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the needed columns, with the columns that the expression reads."""
+        """Returns the input columns that this filter and the later steps (`after`) read."""
         return together(after, columns_read((self._expression,)))
 
     def needed_rows(self, after: Rows) -> Rows:
-        """Offers the condition to the source as a filter, if it has a form that sources support."""
+        """Returns the filter that a source may apply: the condition of this step combined with the filter of later
+        steps (`after`), as far as sources support it.
+        """
         return rows_kept(self._expression, after)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -74,14 +76,18 @@ class WithColumns(Operator):
         self._projection = Projection(self._expressions)
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the columns `after` without the computed ones, plus the columns that the expressions read."""
+        """Returns the input columns that are needed: the columns that later steps (`after`) read, without the computed
+        ones, plus the columns that the expressions read.
+
+        None for all columns.
+        """
         names = [expression.meta.output_name(raise_if_undetermined=False) for expression in self._expressions]
         if after is None or None in names:
             return None
         return together(after - {name for name in names if name is not None}, columns_read(self._expressions))
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the batch with the columns. Raises OperatorError if an expression cannot be evaluated."""
+        """Emits the batch with the computed columns. Raises OperatorError if an expression cannot be evaluated."""
         with blame(self.context, batch):
             added = self._projection.of(batch)
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -99,11 +105,17 @@ class Select(Operator):
         self._projection = Projection(self._expressions)
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the columns that its expressions read. All results are computed, even if later steps ignore them."""
+        """Returns the columns that the expressions read.
+
+        All expressions are computed, even if later steps ignore some results.
+        """
         return columns_read(self._expressions)
 
     def needed_rows(self, after: Rows) -> Rows:
-        """Passes the filter of later steps on to earlier ones, if the expressions only copy columns."""
+        """Returns the filter of later steps (`after`) in terms of the input columns.
+
+        None if an expression computes a value instead of copying a column.
+        """
         columns: dict[str, str] = {}
         for expression in self._expressions:
             name = expression.meta.output_name(raise_if_undetermined=False)
@@ -144,7 +156,9 @@ Node: TypeAlias = Any
 
 
 def expression_text(expression: pl.Expr) -> str:
-    """Returns the canonical text of an expression. If polars cannot serialise it, returns the columns that it reads."""
+    """Returns the canonical text of an expression. If polars cannot serialise the expression, the text is `python(...)`
+    with the columns that it reads.
+    """
     try:
         node = json.loads(expression.meta.serialize(format="json"))
     except (pl.exceptions.PolarsError, ValueError):
@@ -155,8 +169,9 @@ def expression_text(expression: pl.Expr) -> str:
 
 
 def column_text(name: str) -> str:
-    """Returns the canonical text of a column. A name that is not an identifier is quoted, so that it cannot look like a
-    call.
+    """Returns the canonical text of a column name.
+
+    A name that is not an identifier is quoted, because it could look like a call.
     """
     return name if name.isidentifier() else f"col({json.dumps(name)})"
 
@@ -193,8 +208,8 @@ def _inputs(node: Node) -> str:
 
 
 def _flat(function: Node) -> str:
-    """Returns `Boolean.IsNull` for the serialised function `{"Boolean": "IsNull"}`, with its options in braces after
-    it.
+    """Returns the name of a serialised function, such as `Boolean.IsNull` for `{"Boolean": "IsNull"}`, followed by its
+    options in braces.
     """
     if isinstance(function, str):
         return function
@@ -205,7 +220,7 @@ def _flat(function: Node) -> str:
 
 
 def _literal(node: Node, inner: Node) -> str:
-    """Returns the text of a literal. Literals of one kind have one form, although polars serialises them in several."""
+    """Returns the canonical text of a literal, which is the same for all forms in which polars serialises the value."""
     if isinstance(inner, dict) and list(inner) == ["Dyn"]:
         ((_, value),) = inner["Dyn"].items()
         return json.dumps(value)
@@ -225,18 +240,21 @@ part.
 _COLUMN: Node = {"Column": "column"}
 _ANY_VALUE: Node = {"Literal": {"Dyn": {"Int": 0}}}
 _SAFE_DEPTH = 30
-"""Depth of nested operands that polars can certainly read back. Its reader stops at 128 levels of JSON, and an operand
-takes 2 to 4 levels.
+"""Depth of nested operands up to which polars can read an expression back.
+
+Its reader stops at 128 levels of JSON, and an operand takes 2 to 4 levels.
 """
 _RANDOM = frozenset({"Random", "ListExpr.Sample", "ArrayExpr.Sample"})
 _LOOKED_UP = frozenset({"Boolean.IsIn", "Replace", "ReplaceStrict"}) | {
     f"StringExpr.{name}" for name in ("ContainsAny", "ReplaceMany", "ExtractMany", "FindMany")
 }
-"""Functions that polars reports as row separable, although they use all values of every input but the first."""
+"""Functions that polars reports as row separable, although a row's result depends on all values of their second and
+later inputs.
+"""
 _HOLIDAYS = frozenset({f"Business.{name}" for name in ("AddBusinessDay", "BusinessDayCount", "IsBusinessDay")})
 """Functions with a list as their last input, which polars reports as a column."""
 _FAMILIES = frozenset({"Boolean", "Business", "StringExpr", "ListExpr", "ArrayExpr", "StructExpr", "BinaryExpr"})
-"""Families of functions of which some members are in the sets above."""
+"""Families of functions that have members in `_LOOKED_UP` or `_HOLIDAYS`."""
 _ADVICE = (
     "an expression must work row by row, because batches are cut differently on every run. Use "
     "key_by(...).aggregate(...) for sums and counts, key_by(...).process(...) to remember rows, flat_map to make "
@@ -289,7 +307,9 @@ def _walk(expression: pl.Expr) -> None:
 
 
 def _simple(node: Node) -> Node:
-    """Replaces each part that polars can judge only with a schema by a plain column."""
+    """Returns a serialised expression in which a plain column replaces each part that polars can check only with a
+    schema.
+    """
     if isinstance(node, list):
         return [_simple(part) for part in node]
     if not isinstance(node, dict):
@@ -347,10 +367,10 @@ def _function(node: Node) -> Node:
 
 
 def _name(function: Node) -> str:
-    """Returns `Boolean.IsIn` for `{"Boolean": {"IsIn": {...}}}`: functions are serialised below their family, or alone.
+    """Returns the name of a serialised function with its family: `Boolean.IsIn` for `{"Boolean": {"IsIn": {...}}}`.
 
     Functions of two families may have the same name, such as `replace`, `str.replace` and `dt.replace`. Deeper names,
-    such as the name of a field, are not functions.
+    such as the name of a field, are not functions and are ignored.
     """
     names: list[str] = []
     while isinstance(function, dict) and len(function) == 1 and len(names) < 2:
@@ -366,12 +386,14 @@ def _is_literal(node: Node) -> bool:
 
 
 def _is_one_value(literal: Node) -> bool:
-    """Returns whether a literal is one value. Polars also writes a series and a type as a literal."""
+    """Returns whether a serialised literal is a single value. Polars also writes a series and a type as a literal."""
     return isinstance(literal, dict) and not {"Dyn", "Scalar"}.isdisjoint(literal)
 
 
 def _finite(function: Node) -> Node:
-    """Returns the options of a function with 0 in place of infinity and NaN, which JSON cannot represent."""
+    """Returns a serialised function whose options have 0 in place of infinity and NaN, which JSON cannot represent and
+    polars writes as null.
+    """
     match function:
         case {"Boolean": {"IsClose": given}}:
             tolerances = {name: 0.0 if value is None else value for name, value in given.items()}

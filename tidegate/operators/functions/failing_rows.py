@@ -2,16 +2,16 @@
 
 Rules:
 
-- A row for which the function raises, or returns an invalid row, produces only one row of the side output: its own
-  columns and a text column `error`. The function must not do half of its work before it raises, because only its return
-  value is dropped.
+- A row for which the function raises, or returns an invalid row, produces only one row of the side output: the columns
+  of the input row and a text column `error`. The function must not have side effects before it raises, because only its
+  return value is discarded.
 - The same holds for a row whose results do not fit the output schema.
 - Only failures of the function are caught. Ctrl-C and failures of tidegate itself are not.
-- `InputCheck` does this for aggregate functions of the program (`tg.udaf`), before the aggregate. It tries the rows of
-  a batch together, each in a new group. Failing rows are halved and tried again, down to single rows. A row that one
-  function cannot accumulate counts for no aggregate, and leaves with the error of the first such function. A row that
-  does not meet the condition of an aggregate is not tried for it. The aggregate itself runs after the exchange on the
-  rows that pass, and an exception there fails the job.
+- `InputCheck` finds failing rows for aggregate functions of the program (`tg.udaf`), before the aggregate. It lets the
+  function accumulate the rows of a batch in one call, each in a new group. Failing rows are halved and tried again,
+  down to single rows. A row that a function cannot accumulate is excluded from all aggregates, and goes to the side
+  output with the error of the first such function. A row that does not meet the condition of an aggregate is not tried
+  for it. The aggregate itself runs after the exchange on the rows that pass, and an exception there fails the job.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ Row: TypeAlias = Mapping[str, Any]
 def error_tag(
     errors_to: OutputTag | str, schema: pa.Schema | None, step: str, keys: Sequence[str] | None = None
 ) -> OutputTag:
-    """Returns the tag of the side output for rows that fail in a step with this input schema. Raises ConfigurationError
-    if a column has a reserved name.
+    """Returns the tag of the side output for rows that fail in the step `step`, whose input schema is `schema`.
 
     `keys` names the key columns if timers may fail as well. Rows of failed timers have only these columns, so the other
-    columns become nullable.
+    columns become nullable. Raises ConfigurationError if the schema is unknown (None), or has a column with the
+    reserved name.
     """
     if schema is None:
         raise ConfigurationError(
@@ -80,9 +80,9 @@ def error_tag(
 
 
 def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
-    """Returns whether a call failed because of the user's function, and not because of storage or a bug of tidegate.
+    """Returns whether an error comes from the user's function, and not from storage or a bug of tidegate.
 
-    `undo` has recorded the errors of the backend, if the function has state.
+    `undo` records storage errors of the state backend. None if the function has no state.
     """
     if undo is not None and undo.failure is not None:
         return False
@@ -92,7 +92,10 @@ def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
 
 
 class FailingRows:
-    """Collects the failing rows of one batch. Call the function for a row inside `with failing.catch(index): ...`."""
+    """Collects the failing rows of one batch. Call the function for a row inside `with failing.catch(index): ...`.
+
+    `tag` is the side output to which `leave` sends the rows.
+    """
 
     def __init__(self, tag: OutputTag) -> None:
         self.tag = tag
@@ -105,11 +108,14 @@ class FailingRows:
         return bool(self._numbers)
 
     def catch(self, number: int) -> _Catch:
-        """Returns a context in which an exception counts as a failure of this row."""
+        """Returns a context manager that records an exception as a failure of the row with the index `number`."""
         return _Catch(self, number)
 
     def add(self, number: int, error: BaseException, place: str = "") -> None:
-        """Records a failed row. `place` names the call if there are several calls for a row."""
+        """Records the row with the index `number` as failed.
+
+        `place` names the call in the error text, if there are several calls for a row.
+        """
         self._numbers.append(number)
         text = unmarked(error_text(error))
         self._errors.append(f"{place}: {text}" if place else text)
@@ -117,10 +123,10 @@ class FailingRows:
     def halves(
         self, start: int, rows: pa.RecordBatch, error: BaseException, place: str = ""
     ) -> list[tuple[int, pa.RecordBatch]]:
-        """Returns the two halves of rows that failed together, the second half first, each with its start, to be tried
-        again.
+        """Divides rows that failed together into two halves, to be tried again. A single row is recorded as failed, and
+        the result is empty.
 
-        A single row has failed for good: it is recorded, and nothing is returned.
+        `start` is the index of the first row. Returns each half with the index of its first row, the second half first.
         """
         half = rows.num_rows // 2
         if half:
@@ -171,7 +177,7 @@ class _Catch(AbstractContextManager[None]):
 
 
 class GuardedFlatMap(Operator):
-    """`flat_map` with a side output for the rows that fail."""
+    """`flat_map` that sends the rows for which the function fails to a side output."""
 
     def __init__(
         self,
@@ -220,7 +226,10 @@ class GuardedFlatMap(Operator):
             emit(batch)
 
     def _fitting(self, ready: list[tuple[int, list[Row]]]) -> list[pa.RecordBatch]:
-        """Returns a batch for each row whose result fits the schema. Records the other rows as failed."""
+        """Returns a batch for each row whose results fit the output schema.
+
+        Records rows with other results as failed.
+        """
         batches = []
         for number, results in ready:
             try:
@@ -231,7 +240,7 @@ class GuardedFlatMap(Operator):
 
 
 class GuardedMap(GuardedFlatMap):
-    """`map` with a side output for the rows that fail."""
+    """`map` that sends the rows for which the function fails to a side output."""
 
     def __init__(
         self,
@@ -244,10 +253,11 @@ class GuardedMap(GuardedFlatMap):
 
 
 class GuardedMapBatches(Operator):
-    """`map_batches` with a side output for the rows that fail. A batch that fails is halved, down to single rows.
+    """`map_batches` that sends the rows for which the function fails to a side output. A batch that fails is halved
+    repeatedly, down to single rows.
 
-    The function is therefore called again with rows of a failed batch, and its side effects are repeated. `made` makes
-    the operator that calls it.
+    The function is therefore called again with rows of a failed batch, and its side effects are repeated. `made`
+    creates the operator that calls the function.
     """
 
     def __init__(self, made: OperatorFactory, tag: OutputTag) -> None:
@@ -257,12 +267,12 @@ class GuardedMapBatches(Operator):
         self._failing = FailingRows(tag)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens the function."""
+        """Opens the operator that calls the function."""
         super().open(context, restored)
         self._inner.open(context, restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the results of the function in order, and the failing rows on the side output."""
+        """Emits the results of the function in order, and sends the failing rows to the side output."""
         if not batch.num_rows:
             self._inner.process(batch, emit)
             return
@@ -281,19 +291,21 @@ class GuardedMapBatches(Operator):
         self._failing.leave(batch, self.context)
 
     def close(self) -> None:
-        """Closes the function."""
+        """Closes the operator that calls the function."""
         self._inner.close()
 
 
 class GuardedFilter(Operator):
-    """`filter` by a function, with a side output for the rows that fail."""
+    """`filter` by a function that sends the rows for which the function fails to a side output."""
 
     def __init__(self, fn: Callable[[dict[str, Any]], object], tag: OutputTag) -> None:
         self._fn = fn
         self._failing = FailingRows(tag)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows that stay, and the rows for which the function has raised on the side output."""
+        """Emits the rows for which the function returns true, and sends the rows for which it raises to the side
+        output.
+        """
         mask = []
         with blame(self.context, batch):
             rows = python_rows(batch)
@@ -309,8 +321,8 @@ class GuardedFilter(Operator):
 
 
 class InputCheck(Operator):
-    """Tries rows on the functions of `aggregates`, which are keyed by name. `tag` is the side output of failing
-    rows.
+    """Finds the rows that the `tg.udaf` functions of `aggregates` cannot accumulate, and sends them to the side output
+    `tag`.
     """
 
     def __init__(self, aggregates: Mapping[str, Aggregate], tag: OutputTag) -> None:
@@ -332,7 +344,7 @@ class InputCheck(Operator):
         self._aggregates = {label: each.over(plain) for label, each in aggregates.items()}
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows that all functions accept, and the remaining rows on the side output."""
+        """Emits the rows that all functions accept, and sends the other rows to the side output."""
         with blame(self.context, batch):
             inputs = self._inputs_of(batch)
             taken = np.ones(batch.num_rows, dtype=np.bool_)
@@ -346,7 +358,7 @@ class InputCheck(Operator):
         self._failing.leave(batch, self.context)
 
     def _inputs_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the columns of a batch that the aggregates read."""
+        """Returns the columns of a batch that the aggregates read, with their expressions computed."""
         columns = {name: batch.column(column) for name, column in self._copied.items()}
         if self._computed is not None:
             made = self._computed.of(batch)
@@ -361,7 +373,9 @@ class InputCheck(Operator):
         columns: Sequence[pa.Array],
         taken: NDArray[np.bool_],
     ) -> None:
-        """Tries rows on one function, and clears the entries of `taken` for rows that fail."""
+        """Lets one function accumulate the rows with the indices `rows`, and sets `taken` to False for rows that
+        fail.
+        """
         assert aggregate.function is not None, "an aggregate without a function"
         place = label if len(self._aggregates) > 1 else ""
         waiting = [rows] if len(rows) else []

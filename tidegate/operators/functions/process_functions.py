@@ -3,15 +3,15 @@
 `ProcessOperator` or `BatchProcessOperator` calls them. Rules:
 
 - A function object is copied for each subtask and attempt, so it may keep objects that `open` creates. Data that must
-  survive a failure belongs in state.
+  survive a failure must be stored in state.
 - Rows are dicts, batches are Arrow batches. All calls come from one thread, one after the other.
 - Broadcast functions process a stream together with a broadcast stream (Flink's broadcast pattern). Every row of the
   broadcast side goes to every subtask and changes the broadcast states there. The states are therefore equal
   everywhere, as long as `process_broadcast` depends only on the row and these states. The other side can read but not
   write them, because each of its rows goes to a single subtask. The order between rows of the two sides, and between
   several senders of the broadcast side, is undefined.
-- `SideRows` collects rows that a function emits under tags. They leave when the call of the operator ends, or earlier
-  when there are many, so rows are never kept back across a barrier.
+- `SideRows` collects the rows that a function emits to side outputs. They are emitted when the call of the operator
+  ends, or earlier if there are many, so no collected rows remain when a barrier comes.
 - `stateful_map`, `reduce`, `map_groups` and `limit` are process functions with a single state.
 """
 
@@ -43,7 +43,7 @@ Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
 
 
 class ProcessContext(FunctionContext):
-    """Context of a function. Times and keyed state belong to the row or timer that is being processed."""
+    """Context of a process function. Times and keyed state belong to the row or timer that is being processed."""
 
     def __init__(
         self,
@@ -72,40 +72,46 @@ class ProcessContext(FunctionContext):
 
     @property
     def current_processing_time(self) -> int:
-        """Processing time in milliseconds: when the task started on the current rows or timer.
+        """Processing time in milliseconds: when the task started to process the current rows or timer.
 
-        In `on_timer` it is never before the moment of the timer, also if the timer fires because the input has ended.
+        In `on_timer` the time is never before the time of the timer, also if the timer fires because the input has
+        ended.
         """
         now_ms = super().current_processing_time
         return now_ms if self.time_domain is not TimeDomain.PROCESSING_TIME else max(now_ms, self._fires_ms())
 
     @property
     def current_key(self) -> dict[str, Any]:
-        """Returns the key columns of the current key. Raises ConfigurationError without a current key."""
+        """Returns the values of the key columns of the current key, by name.
+
+        Raises ConfigurationError if there is no current key.
+        """
         return self._scope.current_row("the current key")
 
     def emit(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
-        """Emits a row under a tag: `context.emit("bad", row)`. It goes to the stream that `side_output("bad")` gives.
+        """Emits a row to a side output: `context.emit("bad", row)`. `side_output("bad")` of the step returns the stream
+        of these rows.
 
-        The tag must be one of `side_outputs=` of the step; the row has the columns of its schema. Raises
-        ConfigurationError for another tag, and in `open`.
+        The tag must be one of `side_outputs=` of the step, and the row must have the columns of its schema. Raises
+        ConfigurationError for another tag, and if called in `open`.
         """
         self._sides.add(tag, row)
 
     def state(self, declared: S) -> S:
         """Binds a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.
 
-        Raises ConfigurationError outside of `open`, on a stream without keys, and for a name that is taken.
+        Raises ConfigurationError outside of `open`, on a stream without keys, and for a name that is already used.
         """
         if self._states is None:
             raise ConfigurationError(f"state {declared.name!r} needs a keyed stream: call key_by(...) before process")
         return self._states.bind(declared)
 
     def list_state(self, declared: ListState) -> OperatorListState:
-        """Binds a list of this subtask, in `open`, with or without keys: `context.list_state(tg.ListState("x", ...))`.
+        """Binds a list that belongs to this subtask, in `open`, with or without keys:
+        `context.list_state(tg.ListState("x", ...))`.
 
-        At another parallelism its elements are redistributed round-robin. Restored elements are in it at once.
-        Raises ConfigurationError outside of `open`, and for a name that is taken.
+        The list contains its restored elements at once. If the parallelism changes, elements are redistributed
+        round-robin. Raises ConfigurationError outside of `open`, and for a name that is already used.
         """
         return self._operator_states.list_state(declared, StateKind.LIST)
 
@@ -121,19 +127,23 @@ class ProcessContext(FunctionContext):
         """Binds a map that is equal in every subtask, because every subtask receives the same rows and changes the map
         in the same way.
 
-        After a restore, at any parallelism, all begin with the map of one subtask. Raises as `list_state`.
+        After a restore, at any parallelism, every subtask begins with the stored map of one subtask. Raises
+        ConfigurationError outside of `open`, and for a name that is already used.
         """
         return self._operator_states.broadcast_state(declared)
 
     def _fires_ms(self) -> int:
-        """Time, in ms, of the timer that is firing, or None."""
+        """Returns the time of the timer that is firing, in ms.
+
+        `MIN_WATERMARK_MS` if the current row or timer has no time.
+        """
         return MIN_WATERMARK_MS if self.timestamp is None else self.timestamp
 
 
 class ProcessBatchContext(ProcessContext):
-    """Context of `process_batch` and `on_timer_batch`, in addition to the methods of every context.
+    """Context of `process_batch` and `on_timer_batch`. Adds methods for whole batches to `ProcessContext`.
 
-    There is no current key unless the function chooses one. `timestamp` is None.
+    There is no current key until the function calls `choose_key`. `timestamp` is None.
     """
 
     _groups: KeyGroups | None = None
@@ -141,27 +151,30 @@ class ProcessBatchContext(ProcessContext):
 
     @property
     def timestamps(self) -> pa.Array | None:
-        """Event time of each row in milliseconds (int64), or the moment of each timer. None if the stream has none."""
+        """Event time of each row, or time of each timer, in milliseconds (int64).
+
+        None if the stream has no event time.
+        """
         return self._times()
 
     def groups(self) -> KeyGroups:
-        """Returns the rows by key: `keys` has each key once, `index` the group of each row.
+        """Returns the rows of the batch grouped by key: `keys` has each key once, and `index` the group of each row.
 
-        `state.get_many(groups)` gives a value for each key. Raises ConfigurationError on a stream without keys.
+        `state.get_many(groups)` returns a value for each key. Raises ConfigurationError on a stream without keys.
         """
         if self._groups is None:
             self._groups = KeyGroups(self._scope.batch_columns)
         return self._groups
 
     def choose_key(self, row: int) -> None:
-        """Makes the key of a row of the batch the current key.
+        """Makes the key of the row with the index `row` the current key.
 
-        `value()`, `add(...)` and timers then work on it, as in `process`.
+        `value()`, `add(...)` and timers then use this key, as in `process`.
         """
         self._scope.choose_row(row)
 
     def begin_batch(self, times: Callable[[], pa.Array | None]) -> None:
-        """Called before the function gets a batch. `times` gives the timestamps of its rows."""
+        """Prepares the context for a new batch. `times` returns the timestamps of its rows, in ms."""
         self._groups, self._times = None, times
 
     def _fires_ms(self) -> int:
@@ -170,16 +183,16 @@ class ProcessBatchContext(ProcessContext):
 
 
 class BaseProcessFunction:
-    """Base of functions with one and with two inputs. Every method here is optional."""
+    """Base class of process functions with one and with two inputs. All of its methods are optional."""
 
     INPUT_METHODS: ClassVar[tuple[str, ...]] = ()
-    """Names of the methods that get the rows of each input."""
+    """For each input, the name of the method that processes its rows."""
 
     context: ProcessContext
-    """The context that all methods get."""
+    """The context that is passed to all methods."""
 
     def open(self, context: ProcessContext) -> None:
-        """Called once, before anything else: bind states here."""
+        """Prepares the function: bind states here. Called once, before all other methods."""
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
         """Called when a timer of the current key fires. `timestamp` is the time of the timer, in ms, and
@@ -190,8 +203,9 @@ class BaseProcessFunction:
         return None
 
     def finish(self, context: ProcessContext) -> Rows:
-        """Returns the last rows, after the input has ended and all event-time timers have fired. There is no current
-        key.
+        """Returns the last rows.
+
+        Called after the input has ended and all event-time timers have fired. There is no current key.
         """
         return None
 
@@ -200,9 +214,9 @@ class BaseProcessFunction:
 
 
 class ProcessFunction(BaseProcessFunction):
-    """Processes a stream, with state and timers of the row's key where the stream is keyed.
+    """Processes a stream of rows. On a keyed stream, state and timers belong to the key of the row.
 
-    Define `process`, which gets one row after the other, or `process_batch`, which gets Arrow batches.
+    Define `process`, which gets single rows, or `process_batch`, which gets Arrow batches.
     """
 
     INPUT_METHODS = ("process",)
@@ -212,38 +226,42 @@ class ProcessFunction(BaseProcessFunction):
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
 
     def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
-        """Processes a batch, which is not empty. Define it in place of `process`: it is many times faster.
+        """Processes a batch, which is not empty. Define this method in place of `process`: it is many times faster.
 
-        Returns new rows (a batch, a table, a polars DataFrame), or None for nothing. State is read and written by
-        `get_many`, `put_many` and `clear_many`. A batch may have a key several times: see `context.groups()`.
+        Returns new rows (a batch, a table, a polars DataFrame), or None for no rows. Read and write state by
+        `get_many`, `put_many` and `clear_many`. A batch may contain a key several times: see `context.groups()`.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method process_batch(self, batch, context)")
 
     def on_timer_batch(self, keys: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
         """Called with timers that fire, instead of `on_timer`, for functions with `process_batch`.
 
-        Row i of `keys` has the key columns of timer i, and `context.timestamps` has its time. Timers come in order of
-        time, then of key, and are no longer registered. Timers that are registered here fire in a later call.
+        Row i of `keys` has the key columns of timer i, and `context.timestamps` has its time. Timers are sorted by
+        time, then by key, and are no longer registered. Timers that this call registers fire in a later call. Returns
+        new rows, as `process_batch` does.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method on_timer_batch(self, keys, context)")
 
 
 class CoProcessFunction(BaseProcessFunction):
-    """Processes two connected streams row by row; where they are keyed, rows of one key share its state."""
+    """Processes two connected streams row by row.
+
+    If they are keyed, rows of both streams with the same key share its state.
+    """
 
     INPUT_METHODS = ("process1", "process2")
 
     def process1(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Processes one row of the first stream, as `ProcessFunction.process`."""
+        """Processes one row of the first stream. Returns or yields new rows as dicts, or returns None for no rows."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process1(self, row, context)")
 
     def process2(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Processes one row of the second stream."""
+        """Processes one row of the second stream. Returns or yields new rows as dicts, or returns None for no rows."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process2(self, row, context)")
 
 
 class BroadcastContext(ProcessContext):
-    """Context of functions of the broadcast pattern."""
+    """Context of functions that process a stream together with a broadcast stream."""
 
     broadcasting = False
     """True if a row of the broadcast side is being processed."""
@@ -251,10 +269,10 @@ class BroadcastContext(ProcessContext):
     def apply_to_keyed_state(self, state: S, function: Callable[[dict[str, Any], S], None]) -> None:
         """Calls `function(key, state)` for every key of this subtask that has a value in a keyed state.
 
-        `key` holds the key columns and is the current key during the call: `state`, every other keyed state and
-        `timer_service` use it. The order of keys is undefined. The function may change the state. The cost grows with
-        the number of keys. With a time to live the value of a key may have expired, and `state` is empty then. Raises
-        ConfigurationError outside of `process_broadcast`.
+        `key` has the values of the key columns by name. It is the current key during the call, which `state`, every
+        other keyed state and `timer_service` use. The order of keys is undefined. The function may change the state.
+        The cost grows with the number of keys. With a time to live the value of a key may have expired, and `state` is
+        empty then. Raises ConfigurationError outside of `process_broadcast`.
         """
         if not self.broadcasting or self._states is None:
             raise ConfigurationError(
@@ -266,30 +284,34 @@ class BroadcastContext(ProcessContext):
 
 
 class BroadcastProcessFunction(BaseProcessFunction):
-    """Processes a stream without keys together with a broadcast one:
+    """Processes a stream without keys together with a broadcast stream:
     `stream.connect(rules.broadcast()).process(...)`.
     """
 
     INPUT_METHODS = ("process", "process_broadcast")
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Processes one row of the first stream, as `ProcessFunction.process`. Broadcast states are read-only."""
+        """Processes one row of the first stream.
+
+        Returns or yields new rows, or returns None. Broadcast states are read-only.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
 
     def process_broadcast(self, row: dict[str, Any], context: BroadcastContext) -> Rows:
-        """Processes one row of the broadcast stream; called in every subtask. Broadcast states can be changed.
+        """Processes one row of the broadcast stream, in every subtask. Broadcast states can be changed.
 
-        It must change them alike in every subtask: let it depend on the row and on these states alone.
+        The changes must be the same in every subtask, so they may depend only on the row and on broadcast states.
+        Returns or yields new rows, or returns None.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method process_broadcast(self, row, context)")
 
 
 class KeyedBroadcastProcessFunction(BroadcastProcessFunction):
-    """Processes a keyed stream together with a broadcast one:
+    """Processes a keyed stream together with a broadcast stream:
     `stream.key_by("k").connect(rules.broadcast()).process(...)`.
 
-    `process` and `on_timer` have the state and the timers of their key. `process_broadcast` has no key. It can visit
-    all keys with `context.apply_to_keyed_state`.
+    `process` and `on_timer` have the state and the timers of their key. `process_broadcast` has no current key. It can
+    visit all keys of the subtask with `context.apply_to_keyed_state`.
     """
 
 
@@ -306,11 +328,13 @@ class StatefulMap(ProcessFunction):
         self._declared = ValueState("state", dtype, ttl=ttl)
 
     def open(self, context: ProcessContext) -> None:
-        """Binds the state."""
+        """Binds the state of the function."""
         self._state = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Returns the row that the function returns, and stores the state."""
+        """Calls the function with the state of the key and the row, stores the state that it returns, and returns its
+        row.
+        """
         result = self.fn(self._state.value(), row)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(
@@ -323,7 +347,11 @@ class StatefulMap(ProcessFunction):
 
 
 class Reduce(ProcessFunction):
-    """Calls `fn(before, row)` with each row of a key except the first, and emits the result."""
+    """Process function of `reduce`: calls `fn(before, row)` with the stored result of the key and each further row, and
+    emits the result.
+
+    The first row of a key is emitted as it is.
+    """
 
     def __init__(self, fn: Callable[[Row, Row], Row], schema: pa.Schema) -> None:
         self.fn = fn
@@ -331,11 +359,11 @@ class Reduce(ProcessFunction):
         self._declared = ValueState("reduced", pa.struct(list(schema)))
 
     def open(self, context: ProcessContext) -> None:
-        """Binds the state."""
+        """Binds the state that stores the latest result of a key."""
         self._reduced = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Returns the combined row of the key."""
+        """Returns the row that combines all rows of the key so far, and stores it."""
         before = self._reduced.value()
         made = row if before is None else self.fn(before, row)
         kept = dict(made)
@@ -346,7 +374,9 @@ class Reduce(ProcessFunction):
 
 
 class MapGroups(ProcessFunction):
-    """Keeps the rows of each key, and calls `fn` with them once when the input has ended."""
+    """Process function of `map_groups`: stores the rows of each key, and calls `fn` with all of them at the end of the
+    input.
+    """
 
     def __init__(self, fn: Callable[[pa.Table], Any], schema: pa.Schema) -> None:
         self.fn = fn
@@ -354,17 +384,17 @@ class MapGroups(ProcessFunction):
         self._declared = ListState("rows", pa.struct(list(schema)))
 
     def open(self, context: ProcessContext) -> None:
-        """Binds the state."""
+        """Binds the list state that stores the rows of a key."""
         self._rows = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Keeps the row. A timer at the end of event time fires when the input has ended."""
+        """Stores the row, and registers a timer that fires when the input has ended."""
         self._rows.add(row)
         context.timer_service.register_event_time_timer(MAX_WATERMARK_MS)
         return None
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
-        """Returns the results of the function for all rows of the key."""
+        """Returns the rows that the function returns for all rows of the key, and clears the stored rows."""
         rows = pa.Table.from_pylist(list(self._rows.get()), schema=self._schema)
         self._rows.clear()
         result = self.fn(rows)
@@ -378,7 +408,10 @@ class MapGroups(ProcessFunction):
 
 
 class Limit(ProcessFunction):
-    """Process function of `limit`: passes on the first `n` rows. Their number is operator state of the only subtask."""
+    """Process function of `limit`: emits the first `n` rows.
+
+    The number of rows emitted so far is operator state. Runs in one subtask.
+    """
 
     def __init__(self, n: int) -> None:
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
@@ -386,11 +419,11 @@ class Limit(ProcessFunction):
         self._n = n
 
     def open(self, context: ProcessContext) -> None:
-        """Binds the number of rows that have passed."""
+        """Binds the list state with the number of rows emitted so far."""
         self._passed = context.list_state(ListState("passed", pa.int64()))
 
     def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> pa.RecordBatch | None:
-        """Returns the rows of the batch that are within the limit."""
+        """Returns the rows of the batch that are within the limit, or None if there are none."""
         passed = sum(self._passed.get())
         part = batch.slice(0, self._n - passed)
         if not part.num_rows:
@@ -400,11 +433,10 @@ class Limit(ProcessFunction):
 
 
 class SideRows:
-    """The side outputs of one operator. Raises ConfigurationError for invalid tags, and for two tags with the same
-    name.
+    """Collects the rows that a function emits to the side outputs `tags` of one operator.
 
-    With `holds`, rows can be dropped again (`back_to`). They are then emitted only by `leave_full` and `flush`, and are
-    checked when they are added.
+    With `holds`, rows can be dropped again by `back_to`. They are then emitted only by `leave_full` and `flush`, and
+    are checked when they are added. Raises ConfigurationError for invalid tags, and for two tags with the same name.
     """
 
     def __init__(self, tags: Sequence[OutputTag], operator: str = "process", holds: bool = False) -> None:
@@ -415,12 +447,13 @@ class SideRows:
         self._context: OperatorContext | None = None
 
     def begin(self, context: OperatorContext) -> None:
-        """Called when the operator is open: rows may be added from now on."""
+        """Accepts rows from now on. Called when the operator is open."""
         self._context = context
 
     def add(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
-        """Adds a row under a tag. Raises ConfigurationError for a tag that was not declared, and before the operator is
-        open.
+        """Adds a row to the side output `tag`.
+
+        Raises ConfigurationError for a tag that was not declared, and before the operator is open.
         """
         name = tag.name if isinstance(tag, OutputTag) else tag
         if name not in self._schemas:
@@ -444,25 +477,28 @@ class SideRows:
             self._leave(name, self._context.emit_aside)
 
     def mark(self) -> dict[str, int]:
-        """Returns a mark for `back_to`: the number of rows that wait under each tag."""
+        """Returns a mark for `back_to`: the number of collected rows of each side output."""
         return {name: len(rows) for name, rows in self._rows.items()}
 
     def back_to(self, mark: Mapping[str, int]) -> None:
-        """Drops the rows that were added after a mark."""
+        """Drops the rows that were added after `mark` was taken."""
         for name, rows in tuple(self._rows.items()):
             del rows[mark.get(name, 0) :]
             if not rows:
                 del self._rows[name]
 
     def leave_full(self) -> None:
-        """Emits rows that fill a batch. Older marks become invalid."""
+        """Emits the collected rows of each side output that has enough for a full batch.
+
+        Marks taken before become invalid.
+        """
         for name, rows in tuple(self._rows.items()):
             if len(rows) >= OUTPUT_ROWS_MAX:
                 assert self._context is not None
                 self._leave(name, self._context.emit_aside)
 
     def flush(self) -> None:
-        """Emits all rows. Raises OperatorError for rows that do not have the columns of their tag."""
+        """Emits all collected rows. Raises OperatorError for rows that do not have the columns of their tag."""
         if self._rows:
             assert self._context is not None, "rows came before the operator was open"
             for name in tuple(self._rows):

@@ -1,17 +1,18 @@
 """`ProcessOperator` runs a user function row by row, with the state and the timers of each row's key.
 
-`process_operator` makes the operator of a function. Rules:
+`process_operator` creates the operator for a function. Rules:
 
-- Rows of a batch are processed in order. Their results leave in batches of bounded size before the call returns, so
-  rows are never kept back across a barrier.
+- Rows of a batch are processed in order. Their results are emitted in batches of bounded size before the call returns,
+  so the operator holds no rows when a barrier comes.
 - Timers fire in steps of bounded length (Flink's interruptible timers). Between two steps the fired timers are removed
-  and their results have left.
-- A key must come to the subtask that owns its key group. Each batch is checked.
+  and their results are emitted.
+- A key must arrive at the subtask that owns its key group. The operator checks each batch.
 - The types of the key columns come from the first batch or from the restored state, and never change.
-- With `errors_to` a row or timer that fails leaves only a row of that side output: the rows it emitted, its changes of
-  state and its timers are undone. Results must therefore fit a given schema.
-- Rows that come in order of event time are processed as if each brought a watermark just before its time. Timers up to
-  then fire first, also timers of other keys, and a timer for the row's own time fires after the row.
+- With `errors_to` a row or timer that fails produces only one row of that side output: the rows that it emitted, its
+  changes of state and its timers are undone. The output schema must therefore be given.
+- Rows from a stream that is sorted by event time are processed as if a watermark 1 ms before the time of each row came
+  with it. Timers up to this watermark fire before the row, also timers of other keys. A timer for the row's own time
+  fires after the row.
 - At the end of the input the last watermark fires all event-time timers. Processing-time timers are dropped, or fire
   then if `fire_at_end` is set. Processing-time timers that are registered from then on are dropped, so the end
   terminates.
@@ -20,12 +21,13 @@
 to the rules above:
 
 - A function defines `process` or `process_batch`. With the latter it defines `on_timer` or `on_timer_batch`.
-- A call reads the state that the previous call left and the changes of this call. Rows of one key share the state.
+- A call reads the state as the previous call left it, with its own changes. Rows of one key share the state.
 - With `errors_to` a failing call is repeated with the first half of its rows, then with the second half, down to single
   rows. Its changes of state are undone. Other side effects happen again.
-- Rows that come in order of event time stay together: timers fire after the rows of their watermark, not between them.
+- Batches of a stream that is sorted by event time are not divided: timers fire after the rows of a watermark, not
+  between them.
 - Timers that are due are passed to `on_timer_batch` one step at a time. They are deleted when the call begins. Timers
-  that the call registers come in a later step, so a step never has the same timer twice.
+  that the call registers fire in a later step, so a step never has the same timer twice.
 """
 
 from __future__ import annotations
@@ -90,20 +92,21 @@ Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]]
 
 
 class ProcessOperator(Operator):
-    """Calls a function. `keys` and `timestamps` have an entry for each of its inputs.
+    """Runs a process function row by row. `keys` and `timestamps` have an entry for each of its inputs.
 
-    `keys` holds the key columns, and is empty for a stream without keys. State uses the names of the first input.
-    `timestamps` holds the event-time columns, or None. `schema` is the output schema, or None to fix it from the first
-    rows. `side_outputs` are the tags under which the function may emit rows. `fire_at_end` makes processing-time timers
-    fire at the end of the input. `errors_to` has for each input the tag of rows that fail, or None if they fail the
-    job, and is empty if all fail the job. Timers that fail use the tag of the first input. `in_order` is set if rows
-    come by event time, from `EventTimeOrder`. Timers before a row then fire before it.
+    `keys` has the key columns, none for a stream without keys. State uses the names of the first input. `timestamps`
+    has the event-time columns, or None. `schema` is the output schema, or None to derive it from the first rows.
+    `side_outputs` are the tags to which the function may emit rows. `fire_at_end` makes processing-time timers fire at
+    the end of the input. `errors_to` has, for each input, the tag of the side output for rows that fail, or None if
+    they fail the job. It is empty if all failures fail the job. Timers that fail use the tag of the first input.
+    `in_order` is True if rows are sorted by event time (`EventTimeOrder`). Timers that are due before a row then fire
+    before it.
 
-    Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
+    Raises ConfigurationError for an object that is not a process function, or that cannot be copied.
     """
 
     context_class: type[ProcessContext] = ProcessContext
-    """The class of the context that the function receives."""
+    """The class of the context that is passed to the function."""
     by_batch = False
     """True if the function reads and writes state for whole batches."""
 
@@ -150,7 +153,7 @@ class ProcessOperator(Operator):
 
     @property
     def function(self) -> BaseProcessFunction:
-        """Returns the function: a copy that belongs to this operator."""
+        """Returns this operator's own copy of the process function."""
         return self._function
 
     @property
@@ -160,16 +163,16 @@ class ProcessOperator(Operator):
         return {name: field.type for name, field in (keyed | self._operator_states.stored_fields).items()}
 
     def operator_state(self, name: str) -> Any:
-        """Returns the operator state that the function has bound under a name. Raises KeyError if there is none."""
+        """Returns the operator state that the function has bound as `name`. Raises KeyError if there is none."""
         return self._operator_states.state(name)
 
     @contextmanager
     def at_key(self, key: Mapping[str, Any]) -> Iterator[Mapping[str, KeyedState]]:
-        """A context in which a key is the current one, between two calls of the function. Yields the states of the key
-        by name.
+        """Makes a key the current one between two calls of the function, for the duration of the context. Yields the
+        states of the key by name.
 
-        They are empty before the first row, which fixes the types of the keys. Raises SchemaMismatchError if `key`
-        lacks a column, or has values of other types.
+        Yields no states before the first row, which determines the types of the keys. Raises SchemaMismatchError if
+        `key` lacks a column, or has values of other types.
         """
         if self._states is None or self._codec is None:
             yield {}
@@ -183,10 +186,10 @@ class ProcessOperator(Operator):
             self._states.leave(0)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens the function, then restores its state from tables of any number of former subtasks.
+        """Opens the function, then restores its state from the tables of any number of earlier subtasks.
 
-        Raises OperatorError if the function raises; ConfigurationError for a state that it does not bind;
-        CorruptionError if a table is of other types, or has a key twice or one of other subtasks.
+        Raises OperatorError if the function raises, ConfigurationError for a stored state that the function does not
+        bind, and CorruptionError for a table with other types, a key that occurs twice, or a key of another subtask.
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
@@ -211,7 +214,7 @@ class ProcessOperator(Operator):
         self.load(restored)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError and ConfigurationError as `open` does."""
+        """Loads stored tables into the opened state. Raises CorruptionError and ConfigurationError as `open` does."""
         for table in taken(tables):
             if table.kind is StateKind.KEYED:
                 self._restore(table)
@@ -223,7 +226,10 @@ class ProcessOperator(Operator):
         self.process_input(0, batch, emit)
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Processes a batch row by row. Raises OperatorError if the function raises or the keys do not fit."""
+        """Processes a batch of the input `index`, row by row.
+
+        Raises OperatorError if the function raises, or if the keys do not fit.
+        """
         if self._in_order:
             self._process_in_order(index, batch, emit)
             return
@@ -234,7 +240,9 @@ class ProcessOperator(Operator):
         self._process_part(index, batch, times, rows, emit)
 
     def _process_in_order(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Processes a batch that is sorted by event time, in parts that end where timers have to fire first."""
+        """Processes a batch that is sorted by event time, in parts that end where timers have to fire before the next
+        row.
+        """
         start, rows_max = 0, OUTPUT_ROWS_MAX
         while start < batch.num_rows:
             part = batch.slice(start, rows_max)
@@ -254,8 +262,9 @@ class ProcessOperator(Operator):
     def _rows_before_timers(
         self, rows: Sequence[dict[str, Any]], times: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Returns the number of rows of a part up to the first row before which a timer has to fire. `_taken` counts
-        the rows so far.
+        """Yields rows, each with its index, up to the first row before which a timer has to fire.
+
+        `_taken` counts the yielded rows.
         """
         timers, ask = self._timers, self._ask
         first_ms, changes = timers.first_ms(TimeDomain.EVENT_TIME), 0
@@ -295,20 +304,22 @@ class ProcessOperator(Operator):
         self._end_call(emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the event-time timers up to the watermark, earliest first, in steps."""
+        """Fires the event-time timers up to the watermark, earliest first. Yields between two bounded steps."""
         self._ask.current_watermark = watermark_ms
         return self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns the time, in ms, of the first processing-time timer, or None."""
+        """Returns the time of the earliest processing-time timer, in ms, or None if there is no timer."""
         return self._timers.first_ms(TimeDomain.PROCESSING_TIME)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the processing-time timers up to now, earliest first, in steps."""
+        """Fires the processing-time timers up to `now_ms`, earliest first. Yields between two bounded steps."""
         return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Returns a snapshot of states and timers, or None on a stream without keys and without operator state."""
+        """Returns a snapshot of keyed states, timers and operator states, or None if the stream has no keys and the
+        function no operator state.
+        """
         if not self._keys[0] and not self._operator_states:
             return None
         frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
@@ -324,22 +335,27 @@ class ProcessOperator(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """Returns an estimate of the changed bytes, in which every input row counts as one change of state."""
+        """Returns an estimate of the bytes of changed state, in which every input row counts as one change."""
         return self._changed_rows * _CHANGE_BYTES
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """Returns the backend of the keyed states; None on a stream without keys."""
+        """Returns the backend that stores keyed states, or None on a stream without keys."""
         return None if self._states is None else self._states.backend
 
     def hand_over(self) -> None:
-        """Releases the backend, which the next attempt takes over. Only `close` may be called afterwards."""
+        """Drops the references to the backend without closing it, because the next attempt of the task continues with
+        it.
+
+        Only `close` may be called afterwards.
+        """
         if self._states is not None:
             self._states.hand_over()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fires or drops the processing-time timers, and emits the rows of the function's `finish`, in steps of one
-        batch.
+        """Fires or drops the processing-time timers, then emits the rows of the function's `finish`.
+
+        Yields between two batches.
         """
         self._timers.end(TimeDomain.PROCESSING_TIME)
         if self._fires_at_end and self._timers.is_due(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS):
@@ -374,7 +390,7 @@ class ProcessOperator(Operator):
         return self._states.freeze(cut)
 
     def _take_over(self, states: KeyedStates) -> None:
-        """Continues with state that is already in the backend, if any."""
+        """Continues with the state that the backend already has, if any."""
         stored = states.stored_keys()
         if stored is not None:
             self._check_keyed("the state", stored.names)
@@ -398,7 +414,10 @@ class ProcessOperator(Operator):
             self._states.load(replace(table, rows=rows))
 
     def _key_codec(self, schema: pa.Schema) -> KeyCodec:
-        """Returns the codec of all keys. The first key columns fix their schema."""
+        """Returns the codec that encodes keys. The first key columns determine its schema.
+
+        Raises ChangedTypeError for key columns with other types.
+        """
         if self._codec is None:
             self._codec = KeyCodec(schema)
             if self._states is not None:
@@ -412,20 +431,21 @@ class ProcessOperator(Operator):
         return self._codec
 
     def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
-        """Looks up or adds the keys of a batch. Returns the backend's reference to each row's key."""
+        """Looks up the keys of a batch in the backend, and adds new keys. Returns a reference to each row's key."""
         if not self._keys[index] or self._states is None:
             return [None] * batch.num_rows
         return self._states.enter(self._keys_of(index, batch))
 
     def _leave(self, rows: int) -> None:
-        """Ends a batch of rows or timers with keys in the backend."""
+        """Ends the processing of a batch of keys in the backend, and counts its `rows` as changed."""
         assert self._states is not None, "keys without states"
         self._states.leave(rows)
         self._changed_rows += rows
 
     def _keys_of(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the key columns of a batch as they are stored. Raises OperatorError for keys of other types, or of
-        another subtask.
+        """Returns the key columns of a batch, with the column names of the first input.
+
+        Raises ChangedTypeError for keys of other types, and an error for keys that belong to another subtask.
         """
         names = self._keys[index]
         if index not in self._seen or not self._seen[index].equals(batch.schema):
@@ -436,7 +456,7 @@ class ProcessOperator(Operator):
         return columns
 
     def _times_of(self, index: int, batch: pa.RecordBatch) -> pa.Array | None:
-        """Event time of each row, in milliseconds, or None if the stream has none."""
+        """Returns the event time of each row, in ms. None if the stream has no event time."""
         column = self._timestamps[index]
         if column is None or batch.schema.get_field_index(column) < 0:
             return None
@@ -449,7 +469,10 @@ class ProcessOperator(Operator):
         refs: Sequence[KeyRef],
         times: Sequence[int | None] | None,
     ) -> bool:
-        """Processes rows until their output fills a batch. Returns whether some rows may be unprocessed."""
+        """Calls `handler` with rows until their output fills a batch. Returns True if rows may be left.
+
+        `refs` has a reference to each row's key, and `times` the event time of each row in ms, or None.
+        """
         scope, collect, ask, collected = self._scope, self._collect, self._ask, self._rows
         number, row = 0, dict[str, Any]()
         try:
@@ -480,7 +503,7 @@ class ProcessOperator(Operator):
         times: Sequence[int | None] | None,
         emit: Emit,
     ) -> None:
-        """Processes all rows. Sends failing rows to the side output."""
+        """Calls `handler` with all rows, and sends the rows that fail to the side output."""
         for number, row in rows:
             self._scope.number, self._scope.ref = number, refs[number]
             if times is not None:
@@ -496,8 +519,9 @@ class ProcessOperator(Operator):
 
     @contextmanager
     def _guarded(self, caught: list[BaseException]) -> Iterator[None]:
-        """Returns a context for a call of the function. If the call fails, its changes are undone, and the error is
-        appended to `caught`.
+        """Returns a context manager for one call of the function.
+
+        If the call fails, its changes are undone, and the error is appended to `caught`.
         """
         assert self._undo is not None, "errors_to was not given"
         rows, sides = len(self._rows), self._sides.mark()
@@ -519,7 +543,7 @@ class ProcessOperator(Operator):
             caught.append(error)
 
     def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
-        """Sends the rows of a batch, or of a step of timers, that have failed to the side output."""
+        """Sends the rows or timers of `batch` that failed to the side output."""
         if failing is not None:
             failing.leave(batch, self.context)
 
@@ -535,7 +559,7 @@ class ProcessOperator(Operator):
                 yield
 
     def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
-        """Fires due timers, at most as many as one step allows, and collects the rows that they emit."""
+        """Fires due timers, up to the number that one step allows, and collects the rows that they emit."""
         timers, pace, failing = self._timers, self.context.pace, self._failing[0]
         self._ask.time_domain = domain
         assert self._states is not None and self._codec is not None, "timers without keys"
@@ -576,7 +600,7 @@ class ProcessOperator(Operator):
             append(own_row(row))
 
     def _emit_rows(self, emit: Emit, rows_min: int) -> None:
-        """Emits the collected rows, if there are at least `rows_min`."""
+        """Emits the collected rows if there are at least `rows_min` of them."""
         if len(self._rows) < rows_min:
             return
         rows, self._rows = self._rows, []
@@ -609,17 +633,23 @@ _READ_ONLY = (
 
 
 class BroadcastProcessOperator(ProcessOperator):
-    """Calls a function of the broadcast pattern; the second input is the broadcast side."""
+    """Runs a function that processes a stream together with a broadcast stream.
+
+    The second input is the broadcast stream.
+    """
 
     context_class = BroadcastContext
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens the function, which may change broadcast states there: `open` is called in every subtask."""
+        """Opens the function, which may change broadcast states in `open`, because `open` is called in every subtask.
+
+        They are read-only afterwards.
+        """
         super().open(context, restored)
         self._gate.refusal = _READ_ONLY
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Processes a batch row by row. Broadcast states are writable for rows of the second input."""
+        """Processes a batch row by row. Broadcast states are writable while rows of the second input are processed."""
         if index == 0:
             super().process_input(index, batch, emit)
             return
@@ -638,7 +668,7 @@ class BroadcastProcessOperator(ProcessOperator):
 
 
 class BatchProcessOperator(ProcessOperator):
-    """Calls `process_batch` of a function with one input."""
+    """Runs a process function with one input by its method `process_batch`."""
 
     context_class = ProcessBatchContext
     by_batch = True
@@ -660,7 +690,10 @@ class BatchProcessOperator(ProcessOperator):
         self._parts: list[pa.RecordBatch] = []
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Processes a batch. Raises OperatorError if the function raises or the keys do not fit."""
+        """Calls `process_batch` with a batch.
+
+        Raises OperatorError if the function raises, or if the keys do not fit.
+        """
         function, ask = self._of_batches()
 
         def call(part: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -715,7 +748,11 @@ class BatchProcessOperator(ProcessOperator):
     def _call(
         self, failing: FailingRows | None, call: Callable[[pa.RecordBatch], list[pa.RecordBatch]], rows: pa.RecordBatch
     ) -> BaseException | None:
-        """Calls the function for some rows or timers. If the call fails, undoes its changes and returns the error."""
+        """Calls the function for some rows or timers, and collects its results.
+
+        If the call fails and failing rows go to a side output, undoes its changes and returns the error. Otherwise
+        returns None.
+        """
         if failing is None:
             self._parts += call(rows)
             return None
@@ -748,10 +785,11 @@ def process_operator(
     errors_to: Sequence[OutputTag | None] = (),
     in_order: bool = False,
 ) -> ProcessOperator:
-    """Returns the operator of a function, by row or by batch depending on its methods. Raises as `ProcessOperator`
-    does.
+    """Returns the operator that runs a process function, row by row or batch by batch depending on the methods that it
+    defines.
 
-    Raises ConfigurationError for a function that defines both methods for one purpose, or only methods for timers.
+    The parameters are described at `ProcessOperator`. Raises ConfigurationError for a function that defines both
+    methods for one purpose, or only methods for timers, and for errors that `ProcessOperator` raises.
     """
     if isinstance(function, ProcessFunction):
         by_batch = _defines(function, "process_batch")

@@ -8,10 +8,10 @@ Rules:
 - Columns and types are the same with and without rows.
 - A column that polars cannot hold is copied, and expressions cannot read it.
 
-`UnionColumns` converts rows to the columns that several streams share, so that these can be united by name. A column is
-found by its name, and so is a field of a struct at any depth. Missing columns are null. A type may be widened to a type
-that has all its values (`tidegate/storage/schemas/evolution.py`), and `united` finds these types. Values therefore
-never change and are never dropped.
+`UnionColumns` converts rows to the columns that several streams share, so that these can be united by name. Columns,
+and fields of structs at any depth, are matched by name. Missing columns are null. A type may be widened to a type that
+has all its values (`tidegate/storage/schemas/evolution.py`), and `united` finds these types. Values therefore never
+change and are never dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Plan:
     schema: pa.Schema
     output: pa.Schema
     copied: dict[str, str]
-    """Output columns that are plain copies, with the input column of each."""
+    """Maps each output column that is a plain copy to its input column."""
     rest: tuple[pl.Expr, ...]
     reads: Columns
 
@@ -53,7 +53,10 @@ class Projection:
         self._plan: _Plan | None = None
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the columns for a batch. Raises the errors of polars for expressions that do not fit."""
+        """Returns the computed columns for a batch.
+
+        Raises the errors of polars for expressions that do not fit the columns.
+        """
         if self._plan is None or not self._plan.schema.equals(batch.schema):
             self._plan = self._planned(batch.schema)
         plan = self._plan
@@ -83,8 +86,9 @@ class Projection:
 
 
 def columns_read(expressions: Sequence[pl.Expr]) -> Columns:
-    """Returns the columns that expressions read. None, which means all, if an expression selects columns by a pattern
-    or a type.
+    """Returns the columns that expressions read.
+
+    None, which means all columns, if an expression selects columns by a pattern or a type.
     """
     if any('"Selector"' in expression.meta.serialize(format="json") for expression in expressions):
         return None
@@ -92,8 +96,9 @@ def columns_read(expressions: Sequence[pl.Expr]) -> Columns:
 
 
 def frame_of(batch: pa.RecordBatch, reads: Columns) -> pl.DataFrame:
-    """Returns the columns that are read as a polars frame. If none is read, returns the first column, for the number of
-    rows.
+    """Returns the columns `reads` of a batch as a polars frame.
+
+    If no column is read, the frame has the first column, so that it has the right number of rows.
     """
     if reads is None:
         return polars_frame(batch)
@@ -110,26 +115,29 @@ def computed(frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.DataFram
 
 
 def _copies(expression: pl.Expr, frame: pl.DataFrame) -> Iterator[tuple[str, str]]:
-    """Returns the output name and the input name if the expression only names columns, else None."""
+    """Yields pairs of an output name and an input name if the expression only copies columns.
+
+    Otherwise yields nothing.
+    """
     bare = expression.meta.undo_aliases()
     if bare.meta.is_column_selection():
         yield from zip(frame.select(expression).columns, frame.select(bare).columns, strict=True)
 
 
 _CANDIDATES = (pa.int16(), pa.int32(), pa.int64(), pa.float64())
-"""Types that contain all values of two other types, neither of which contains the other: int32 and uint32, for
-      example.
+"""Types to try, smallest first, for two types neither of which contains the values of the other, such as int32 and
+uint32.
 """
 
 
 class UnionColumns(Operator):
-    """Operator that converts rows to the columns of `schema`, for a union by name. Keeps no state."""
+    """Operator that converts rows to the columns of `schema`, for a union of streams by name. Keeps no state."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the needed columns that the input has."""
+        """Returns the columns that later steps read (`after`) unchanged, because columns keep their names."""
         return after
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -151,9 +159,10 @@ class UnionColumns(Operator):
 
 
 def united(schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.Schema:
-    """Returns the columns of streams that are united by name, in the order of their first appearance.
+    """Returns the schema of a union by name: the columns of all streams, in the order of their first appearance.
 
-    Raises ConfigurationError.
+    With `allow_missing` a column may be missing in a stream, and is null there. Raises ConfigurationError for columns
+    that are missing, or have no common type.
     """
     names = list(dict.fromkeys(name for schema in schemas for name in schema.names))
     for number, schema in enumerate(schemas, start=1):
@@ -188,7 +197,7 @@ def _field(name: str, schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.F
 
 
 def _wider(one: pa.DataType, other: pa.DataType, allow_missing: bool) -> pa.DataType | None:
-    """Returns a type that contains all values of two other types, or None."""
+    """Returns a type that contains all values of both types, or None if there is none."""
     if one.equals(other):
         return one
     if pa.types.is_struct(one) and pa.types.is_struct(other):

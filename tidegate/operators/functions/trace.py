@@ -1,16 +1,17 @@
-"""`Trace` holds a row function as polars expressions over batches of one schema, and the conditions under which they
-apply.
+"""`Trace` is a row function of a user, converted to polars expressions for batches of one schema, with the conditions
+under which the expressions give the same result.
 
 `trace_map` and `trace_filter` run the function on a symbolic row, once for each path through its conditions.
-`Trace.computed` returns the columns for a batch, or None where only the function itself gives the right result.
+`Trace.computed` returns the result for a batch, or None if the function itself must be called to get the right result.
 
-A `Symbol` stands for a value of every row while the function is traced. Python on a row and polars on a column differ
-at edges. Each operation here is one where both agree, as long as the conditions in `Notes` hold for a batch. A batch
-for which they do not hold is passed to the function row by row. Rules:
+A `Symbol` represents a value of every row while the function is traced. Python on a row and polars on a column differ
+in edge cases. The operations here give equal results as long as the conditions in `Notes` hold for a batch. A batch for
+which they do not hold is passed to the function row by row. Rules:
 
 - Operands have no nulls, because Python would raise an error.
-- Integers stay in int64, while integers of Python are unbounded. Bounds are tracked from the columns on.
-- A divisor is never 0. A value that is divided, or compared with a float, is exact as a float.
+- Integer results must fit into int64, because Python's integers are unbounded. The bounds of each result are computed
+  from the bounds of the columns.
+- A divisor is never 0. An integer that is divided, or compared with a float, must be exact as a float.
 - Compared values are not NaN, because polars treats NaN as equal to itself and greater than any number.
 - Any other operation cannot be traced.
 """
@@ -38,7 +39,10 @@ _RUNS_MAX = 64
 _SMALL_INTEGERS = frozenset({pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()})
 _OF_KIND = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 _COPIED = frozenset({pa.date32(), pa.timestamp("us")})
-"""Types that a traced function may only copy. Their values keep the type when they pass through Python."""
+"""Types without operations in a traced function, which may only copy such values.
+
+They keep their type when they pass through Python.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A traced function: the columns of its result, and the conditions on a batch."""
+    """A traced function: the columns of its result, and the conditions that a batch must meet."""
 
     outputs: Mapping[str, Output]
     notes: Notes
     outside: Outside
 
     def computed(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Returns the result for a batch, or None if the function has to be called with each row."""
+        """Returns the result for a batch, computed by expressions.
+
+        None if the function has to be called with each row.
+        """
         if not self._may_stand_for(batch):
             return None
         computed = {name: out for name, out in self.outputs.items() if out.column is None}
@@ -103,9 +110,9 @@ class Trace:
 
 
 def trace_map(function: Callable[[dict[str, Any]], object], schema: pa.Schema, given: pa.Schema | None) -> Trace:
-    """Traces a function that returns a row for each row. `given` is the schema declared for its rows, or None.
+    """Traces a function that returns a row for each row. `given` is the schema declared for its results, or None.
 
-    Raises UntraceableError if the function cannot be analysed.
+    Raises UntraceableError if the function cannot be expressed by polars expressions.
     """
     outside, notes, found = _explored(function, schema)
     outputs = _outputs(found, schema, partial(_keeps_its_type, given))
@@ -115,10 +122,10 @@ def trace_map(function: Callable[[dict[str, Any]], object], schema: pa.Schema, g
 
 
 def traced_schema(function: Callable[[dict[str, Any]], object], schema: pa.Schema) -> pa.Schema | None:
-    """Returns the columns of the rows that a function returns, found by tracing and without a row. None if it cannot be
-    traced.
+    """Returns the columns of the rows that a function returns, found by tracing it, without input rows. None if it
+    cannot be traced.
 
-    A column that the function copies keeps its type, which may be any type.
+    A column that the function copies keeps its type, whatever the type is.
     """
     try:
         _, _, found = _explored(function, schema)
@@ -129,7 +136,10 @@ def traced_schema(function: Callable[[dict[str, Any]], object], schema: pa.Schem
 
 
 def trace_filter(function: Callable[[dict[str, Any]], object], schema: pa.Schema) -> Trace:
-    """Traces a filter function into a trace with one boolean column. Raises UntraceableError."""
+    """Traces a filter function into a trace with the boolean column `kept`.
+
+    Raises UntraceableError if it cannot be traced.
+    """
 
     def kept(row: Any) -> dict[str, object]:
         result = function(row)
@@ -230,15 +240,18 @@ def _output(name: str, symbol: Symbol, schema: pa.Schema, may_copy: Callable[[st
 
 
 def _keeps_its_type(given: pa.Schema | None, name: str, data_type: pa.DataType) -> bool:
-    """Returns whether copied columns keep their type in the rows of a function, by `schema=` or through Python."""
+    """Returns whether the column `name` of type `data_type` keeps this type when the function copies it: by `schema=`
+    (`given`), or through Python.
+    """
     if data_type in _COPIED:
         return True
     return given is not None and name in given.names and given.field(name).type == data_type
 
 
 def _check_types(outputs: Mapping[str, Output], given: pa.Schema) -> None:
-    """Checks that computed columns have the types of `schema=`. Integers may become narrower, which is checked by
-    value.
+    """Raises UntraceableError if computed columns do not have the types of `schema=`.
+
+    An integer type may be narrower, because values are checked later.
     """
     if set(outputs) != set(given.names):
         raise UntraceableError("its rows have other columns than schema=")
@@ -254,13 +267,16 @@ _EXACT_FLOAT = 2**53
 Bounds: TypeAlias = tuple[int, int]
 Columns: TypeAlias = Mapping[str, Bounds]
 BoundsOf: TypeAlias = Callable[[Columns], Bounds]
-"""A function that computes the least and the greatest value of an integer expression from the bounds of the columns of
-a batch.
+"""A function that computes the least and the greatest value of an integer expression from the least and greatest values
+of columns in a batch.
 """
 
 
 class ForkError(Exception):
-    """Raised when the function tests a condition whose value is not decided yet. The tracer then follows both paths."""
+    """Raised when the function tests a condition for which no decision is chosen yet.
+
+    The tracer then runs the function once for each decision.
+    """
 
     def __init__(self, condition: pl.Expr) -> None:
         super().__init__("a condition")
@@ -269,37 +285,40 @@ class ForkError(Exception):
 
 @dataclass(slots=True)
 class Notes:
-    """Conditions on a batch under which the expressions give the results of the function."""
+    """Conditions that a batch must meet so that the expressions give the results of the function."""
 
     columns: set[str] = field(default_factory=set)
-    """Columns that are used in calculations. They must have no nulls."""
+    """Columns that the function calculates with. They must have no nulls."""
     integers: set[str] = field(default_factory=set)
-    """Columns whose least and greatest values are needed."""
+    """Columns for which the least and the greatest value in the batch must be computed."""
     ranges: list[tuple[BoundsOf, int, int]] = field(default_factory=list)
-    """Integer expressions, each with the range in which its values must be."""
+    """Integer expressions, each with the smallest and the largest value that it may have."""
     conditions: list[pl.Expr] = field(default_factory=list)
     """Boolean expressions that must be true for every row."""
 
 
 class Tracer:
-    """One run of the function along one path: the decisions at the conditions that it tests."""
+    """One run of the function along one path.
+
+    `decisions` are the outcomes of the conditions that the function tests, in order.
+    """
 
     def __init__(self, notes: Notes, decisions: tuple[bool, ...]) -> None:
         self.notes = notes
         self._decisions = list(reversed(decisions))
 
     def decide(self, condition: pl.Expr) -> bool:
-        """Returns the decision at the next condition. Raises ForkError if there is none yet."""
+        """Returns the chosen outcome of the next condition. Raises ForkError if none is chosen yet."""
         if not self._decisions:
             raise ForkError(condition)
         return self._decisions.pop()
 
 
 class Symbol:
-    """The symbolic value of an expression for every row. `kind` is int, float, bool or str (the Python types), or None
-    for a value that is only copied.
+    """Represents the value of an expression in every row while a function is traced.
 
-    `column` is the column that it copies, or None. `bounds` are the bounds of an int.
+    `kind` is int, float, bool or str (the Python types), or None for a value that is only copied. `column` is the input
+    column that it copies, or None. `bounds` computes the least and greatest value of an int.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -418,11 +437,11 @@ class Symbol:
     __rand__, __ror__ = __and__, __or__
 
     def startswith(self, text: Any) -> Symbol:
-        """Returns a symbol that is true where the string begins with `prefix`."""
+        """Returns a boolean symbol that is true where the string begins with `text`."""
         return self._edge(text, lambda value: value.str.starts_with(text))
 
     def endswith(self, text: Any) -> Symbol:
-        """Returns a symbol that is true where the string ends with `suffix`."""
+        """Returns a boolean symbol that is true where the string ends with `text`."""
         return self._edge(text, lambda value: value.str.ends_with(text))
 
     def __repr__(self) -> str:
@@ -462,7 +481,7 @@ class Symbol:
         return Symbol(self.tracer, int, expression, bounds)
 
     def _number(self) -> Symbol:
-        """Returns the value as a number: a bool counts as 0 or 1."""
+        """Returns the value as an integer or float symbol. A bool counts as 0 or 1."""
         self._use()
         if self.kind is bool:
             return Symbol(self.tracer, int, self.expression.cast(pl.Int64), lambda of: (0, 1))
@@ -528,7 +547,10 @@ class Symbol:
 
 
 def constant(tracer: Tracer, value: object) -> Symbol:
-    """Returns a constant for every row. Raises UntraceableError for a value that is neither a number nor a string."""
+    """Returns a symbol with the same value in every row.
+
+    Raises UntraceableError for a value that is not a number, a bool or a string.
+    """
     if type(value) is int and INT64_MIN <= value <= INT64_MAX:
         bounds = (value, value)
         return Symbol(tracer, int, pl.lit(value, dtype=pl.Int64), lambda of: bounds)
@@ -547,7 +569,7 @@ def _product(left: Bounds, right: Bounds) -> Bounds:
 
 
 def _quotient(left: Bounds, right: Bounds) -> Bounds:
-    """Returns the symbol of a division. An integer divisor is not 0, so it is at least 1 away from 0."""
+    """Returns the bounds of the quotient of two integers. The divisor is not 0, so it is at most -1 or at least 1."""
     divisors = {b for b in (*right, -1, 1) if right[0] <= b <= right[1] and b}
     corners = [a // b for a in left for b in divisors] or [0]
     return min(corners), max(corners)

@@ -1,8 +1,9 @@
-"""Decides from its code whether a function of a row may be run on a symbolic row instead of on each row.
+"""Decides, from the bytecode of a row function, whether the function may be traced with a symbolic row instead of being
+called with each row.
 
-Rules: its result must depend only on its one argument and on constants. Its code may therefore have no loops, handle no
-errors, and call only a few builtins and methods. Names from outside must be numbers and strings. The user of a trace
-checks before each batch that these are still the same objects (`outside_is_unchanged`).
+Rules: the result must depend only on the one argument and on constants. The code may therefore have no loops, handle no
+errors, and call only a few builtins and methods. Global names and closure variables must refer to numbers and strings.
+Before each batch, the user of a trace checks by `outside_is_unchanged` that they still refer to the same objects.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 Outside: TypeAlias = tuple[tuple[Callable[[], Any], Any], ...]
-"""The names that a function reads from outside: a function that looks each up, and the value that it had during the
-trace.
+"""The global names and closure variables that a function reads: for each, a function that looks it up, and its value
+during the trace.
 """
 
 _ALLOWED_NAMES = """
@@ -29,7 +30,10 @@ _ALLOWED_NAMES = """
 _SINCE_3_12_NAMES = """
     RETURN_CONST LOAD_FAST_CHECK POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE
 """
-"""Instructions that jump backwards in a loop. Before Python 3.12 jumps with these names could go backwards, too."""
+"""Bytecode instructions that are allowed since Python 3.12.
+
+Before, jumps with these names could go backwards in a loop.
+"""
 _SINCE_3_13_NAMES = "TO_BOOL CALL_KW LOAD_FAST_LOAD_FAST STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST"
 _ALLOWED = frozenset(
     [
@@ -58,8 +62,9 @@ class UntraceableError(Exception):
 
 
 def checked(function: object) -> tuple[Outside, bool]:
-    """Returns the names that a function reads from outside, and whether it compares with None. Raises UntraceableError
-    if it breaks a rule.
+    """Returns the names that a function reads from outside, and whether it compares with None.
+
+    Raises UntraceableError if the code of the function breaks a rule.
     """
     if type(function) is not FunctionType:
         raise UntraceableError(f"it is a {type(function).__name__} and not a plain function")
@@ -83,7 +88,9 @@ def checked(function: object) -> tuple[Outside, bool]:
 
 
 def outside_is_unchanged(outside: Outside) -> bool:
-    """Returns whether the outside names still refer to the same objects."""
+    """Returns whether the global names and closure variables that a function reads still refer to the same objects as
+    during the trace.
+    """
     return all(look() is found for look, found in outside)
 
 
@@ -95,7 +102,9 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
 
 
 def _loads_method(instruction: dis.Instruction) -> bool:
-    """Returns whether an instruction looks up a method: since Python 3.12, a LOAD_ATTR with its lowest bit set."""
+    """Returns whether a bytecode instruction looks up a method: LOAD_METHOD or, since Python 3.12, LOAD_ATTR with its
+    lowest bit set.
+    """
     is_marked = sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR" and (instruction.arg or 0) & 1
     return bool(is_marked) or instruction.opname == "LOAD_METHOD"
 

@@ -1,1 +1,1 @@
-"""State of functions: keyed and operator state, types of values, time to live, and timers."""
+"""State of functions: keyed state, operator state, types of values, time to live, and timers."""

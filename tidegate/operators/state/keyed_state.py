@@ -1,17 +1,18 @@
-"""`ValueState`, `ListState`, `MapState` and folding states: keyed state of functions, of a declared type.
+"""Keyed state of functions: `ValueState`, `ListState`, `MapState`, `ReducingState` and `AggregatingState`. Each has a
+declared type of values.
 
 Rules:
 
-- A state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`). A bound state is a thin view
-  of the backend for the key of the row or timer that is being processed.
+- A state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`). A bound state reads and
+  writes the state backend, for the key of the row or timer that is being processed.
 - A value is converted to the declared type when it is stored, so a restored job computes with the same values.
 - A mutable value is returned as a copy.
-- Null, and an empty list or map, remove the state of the key.
+- Storing None, or an empty list or map, removes the state of the key.
 - A function over batches (`process_batch`) reads and writes value states for many rows at once.
 - In a checkpoint a state is one table: the key columns, then one column with the name of the state.
-- `ReducingState` folds added values by a function, and `AggregatingState` by an aggregate function. Only the folded
-  value is stored, in the declared type. The functions are part of the program and never of a checkpoint. They must
-  depend on their arguments alone.
+- `ReducingState` combines added values by a function, and `AggregatingState` by an aggregate function. Only the
+  combined value is stored, in the declared type. The functions are part of the program and never of a checkpoint. Their
+  results must depend only on their arguments.
 - `StateNames` holds the names of all states of one operator, keyed or not. A checkpoint identifies a state by its name
   alone.
 """
@@ -44,7 +45,10 @@ from tidegate.storage.schemas.column_names import RESERVED_PREFIX, is_reserved
 
 
 class KeyedState(ABC):
-    """Base of the kinds of keyed state. `name` is unique in an operator."""
+    """Base class of the kinds of keyed state.
+
+    `name` is unique in an operator. `ttl` is the time to live of values, or None.
+    """
 
     _scope: KeyScope
     _internal: InternalValueState | InternalListState | InternalMapState | TtlValues | TtlLists | TtlMaps
@@ -60,7 +64,7 @@ class KeyedState(ABC):
     @property
     @abstractmethod
     def stored_field(self) -> pa.Field:
-        """Returns the field of the checkpoint column that stores the state."""
+        """The field of the checkpoint column that stores the state, with its type."""
 
     @property
     def column_type(self) -> pa.DataType:
@@ -74,10 +78,11 @@ class KeyedState(ABC):
     def bound(
         self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate, by_batch: bool = False
     ) -> Self:
-        """Returns this declaration bound to a backend. `clock` determines which values have expired. It is None without
-        a time to live.
+        """Returns a copy of this declaration that is bound to a backend.
 
-        `by_batch` is set if the function reads and writes state by the batch.
+        `scope` gives the current key. `clock` determines which values have expired, and is None without a time to live.
+        `migrate` converts stored rows of older types. `by_batch` is True if the function reads and writes state for
+        whole batches.
         """
         state, field = copy.copy(self), self.stored_field
         state._scope = scope
@@ -89,14 +94,15 @@ class KeyedState(ABC):
 
     @abstractmethod
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns whether the values in a stored column of this state expire."""
+        """Returns whether stored values have a time to live, according to the type of their column in a checkpoint."""
 
     @abstractmethod
     def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None: ...
 
     def _element(self, field: pa.Field) -> pa.Field:
-        """Returns the field of one value, element or entry. It includes the update time if the state has a time to
-        live.
+        """Returns the field of one stored value, element or entry.
+
+        With a time to live, its type includes the time of the last update.
         """
         return field if self.ttl is None else field.with_type(timed_type(field)).remove_metadata()
 
@@ -116,7 +122,7 @@ class KeyedState(ABC):
 
 
 class ValueState(KeyedState):
-    """Keyed state with one value for each key. `ttl` counts from the time at which the value was written."""
+    """Keyed state with one value for each key. The time to live `ttl` of a value starts when the value is written."""
 
     _internal: InternalValueState | TtlValues
 
@@ -127,11 +133,13 @@ class ValueState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """Returns the declared type, with the update time if the state has a time to live."""
+        """The field of the checkpoint column: the declared type, with the time of the last update if the state has a
+        time to live.
+        """
         return self._element(self._typed.field(self.name))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns whether values of a stored column expire."""
+        """Returns whether stored values have a time to live, according to the type of their column in a checkpoint."""
         return has_time(column_type, self._typed.dtype)
 
     def value(self) -> Any:
@@ -155,7 +163,8 @@ class ValueState(KeyedState):
     def get_many(self, at: Places = None) -> pa.Array:
         """Returns the value of each row's key, in `process_batch`: an Arrow array, null for keys without a value.
 
-        `at` chooses rows: `context.groups()` for each key once, row numbers, or a mask. None means all rows.
+        `at` selects rows: `context.groups()` selects one row for each key. Row numbers, a boolean mask, or None for all
+        rows are also allowed.
         """
         self._typed.check_columns()
         found = self._internal.get_many(self._scope.refs(at, f"state {self.name!r}"))
@@ -165,11 +174,11 @@ class ValueState(KeyedState):
         return found
 
     def put_many(self, values: Any, at: Places = None) -> None:
-        """Stores a value for the key of each row. If a key has several rows, the last one counts. Null clears the
-        state.
+        """Stores a value for the key of each row, in `process_batch`. If a key has several rows, the last value is
+        stored. Null clears the state.
 
-        `values` is an Arrow array, or can be converted to one. Raises TypeError for values of another type, ValueError
-        if their number differs from the number of rows that `at` chooses (as in `get_many`).
+        `values` is an Arrow array, or can be converted to one. `at` selects rows, as in `get_many`. Raises TypeError
+        for values of another type, and ValueError if there are more or fewer values than rows.
         """
         refs = self._scope.refs(at, f"state {self.name!r}")
         column = self._typed.taken_column(values)
@@ -180,7 +189,10 @@ class ValueState(KeyedState):
         self._internal.put_many(refs, column)
 
     def clear_many(self, at: Places = None) -> None:
-        """Removes the state of the keys of these rows."""
+        """Removes the state of the keys of the selected rows, in `process_batch`.
+
+        `at` selects rows, as in `get_many`.
+        """
         self._internal.remove_many(self._scope.refs(at, f"state {self.name!r}"))
 
     def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None:
@@ -189,8 +201,9 @@ class ValueState(KeyedState):
 
 
 class ListState(KeyedState):
-    """Keyed state with a list of values for each key. `ttl` counts for each element from the time at which it was
-    written.
+    """Keyed state with a list of values for each key.
+
+    The time to live `ttl` of an element starts when the element is written.
     """
 
     _internal: InternalListState | TtlLists
@@ -202,44 +215,50 @@ class ListState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """Returns a list type of the declared type."""
+        """The field of the checkpoint column: a list of the declared type."""
         return pa.field(self.name, pa.list_(self._element(self._typed.field("item"))))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns whether elements of a stored column expire."""
+        """Returns whether stored elements have a time to live, according to the type of their column in a
+        checkpoint.
+        """
         return pa.types.is_list(column_type) and has_time(column_type.value_type, self._typed.dtype)
 
     def get(self) -> list[Any]:
-        """Returns a copy of the list of the current key. It may be empty."""
+        """Returns a copy of the list of the current key. Empty if the key has no values."""
         stored = self._internal.get(self._ref())
         return list(stored) if self._plain else [self._typed.handed_out(value) for value in stored]
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the values of the current key, without a copy of the list.
+        """Yields the values of the list of the current key, without copying the list.
 
-        Until the end, the list may only be changed by adding values, which are not yielded.
+        During the iteration, the list may only be changed by adding values, and these are not yielded.
         """
         stored = self._internal.get(self._ref())
         values = itertools.islice(stored, len(stored))
         return values if self._plain else map(self._typed.handed_out, values)
 
     def add(self, value: Any) -> None:
-        """Appends a value. Raises TypeError if it is None or not of the declared type."""
+        """Appends a value to the list of the current key.
+
+        Raises TypeError if it is None or not of the declared type.
+        """
         ref, stored = self._scope.ref, self._fast(value)
         if stored is NO_FAST_PATH:
             stored = self._typed.taken(value)
         self._internal.extend(self._ref() if ref is None else ref, (stored,))
 
     def add_all(self, values: Iterable[Any]) -> None:
-        """Appends values. Raises TypeError if one of them is None or not of the declared type. No value is appended
-        then.
+        """Appends values to the list of the current key.
+
+        Raises TypeError, and appends nothing, if a value is None or not of the declared type.
         """
         added = [self._typed.taken(value) for value in values]
         if added:
             self._internal.extend(self._ref(), added)
 
     def update(self, values: Iterable[Any]) -> None:
-        """Replaces the list. An empty list clears the state."""
+        """Replaces the list of the current key. An empty list clears the state."""
         replaced = [self._typed.taken(value) for value in values]
         if replaced:
             self._internal.put(self._ref(), replaced)
@@ -252,30 +271,30 @@ class ListState(KeyedState):
 
 
 class MapEntries(ABC):
-    """Base of keyed map states and broadcast states."""
+    """Base class of keyed map states and broadcast states."""
 
     @abstractmethod
     def put(self, key: Any, value: Any) -> None:
-        """Sets an entry of the map."""
+        """Stores `value` under `key` in the map."""
 
     @abstractmethod
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Returns the entries as they are now."""
+        """Returns an iterator over a copy of the current entries, as pairs of key and value."""
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Sets several entries of the map."""
+        """Stores several entries in the map."""
         for key, value in entries.items():
             self.put(key, value)
 
     def values(self) -> Iterator[Any]:
-        """Returns the values, in the order of `items`."""
+        """Returns an iterator over the values of the map, in the order of `items`."""
         return (value for _, value in self.items())
 
 
 class MapState(KeyedState, MapEntries):
-    """A map for each key. `ttl` counts for each entry, from the time it was written.
+    """Keyed state with a map for each key. The time to live `ttl` of an entry starts when the entry is written.
 
-    Keys of the map have a plain type. A value of None removes the entry.
+    Map keys must have a scalar type. Storing the value None removes the entry.
     """
 
     _internal: InternalMapState | TtlMaps
@@ -293,12 +312,12 @@ class MapState(KeyedState, MapEntries):
 
     @property
     def stored_field(self) -> pa.Field:
-        """Returns a map type of the declared types."""
+        """The field of the checkpoint column: a map of the declared types."""
         key = pa.field("key", self._key_typed.dtype, nullable=False)
         return pa.field(self.name, pa.map_(key, self._element(self._typed.field("value"))))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns whether entries of a stored column expire."""
+        """Returns whether stored entries have a time to live, according to the type of their column in a checkpoint."""
         return pa.types.is_map(column_type) and has_time(column_type.item_type, self._typed.dtype)
 
     def get(self, key: Any) -> Any:
@@ -306,22 +325,28 @@ class MapState(KeyedState, MapEntries):
         return self._typed.handed_out(self._internal.get(self._ref(), self._key_typed.taken(key)))
 
     def put(self, key: Any, value: Any) -> None:
-        """Sets an entry. The value None removes it. Raises TypeError if key or value is not of its declared type."""
+        """Stores `value` under `key` in the map of the current key.
+
+        The value None removes the entry. Raises TypeError if the key or the value is not of its declared type.
+        """
         if value is None:
             self.remove(key)
         else:
             self._internal.put(self._ref(), self._key_typed.taken(key), self._typed.taken(value))
 
     def remove(self, key: Any) -> None:
-        """Removes an entry, if there is one."""
+        """Removes the entry of a map key from the map of the current key, if there is one."""
         self._internal.discard(self._ref(), self._key_typed.taken(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Returns the entries as they are now. Their order depends on the backend, and is the same on every run."""
+        """Returns an iterator over the current entries, as pairs of key and value.
+
+        Their order depends on the backend, and is equal in every run.
+        """
         return iter([(key, self._typed.handed_out(value)) for key, value in self._pairs()])
 
     def keys(self) -> Iterator[Any]:
-        """Returns the keys of the map, in the order of `items`."""
+        """Returns an iterator over the keys of the map of the current key, in the order of `items`."""
         return iter([key for key, _ in self._pairs()])
 
     def __contains__(self, key: Any) -> bool:
@@ -343,11 +368,11 @@ class AggregateFunction(Protocol):
     """Defines how an `AggregatingState` combines values (Flink's `AggregateFunction`)."""
 
     def create_accumulator(self) -> Any:
-        """Returns the initial accumulator of a key, of the state's type."""
+        """Returns the initial accumulator of a key. Accumulators have the type of the state."""
         ...
 
     def add(self, value: Any, accumulator: Any) -> Any:
-        """Returns the accumulator after adding a value."""
+        """Returns the accumulator that results from adding `value` to `accumulator`."""
         ...
 
     def get_result(self, accumulator: Any) -> Any:
@@ -356,7 +381,10 @@ class AggregateFunction(Protocol):
 
 
 class ReducingState(ValueState):
-    """Keyed state with one value for each key: the first added value, later `reduce(stored, added)`."""
+    """Keyed state with one value for each key.
+
+    The first added value is stored, and each later value is combined with it by `reduce(stored, added)`.
+    """
 
     def __init__(
         self, name: str, reduce: Callable[[Any, Any], Any], dtype: Any, *, ttl: StateTtl | None = None
@@ -365,8 +393,9 @@ class ReducingState(ValueState):
         self._reduce = reduce
 
     def add(self, value: Any) -> None:
-        """Combines a value with the stored one. Raises TypeError if the value or the result is None or not of the
-        declared type.
+        """Combines a value with the stored value of the current key.
+
+        Raises TypeError if the value or the result is None or not of the declared type.
         """
         kept, added = self.value(), self._typed.taken(value)
         if kept is not None:
@@ -374,7 +403,7 @@ class ReducingState(ValueState):
         self._internal.put(self._ref(), added)
 
     def get(self) -> Any:
-        """Returns the folded value of the current key, or None without values."""
+        """Returns the combined value of the current key, or None if no value was added."""
         return self.value()
 
 
@@ -386,8 +415,9 @@ class AggregatingState(ValueState):
         self._function = function
 
     def add(self, value: Any) -> None:
-        """Adds a value to the accumulator. Raises TypeError if the accumulator becomes None, or not of the declared
-        type.
+        """Adds a value to the accumulator of the current key.
+
+        Raises TypeError if the accumulator becomes None, or is not of the declared type.
         """
         kept = self.value()
         accumulator = self._function.create_accumulator() if kept is None else kept
@@ -400,9 +430,9 @@ class AggregatingState(ValueState):
 
 
 class UndeclaredStateError(IncompatibleStateError):
-    """A checkpoint has the state `state` of a function, and the function no longer declares it.
+    """Raised when a checkpoint has the state `state` of a function that no longer declares it.
 
-    With consent such a state is dropped at submission (`restore/rehearsal.py`).
+    If the user agrees, such a state is dropped at submission (`restore/rehearsal.py`).
     """
 
     def __init__(self, text: str, state: str = "") -> None:
@@ -411,7 +441,10 @@ class UndeclaredStateError(IncompatibleStateError):
 
 
 class StateNames:
-    """Names that are in use. Names of users and names of tidegate have different namespaces (`own_name`)."""
+    """The names of the states of one operator that are already in use.
+
+    State names of users and of tidegate itself are in different namespaces (`own_name`).
+    """
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -420,7 +453,10 @@ class StateNames:
         return iter(self._taken)
 
     def take(self, name: str) -> None:
-        """Reserves a name for a state of the user. Raises ConfigurationError if it is in use or reserved."""
+        """Reserves a name for a state of the user.
+
+        Raises ConfigurationError if the name is in use, or reserved for tidegate.
+        """
         if is_reserved(name):
             raise ConfigurationError(
                 f"state {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved; give the state another name"
@@ -435,8 +471,8 @@ class StateNames:
         self._taken.add(name)
 
     def not_bound(self, name: str, text: str) -> IncompatibleStateError:
-        """Returns the error with the message `text` for a stored state that is not bound.
+        """Returns the error, with the message `text`, for a stored state `name` that the function does not bind.
 
-        It is an UndeclaredStateError, unless the name is in use by a state of another kind or by tidegate.
+        The error is an UndeclaredStateError, unless a state of another kind, or of tidegate itself, uses the name.
         """
         return IncompatibleStateError(text) if name in self._taken else UndeclaredStateError(text, name)

@@ -1,13 +1,14 @@
-"""`KeyedStates`: all keyed states of one operator in its backend. It binds them, restores them, enters the keys of each
-batch, and takes snapshots.
+"""`KeyedStates` manages all keyed states of one operator. It binds them to the state backend, restores them, looks up
+the keys of each batch in the backend, and takes snapshots.
 
 `ProcessOperator` calls it. Rules:
 
-- Names are unique, and none is the name of a key column.
-- The function must bind every state of the checkpoint that is handed over. States that the user has agreed to drop are
-  removed before (`restore_task.py`).
+- Names of states are unique, and differ from the names of key columns.
+- The function must bind every restored state. States that the user has agreed to drop are removed before the restore
+  (`restore_task.py`).
 - Stored rows are converted to the declared types if that loses nothing (see `tidegate/storage/schemas/evolution.py`).
-- A state may get a time to live, which then counts from the restore. It may not lose one.
+- A program may add a time to live to a restored state. It starts at the restore. A program may not remove a time to
+  live.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _KEYS_BATCH_ROWS = 4096
 
 
 class KeyedStates:
-    """The keyed states of an operator. `key_names` are its key columns, `names` are the names of all its states.
+    """The keyed states of one operator. `key_names` are its key columns, `names` has the names of all its states.
 
-    `by_batch` is set if its function reads and writes state by the batch. `undo` records how to undo changes, if that
-    may be necessary.
+    `scope` holds the current key. `by_batch` is True if the function reads and writes state for whole batches. `undo`
+    records changes, so that they can be undone if a call fails. None if that is never needed.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class KeyedStates:
         self._handed_over = False
 
     def complete(self) -> None:
-        """Ends the binding of states. Further states are refused."""
+        """Ends the binding of states. `bind` raises an error from now on."""
         self._complete = True
 
     @property
     def stored_fields(self) -> dict[str, pa.Field]:
-        """Returns the field of the column in which each bound state is stored, by name."""
+        """Returns the field of the checkpoint column of each bound state, by state name."""
         return {name: state.stored_field for name, state in self._states.items()}
 
     @property
@@ -84,7 +85,7 @@ class KeyedStates:
         return self._states
 
     def bind(self, declared: S) -> S:
-        """Binds a state that a user has declared.
+        """Binds a state that a user has declared. Returns the bound state.
 
         Raises ConfigurationError after `open`, and for a name that is in use or reserved.
         """
@@ -96,7 +97,7 @@ class KeyedStates:
         return self._bound(declared)
 
     def bind_own(self, declared: S) -> S:
-        """Binds a state of tidegate itself, under a reserved name."""
+        """Binds a state of tidegate itself, under a reserved name. Returns the bound state."""
         self._names.take_own(declared.name)
         return self._bound(declared)
 
@@ -115,17 +116,18 @@ class KeyedStates:
         return state
 
     def fix_keys(self, codec: KeyCodec) -> None:
-        """Sets the types of the key columns, once all states are bound."""
+        """Sets the types of the key columns. Called once, after all states are bound."""
         self._codec = codec
         self.backend.fix_keys(codec.schema)
 
     def stored_keys(self) -> pa.Schema | None:
-        """Returns the key columns of states that came with files of the backend, or None if there are none."""
+        """Returns the schema of the key columns that the restored files of the backend have. None if there are none."""
         return self.backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
-        """Makes keys available until `leave`, given as stored key columns, Python keys, or both. Returns the backend's
-        reference to each.
+        """Makes keys available until `leave`. They are given as stored key columns, Python keys, or both.
+
+        Returns the backend's reference to each key. The references are None if no state is bound.
         """
         assert self._codec is not None, "keys without a type"
         entered = EnteredKeys(self._codec, columns, keys)
@@ -135,15 +137,15 @@ class KeyedStates:
         return [None] * (len(keys or ()) if columns is None else columns.num_rows)
 
     def enter_batch(self, columns: pa.RecordBatch) -> None:
-        """Makes the keys of a batch available, as stored key columns, for a function that works on all of them
-        at once.
+        """Makes the keys of a batch available, given as stored key columns, for a function that processes whole
+        batches.
         """
         assert self._codec is not None, "keys without a type"
         refs = self.backend.enter_batch(columns) if self._states else None
         self._scope.enter_batch(EnteredKeys(self._codec, columns), refs)
 
     def leave(self, rows: int) -> None:
-        """Ends a batch of `rows` rows or timers. Also checks up to that number of keys for expired state."""
+        """Ends the processing of a batch of `rows` rows or timers. Also checks up to `rows` keys for expired state."""
         self.timers.flush()
         self._scope.leave()
         if self._states:
@@ -152,7 +154,8 @@ class KeyedStates:
                 self.backend.sweep(rows)
 
     def each_key(self, state: KeyedState) -> Iterator[None]:
-        """Makes each key that has this state the current key in turn. The state may be changed during the iteration.
+        """Iterates over all keys that have a value in `state`, and makes each the current key in turn. The state may be
+        changed during the iteration.
 
         Raises ConfigurationError for a state that `bind` has not returned.
         """
@@ -171,9 +174,9 @@ class KeyedStates:
                 self.leave(0)
 
     def load(self, table: StateTable) -> None:
-        """Loads a stored table into its state.
+        """Loads a stored table into the state with its name.
 
-        Raises UndeclaredStateError if no state of its name is bound, ConfigurationError for a type that cannot be
+        Raises UndeclaredStateError if no state with the name is bound, ConfigurationError for a type that cannot be
         converted to the declared type, and CorruptionError (here or in `loaded`) if a key occurs twice.
         """
         if table.state == TIMERS_STATE:
@@ -197,7 +200,10 @@ class KeyedStates:
         self.backend.loaded()
 
     def freeze(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of all states and timers or, with `cut.base`, of the changes since then."""
+        """Returns a snapshot of all states and timers.
+
+        With `cut.base`, the snapshot has only the changes since that checkpoint.
+        """
         if self._codec is None:
             return OperatorSnapshot(self._context.uid)
         snapshot = frozen_backend(self._context, self.backend, cut)
@@ -207,11 +213,14 @@ class KeyedStates:
         return replace(snapshot, states=states, layer=layer)
 
     def hand_over(self) -> None:
-        """Releases the backend, which the next attempt takes over. Keys cannot be entered any more."""
+        """Drops the states without closing the backend, because the next attempt of the task continues with it.
+
+        Keys cannot be entered any more.
+        """
         self._states, self._codec, self._handed_over = {}, None, True
 
     def close(self) -> None:
-        """Releases the backend's resources."""
+        """Closes the backend, unless it was handed over."""
         if not self._handed_over:
             self.backend.close()
 
@@ -224,7 +233,10 @@ class KeyedStates:
         return FrozenMarked(frozen, field) if holds_pickles(field) else frozen
 
     def _declared(self, state: KeyedState, stored: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns stored rows, converted to the declared type."""
+        """Returns stored rows of a state, converted to its declared type.
+
+        Raises IncompatibleStateError or ConfigurationError if they cannot be converted.
+        """
         rows, field = widened(stored), state.stored_field
         position = rows.num_columns - 1
         if rows.schema.names != [*self._key_names, state.name]:
@@ -248,12 +260,15 @@ class KeyedStates:
 
 @dataclass(frozen=True, slots=True)
 class FrozenMarked(FrozenChanged):
-    """A `FrozenState` with the metadata of `field`, which marks pickled values. Backends do not store this metadata."""
+    """A snapshot of a state whose field metadata marks pickled values.
+
+    Adds the metadata, which backends do not store.
+    """
 
     field: pa.Field
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows with the metadata."""
+        """Yields the chunks of the snapshot, with the metadata of `field` in their schema."""
         for chunk in self.frozen.chunks():
             position = chunk.rows.num_columns - 1
             rows = chunk.rows.set_column(position, self.field, chunk.rows.column(position))

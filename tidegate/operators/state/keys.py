@@ -2,16 +2,16 @@
 
 Rules:
 
-- Two rows have the same key exactly if their key hashes treat them as equal. Null is a key like any other. All NaN are
-  one key, and 0.0 and -0.0 are one key.
+- Two rows have the same key if and only if the key hash treats their key columns as equal. Null is a key like any
+  other. All NaN are one key, and 0.0 and -0.0 are one key.
 - A Python key is a tuple with one value for each column. Equal keys give equal tuples with equal hashes.
 - Dates and times in a Python key are the integers that Arrow stores, so that nanoseconds are kept. `KeyCodec` converts
   a key back exactly.
 - `KeyScope` holds the current key of a function: the key of the row or timer that is being processed. `ProcessOperator`
-  chooses it, and states and timers read it. The keys of a batch of rows, or of a step of timers, are entered and left
-  together. State uses the backend's reference of a key. Python values of a key are created only when a timer or the
-  function needs them. A function over batches works on all rows of a batch, and chooses the key of a row where it works
-  on a single one.
+  chooses it, and states and timers read it. `enter` makes the keys of a batch of rows, or of a step of timers,
+  available, and `leave` ends this. State uses the backend's reference of a key. Python values of a key are created only
+  when a timer or the function needs them. A function over batches uses the keys of all rows, and may choose the key of
+  a single row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Key: TypeAlias = tuple[Any, ...]
 
 
 def key_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
-    """Returns the key columns of a batch in stored form: dictionaries decoded, one zero and one NaN for floats.
+    """Returns the key columns of a batch in stored form: dictionaries are decoded, -0.0 becomes 0.0, and all NaN become
+    one NaN.
 
     Raises ConfigurationError for a column that is missing.
     """
@@ -50,9 +51,9 @@ def key_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
 
 
 def key_schema(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
-    """Returns names and types of the stored key columns for an input schema.
+    """Returns the names and types of the stored key columns for an input schema.
 
-    Raises ConfigurationError for a column that is missing or of a type that cannot be a key.
+    Raises ConfigurationError for a column that is missing, or whose type cannot be a key.
     """
     columns = key_columns(pa.RecordBatch.from_pylist([], schema), keys)
     for name in keys:
@@ -61,8 +62,9 @@ def key_schema(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
 
 
 def check_owner(context: OperatorContext, keys: pa.RecordBatch, owners: NDArray[np.uint16]) -> None:
-    """Raises OperatorError if a key (a row of key columns) belongs to another subtask. `subtask_table` returns
-    `owners`.
+    """Raises OperatorError if a row of the key columns `keys` belongs to another subtask.
+
+    `owners` has the subtask of each key group.
     """
     groups = key_groups_of(hash_columns(keys, keys.schema.names), context.max_parallelism)
     strangers = owners[groups] != context.subtask
@@ -85,12 +87,12 @@ class KeyCodec:
         self._stored = tuple(_stored_type(field.type) for field in schema)
 
     def encode(self, columns: pa.RecordBatch) -> list[Key]:
-        """Returns the Python key of each row of stored key columns (from `key_columns`, in the order of the schema)."""
+        """Returns the rows of stored key columns as Python keys. The columns are in the order of the schema."""
         lists = [_python_values(c, stored) for c, stored in zip(columns.columns, self._stored, strict=True)]
         return list(zip(*lists, strict=True))
 
     def decode(self, keys: Sequence[Key]) -> pa.RecordBatch:
-        """Returns stored key columns with one row for each Python key."""
+        """Returns Python keys as stored key columns, with one row for each key."""
         arrays = []
         for position, (field, stored) in enumerate(zip(self.schema, self._stored, strict=True)):
             column = pa.array([key[position] for key in keys], type=stored or field.type)
@@ -99,7 +101,7 @@ class KeyCodec:
 
 
 def sort_key(key: Key) -> tuple[tuple[int, Any], ...]:
-    """Returns a sort key for Python keys of one codec: values ascending, then NaN, then null."""
+    """Returns a sort key for a Python key. It sorts values ascending, then NaN, then null."""
     return tuple((2, 0) if v is None else (1, 0) if v != v else (0, v) for v in key)
 
 
@@ -111,7 +113,10 @@ def _python_values(column: pa.Array, stored: pa.DataType | None) -> list[Any]:
 
 
 def _stored_type(data_type: pa.DataType) -> pa.DataType | None:
-    """Returns the integer type that stores a date or time, or None for types whose Python values are exact."""
+    """Returns the integer type that stores values of a date or time type.
+
+    None for types whose Python values are exact.
+    """
     if not pa.types.is_temporal(data_type):
         return None
     dtype = storage_dtype(data_type)
@@ -119,7 +124,10 @@ def _stored_type(data_type: pa.DataType) -> pa.DataType | None:
 
 
 def _one_zero(column: pa.Array) -> pa.Array:
-    """Returns floats with one zero and one NaN, as they are hashed. Returns other columns unchanged."""
+    """Returns floats with -0.0 replaced by 0.0 and every NaN by one NaN, as keys are hashed.
+
+    Returns other columns unchanged.
+    """
     if not pa.types.is_floating(column.type):
         return column
     if pa.types.is_float16(column.type):  # Arrow does not calculate with it
@@ -143,14 +151,14 @@ class KeyGroups:
         self.index: NDArray[np.int32] = upserted.slots
         """For each row, the index of its key in `keys`."""
         self.first_rows: NDArray[np.int32] = upserted.first_rows
-        """The index of the first row of each group, ascending."""
+        """The row index of the first row of each group, in ascending order."""
 
     def __len__(self) -> int:
         return len(self.first_rows)
 
     @cached_property
     def keys(self) -> pa.RecordBatch:
-        """Returns the key columns of each group, in the order in which the keys first appeared."""
+        """Returns the key columns with one row for each group, in the order in which keys first appear."""
         return self._columns.take(pa.array(self.first_rows))
 
     @cached_property
@@ -162,14 +170,15 @@ class KeyGroups:
 
 
 Places: TypeAlias = "KeyGroups | pa.Array | NDArray[Any] | Sequence[int] | None"
-"""A selection of rows of a batch: a `KeyGroups` for the first row of each group, row numbers, a mask, or None for all
-rows.
+"""A selection of rows of a batch: a `KeyGroups` for the first row of each group, row numbers, a boolean mask, or None
+for all rows.
 """
 
 
 class EnteredKeys:
-    """The keys of the rows or timers that are being processed, by number. They are stored key columns, Python keys, or
-    both.
+    """The keys of the rows or timers that are being processed, numbered from 0.
+
+    They are stored key columns, Python keys, or both.
     """
 
     __slots__ = ("_codec", "_columns", "_keys", "_rows")
@@ -188,20 +197,20 @@ class EnteredKeys:
         return self._columns
 
     def key(self, number: int) -> Key:
-        """Returns a key as a Python key."""
+        """Returns the key with this number as a Python key (a tuple)."""
         if self._keys is None:
             self._keys = self._codec.encode(self.columns)
         return self._keys[number]
 
     def row(self, number: int) -> dict[str, Any]:
-        """Returns a key for error texts and functions: the value of each key column by name."""
+        """Returns the key with this number as a dict: the value of each key column by name."""
         if self._rows is None:
             self._rows = python_rows(self.columns)
         return dict(self._rows[number])
 
 
 class KeyScope:
-    """The current key of a function. Outside of rows and timers there is no current key."""
+    """Holds the current key of a function. There is no current key unless a row or a timer is being processed."""
 
     __slots__ = ("_batch", "_entered", "number", "ref")
 
@@ -211,22 +220,23 @@ class KeyScope:
         self.number = 0
         """Number of the current key among the entered keys. `choose` sets it together with `ref`."""
         self.ref: KeyRef = None
-        """The backend's reference to the current key, or None without a key or without state."""
+        """The backend's reference to the current key. None if there is no current key, or no state."""
 
     def enter(self, entered: EnteredKeys) -> None:
-        """Makes keys available. `choose` makes one of them the current key."""
+        """Makes keys available. `choose` then makes one of them the current key."""
         self._entered = entered
 
     def enter_batch(self, entered: EnteredKeys, refs: KeyRefs | None) -> None:
-        """Makes the keys of a batch available for a function over batches. `refs` is None without state. There is no
-        current key.
+        """Makes the keys of a batch available for a function that processes whole batches. There is no current key.
+
+        `refs` are the backend's references to the keys, or None without state.
         """
         self._batch = entered, refs
 
     def choose_row(self, row: int) -> None:
-        """Makes the key of a row of the batch the current key.
+        """Makes the key of the row with the index `row` of the batch the current key.
 
-        Raises ConfigurationError outside of a batch, IndexError for a row that does not exist.
+        Raises ConfigurationError if no batch is being processed, and IndexError for a row that does not exist.
         """
         entered, refs = self._batch_for("choosing a key")
         (number,) = self.rows([row], "choosing a key").tolist()
@@ -234,12 +244,13 @@ class KeyScope:
 
     @property
     def batch_columns(self) -> pa.RecordBatch:
-        """Stored key columns of the rows of the batch. Raises ConfigurationError outside of a batch."""
+        """The stored key columns of the rows of the batch. Raises ConfigurationError if no batch is being processed."""
         return self._batch_for("a group of keys")[0].columns
 
     def rows(self, at: Places, what: str) -> NDArray[np.int64]:
-        """Returns the row numbers of a selection of rows of the batch. Raises ConfigurationError, which names the
-        called method `what`, outside of a batch.
+        """Returns the row numbers of the rows that `at` selects.
+
+        Raises ConfigurationError, which names the called method `what`, if no batch is being processed.
         """
         count = self._batch_for(what)[0].columns.num_rows
         if at is None:
@@ -266,13 +277,16 @@ class KeyScope:
         return places.astype(np.int64)
 
     def refs(self, at: Places, what: str) -> KeyRefs:
-        """Returns the backend's references to the keys of some rows of the batch. Raises as `rows` does."""
+        """Returns the backend's references to the keys of the rows that `at` selects.
+
+        Raises ConfigurationError, which names the called method `what`, if no batch is being processed.
+        """
         refs = self._batch_for(what)[1]
         assert refs is not None, "a state without references"
         return refs if at is None else refs[self.rows(at, what)]
 
     def choose(self, number: int, ref: KeyRef) -> None:
-        """Makes an entered key the current one."""
+        """Makes an entered key the current key, given by its number and the backend's reference."""
         self.number = number
         self.ref = ref
 
@@ -281,24 +295,31 @@ class KeyScope:
         self._entered = self._batch = self.ref = None
 
     def current(self, what: str) -> Key:
-        """Returns the current key. Raises ConfigurationError, which names the called method `what`, without a current
-        key.
+        """Returns the current key as a Python key.
+
+        Raises ConfigurationError, which names the called method `what`, if there is none.
         """
         return self._entered_for(what).key(self.number)
 
     def current_number(self, what: str) -> int:
-        """Returns the number of the current key among the entered keys. Raises ConfigurationError as `current` does."""
+        """Returns the number of the current key among the entered keys.
+
+        Raises ConfigurationError if there is no current key.
+        """
         self._entered_for(what)
         return self.number
 
     def entered_columns(self, numbers: Sequence[int]) -> pa.RecordBatch:
-        """Returns the stored key columns of some of the entered keys."""
+        """Returns the stored key columns of the entered keys with these numbers."""
         entered = self._entered if self._batch is None else self._batch[0]
         assert entered is not None, "no keys were entered"
         return entered.columns.take(pa.array(numbers, pa.int64()))
 
     def current_row(self, what: str) -> dict[str, Any]:
-        """Returns the columns of the current key by name. Raises ConfigurationError as `current` does."""
+        """Returns the values of the key columns of the current key, by name.
+
+        Raises ConfigurationError if there is no current key.
+        """
         return self._entered_for(what).row(self.number)
 
     def _batch_for(self, what: str) -> tuple[EnteredKeys, KeyRefs | None]:

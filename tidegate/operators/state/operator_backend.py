@@ -1,9 +1,8 @@
-"""Opens the state backend of one operator, freezes it for snapshots, and stores whole rows of each key
-(`RowsOperator`).
+"""Opens the state backend of an operator and takes its snapshots. `RowsOperator` stores whole rows of each key.
 
 `RowsOperator` is the base of joins and rankings, which keep rows in row tables. The columns of all tables are known
-before the first row, and the columns of a checkpoint must match. All state is keyed. Rows come to the subtask that owns
-their key group, which is checked.
+before the first row, and the columns of a checkpoint must match. All state is keyed. Rows must arrive at the subtask
+that owns their key group. `check_owner` raises an error otherwise.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: bool = False) -> KeyedBackend:
     """Opens the keyed state backend of an operator in this subtask. `key_names` are its key columns.
 
-    With `namespace` the first key column is a namespace (`BackendPlace`). The state is empty, unless it was kept from
-    the previous attempt.
+    With `namespace` the first key column is a namespace (`BackendPlace`). The backend is empty, unless the previous
+    attempt of the task left one, which is then returned.
     """
     if context.kept is not None:
         return context.kept
@@ -42,8 +41,8 @@ def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: 
 
 
 def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:
-    """Returns a snapshot of all states of a backend in the form that its options select: its own files, increments, or
-    whole states.
+    """Returns a snapshot of all states of a backend, in the form that the backend options select: the backend's own
+    files, increments, or complete states.
     """
     if not cut.keyed:
         return OperatorSnapshot(context.uid)
@@ -61,8 +60,9 @@ Refs = list[NDArray[np.int64]]
 
 
 class RowsOperator(Operator):
-    """Base of operators that store whole rows by the key columns `stored_keys`. `stored` has the name and the value
-    columns of each table.
+    """Base class of operators that store whole rows by the key columns `stored_keys`.
+
+    `stored` maps the name of each table to its value columns.
     """
 
     has_keyed_state = True
@@ -75,9 +75,9 @@ class RowsOperator(Operator):
         self._changed_rows = 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores the rows from tables of any number of former subtasks.
+        """Restores the rows from the tables of any number of earlier subtasks.
 
-        Raises CorruptionError for other columns.
+        Raises CorruptionError for a table with other columns.
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
@@ -87,21 +87,25 @@ class RowsOperator(Operator):
         self.load(restored)
 
     def make_backend(self) -> KeyedBackend:
-        """Creates the backend of the rows. An operator with further keyed state overrides this to create one backend
-        for both.
+        """Creates the backend that stores the rows.
+
+        An operator with further keyed state overrides this method to use one backend for all state.
         """
         return make_backend(self.context, self.keys.names)
 
     def fix_keys(self, backend: KeyedBackend) -> None:
-        """Sets the key columns of the backend, after all state is bound."""
+        """Sets the key columns of the backend. Called after all state is bound."""
         backend.fix_keys(self.keys)
 
     def load_table(self, table: StateTable) -> None:
-        """Loads a table of keyed state."""
+        """Loads one stored table into the backend."""
         self._opened().load(table)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError and ConfigurationError as `open` does."""
+        """Loads stored tables into the opened state.
+
+        Raises CorruptionError and ConfigurationError for tables that do not fit.
+        """
         backend = self._opened()
         backend.expect(keys_at_most(tables))
         try:
@@ -118,28 +122,28 @@ class RowsOperator(Operator):
             ) from error
 
     def check_owner(self, keys: pa.RecordBatch) -> None:
-        """Raises OperatorError for a key of another subtask."""
+        """Raises OperatorError if a key belongs to another subtask."""
         check_owner(self.context, keys, self._owners)
 
     def append(self, table: int, keys: pa.RecordBatch, values: Sequence[pa.Array]) -> None:
-        """Appends rows to the table with a number."""
+        """Appends rows to the table with the index `table`. `values` are its value columns."""
         schema = list(self.stored.values())[table]
         self.tables[table].append(keys, pa.RecordBatch.from_arrays(list(values), schema=schema))
         self._changed_rows += keys.num_rows
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of the rows."""
+        """Returns a snapshot of the stored rows."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Returns the changes of the rows between two snapshots. All state is keyed."""
+        """Returns the changes of the stored rows since the last snapshot. This operator has no other state."""
         return self.snapshot(cut)
 
     @property
     def changed_bytes(self) -> int:
-        """Returns an estimate of the changed bytes: 8 for each column of a row that was added."""
+        """Returns an estimate of the changed bytes since the last snapshot: 8 bytes for each column of an added row."""
         columns = len(self.keys) + max(len(values) for values in self.stored.values())
         return self._changed_rows * (1 + columns) * 8
 
@@ -149,11 +153,13 @@ class RowsOperator(Operator):
         return self._backend
 
     def hand_over(self) -> None:
-        """Releases the backend, which the next attempt takes over."""
+        """Drops the references to the backend without closing it, because the next attempt of the task continues with
+        it.
+        """
         self._backend, self.tables = None, ()
 
     def close(self) -> None:
-        """Releases the backend's resources."""
+        """Closes the backend, unless it was handed over."""
         if self._backend is not None:
             self._backend.close()
 

@@ -2,16 +2,16 @@
 
 `ProcessContext` binds them. Rules:
 
-- A state is declared like a keyed state (`ListState`, `MapState`) and bound in `open`. From then on it holds the
-  restored elements.
-- The kind of a list decides what a subtask gets at a restore. LIST returns its own elements at the same parallelism,
-  and a share of all elements at another. UNION returns the elements of all subtasks.
-- A broadcast map is the same in every subtask, because each changes it in the same way. At a restore all subtasks start
-  with the map of one.
+- A state is declared like a keyed state (`ListState`, `MapState`) and bound in `open`. It contains its restored
+  elements as soon as it is bound.
+- The kind of a list decides which elements a subtask gets at a restore. With LIST it gets its own elements if the
+  parallelism is unchanged, and else a share of all elements. With UNION it gets the elements of all subtasks.
+- A broadcast map is equal in every subtask, because all subtasks change it in the same way. At a restore all subtasks
+  start with the stored map of one subtask.
 - A state is written completely with every checkpoint, with its types: a list as one column with its name, a map as the
   columns `key` and `value`.
-- Freezing only takes references. A list grows in place, so rows that were frozen stay unchanged. A map is copied before
-  its first change after a freeze.
+- A snapshot only takes references. Lists only grow in place, so elements in a snapshot do not change. A map is copied
+  before its first change after a snapshot.
 - A union list is in the snapshot even when it is empty, so that the coordinator sees it. The coordinator takes no
   checkpoint while only some of the subtasks have finished, because their elements would be missing.
 """
@@ -35,7 +35,7 @@ from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 from tidegate.storage.user_values import value_text
 
 KEY, VALUE = "key", "value"
-"""Columns of a stored broadcast map."""
+"""Names of the columns of a stored broadcast map."""
 
 _CHUNK_ROWS = 65_536
 
@@ -49,7 +49,7 @@ _BOUND_BY = {
 
 @dataclass(frozen=True, slots=True)
 class FrozenOperatorState:
-    """A `FrozenState` with the first `rows` entries of columns that do not change any more."""
+    """A snapshot of an operator state: the first `rows` entries of `columns`, which do not change any more."""
 
     state: str
     kind: StateKind
@@ -59,7 +59,7 @@ class FrozenOperatorState:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows in pieces of bounded size."""
+        """Yields the rows of the snapshot in batches of bounded size."""
         held = self.columns
         columns = (list(held), list(held.values())) if isinstance(held, Mapping) else held
         for start in range(0, self.rows, _CHUNK_ROWS):
@@ -88,51 +88,53 @@ class OperatorListState:
         return len(self._values)
 
     def add(self, value: Any) -> None:
-        """Appends a value. Raises TypeError if it is None or not of the declared type."""
+        """Appends a value to the list. Raises TypeError if it is None or not of the declared type."""
         self.add_all((value,))
 
     def add_all(self, values: Iterable[Any]) -> None:
-        """Appends values. Raises TypeError if one of them is None or not of the declared type. No value is appended
-        then.
+        """Appends values to the list.
+
+        Raises TypeError, and appends nothing, if a value is None or not of the declared type.
         """
         self._values.extend([self._typed.taken(value) for value in values])
 
     def update(self, values: Iterable[Any]) -> None:
-        """Replaces the list."""
+        """Replaces all values of the list."""
         self._values = [self._typed.taken(value) for value in values]
 
     def clear(self) -> None:
-        """Removes all values."""
+        """Removes all values from the list."""
         self._values = []
 
     def mark(self) -> tuple[list[Any], int]:
-        """Returns a mark for `back_to`."""
+        """Returns a mark of the current values, to which `back_to` can return."""
         return self._values, len(self._values)
 
     def back_to(self, mark: tuple[list[Any], int]) -> None:
-        """Undoes the changes that were made after a mark."""
+        """Undoes the changes that were made after `mark` was taken."""
         self._values, count = mark
         del self._values[count:]
 
     def load(self, table: StateTable) -> None:
-        """Appends the rows of a stored table, which are of the declared type."""
+        """Appends the elements of a stored table, which already has the declared type."""
         self._values.extend(one_nan(value) for value in table.rows.column(0).to_pylist())
 
     def freeze(self) -> FrozenState | None:
-        """Returns a snapshot of the list."""
+        """Returns a snapshot of the list. None if a list that is not a union list is empty."""
         if not self._values and self._kind is not StateKind.UNION:
             return None
         return FrozenOperatorState(self.name, self._kind, self.schema, (self._values,), len(self._values))
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of a stored table."""
+        """Returns the schema of the stored table: one column with the elements."""
         return pa.schema([self._typed.field(self.name)])
 
 
 class WriteGate:
-    """Decides whether broadcast states may be changed now. `refusal` holds the reason and the advice for the error, or
-    None.
+    """Decides whether broadcast states may be changed now.
+
+    `refusal` has the text of the error if they may not, else None.
     """
 
     __slots__ = ("refusal",)
@@ -142,7 +144,7 @@ class WriteGate:
 
 
 class BroadcastState(MapEntries):
-    """A map that is the same in every subtask. Made by `context.broadcast_state`."""
+    """A map that is equal in every subtask. Made by `context.broadcast_state`."""
 
     def __init__(self, declared: MapState, gate: WriteGate) -> None:
         self.name = declared.name
@@ -150,16 +152,17 @@ class BroadcastState(MapEntries):
         self._key_typed, self._typed = declared._key_typed, declared._typed
         self._entries: dict[Any, Any] = {}
         self._frozen = False
-        """True if a snapshot may reference the entries, so that they must be copied before a change."""
+        """True if a snapshot may refer to the entries, so that they must be copied before a change."""
 
     def get(self, key: Any) -> Any:
-        """Returns the value at `key`, or None."""
+        """Returns the value under `key`, or None if there is none."""
         return self._typed.handed_out(self._entries.get(self._key_typed.taken(key)))
 
     def put(self, key: Any, value: Any) -> None:
-        """Sets an entry. The value None removes it. Raises TypeError if key or value is not of its declared type.
+        """Stores `value` under `key`. The value None removes the entry.
 
-        Raises ConfigurationError where the map is read-only, as all methods that change it do.
+        Raises TypeError if the key or the value is not of its declared type, and ConfigurationError if the map is
+        read-only at present.
         """
         if value is None:
             self.remove(key)
@@ -168,37 +171,40 @@ class BroadcastState(MapEntries):
             self._own()[taken[0]] = taken[1]
 
     def remove(self, key: Any) -> None:
-        """Removes an entry, if there is one."""
+        """Removes the entry of `key`, if there is one. Raises ConfigurationError if the map is read-only at present."""
         self._own().pop(self._key_typed.taken(key), None)
 
     def clear(self) -> None:
-        """Removes all entries."""
+        """Removes all entries. Raises ConfigurationError if the map is read-only at present."""
         self._own().clear()
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Returns the entries as they are now, in the order in which their keys were first added."""
+        """Returns an iterator over a copy of the current entries, in the order in which their keys were first added."""
         if self._typed.plain:
             return iter(list(self._entries.items()))
         return iter([(key, self._typed.handed_out(value)) for key, value in self._entries.items()])
 
     def keys(self) -> Iterator[Any]:
-        """Returns the keys, in the order of `items`."""
+        """Returns an iterator over the keys of the map, in the order of `items`."""
         return iter(list(self._entries))
 
     def __contains__(self, key: Any) -> bool:
         return self._key_typed.taken(key) in self._entries
 
     def mark(self) -> dict[Any, Any]:
-        """Returns a mark for `back_to`. The map is copied before its next change, as after a freeze."""
+        """Returns a mark of the current entries, to which `back_to` can return.
+
+        The map is copied before its next change, as after a snapshot.
+        """
         self._frozen = True
         return self._entries
 
     def back_to(self, mark: dict[Any, Any]) -> None:
-        """Undoes the changes that were made after a mark."""
+        """Undoes the changes that were made after `mark` was taken."""
         self._entries, self._frozen = mark, True
 
     def load(self, table: StateTable) -> None:
-        """Adds the rows of a stored table, which has the declared types.
+        """Adds the entries of a stored table, which already has the declared types.
 
         Raises CorruptionError if a key occurs twice.
         """
@@ -212,7 +218,7 @@ class BroadcastState(MapEntries):
             self._entries[found] = one_nan(value)
 
     def freeze(self) -> FrozenState | None:
-        """Returns the current map, or None if it is empty."""
+        """Returns a snapshot of the map, or None if it is empty."""
         if not self._entries:
             return None
         self._frozen = True
@@ -227,12 +233,14 @@ class BroadcastState(MapEntries):
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of a stored table."""
+        """Returns the schema of the stored table: the columns `key` and `value`."""
         return pa.schema([self._key_typed.field(KEY), self._typed.field(VALUE)])
 
 
 class OperatorStates:
-    """The operator states of one function in one subtask, and restored states that it has not bound yet."""
+    """The operator states of one function in one subtask, and the restored states that the function has not bound
+    yet.
+    """
 
     def __init__(self, uid: OperatorUid, restored: Iterable[StateTable], gate: WriteGate, names: StateNames) -> None:
         self._uid = uid
@@ -247,21 +255,30 @@ class OperatorStates:
         self._complete = False
 
     def list_state(self, declared: ListState, kind: StateKind) -> OperatorListState:
-        """Binds a list of this subtask. Raises ConfigurationError after `open`, and for a name that is in use."""
+        """Binds a list of this subtask, with its restored elements. `kind` is LIST or UNION.
+
+        Raises ConfigurationError after `open`, and for a name that is in use.
+        """
         self._check(declared, ListState, kind)
         state = OperatorListState(declared, kind)
         self._load(state, kind)
         return state
 
     def broadcast_state(self, declared: MapState) -> BroadcastState:
-        """Binds a broadcast map. Raises ConfigurationError as `list_state` does."""
+        """Binds a broadcast map, with its restored entries.
+
+        Raises ConfigurationError after `open`, and for a name that is in use.
+        """
         self._check(declared, MapState, StateKind.BROADCAST)
         state = BroadcastState(declared, self._gate)
         self._load(state, StateKind.BROADCAST)
         return state
 
     def complete(self) -> None:
-        """Ends the binding of states. Raises UndeclaredStateError for a state of the checkpoint that was not bound."""
+        """Ends the binding of states.
+
+        Raises UndeclaredStateError for a restored state that the function did not bind.
+        """
         self._complete = True
         for name, (table, *_) in self._restored.items():
             raise self._names.not_bound(
@@ -273,24 +290,24 @@ class OperatorStates:
 
     @property
     def stored_fields(self) -> dict[str, pa.Field]:
-        """Returns the field of the column in which the values of each bound state are stored, by name."""
+        """Returns the field of the stored column with the values of each bound state, by state name."""
         return {name: state.schema.field(len(state.schema) - 1) for name, state in self._states.items()}
 
     def state(self, name: str) -> OperatorListState | BroadcastState:
-        """Returns a bound state. Raises KeyError if there is none of that name."""
+        """Returns the bound state with this name. Raises KeyError if there is none."""
         return self._states[name]
 
     def mark(self) -> list[Any]:
-        """Returns a mark of all states for `back_to`."""
+        """Returns a mark of each state, to which `back_to` can return."""
         return [state.mark() for state in self._states.values()]
 
     def back_to(self, marks: Sequence[Any]) -> None:
-        """Undoes the changes of all states that were made after a mark."""
+        """Undoes the changes of all states that were made after the marks were taken."""
         for state, mark in zip(self._states.values(), marks, strict=True):
             state.back_to(mark)
 
     def freeze(self) -> tuple[FrozenState, ...]:
-        """Returns a snapshot of all states."""
+        """Returns snapshots of all states. Empty states have none, except union lists."""
         frozen = (state.freeze() for state in self._states.values())
         return tuple(state for state in frozen if state is not None)
 
@@ -322,8 +339,9 @@ class OperatorStates:
             state.load(replace(table, rows=self._declared(table, state.schema)))
 
     def _declared(self, table: StateTable, declared: pa.Schema) -> pa.RecordBatch:
-        """Returns stored rows, converted to the declared types. Raises ConfigurationError for types that cannot be
-        converted.
+        """Returns stored rows, converted to the declared types.
+
+        Raises ConfigurationError for types that cannot be converted.
         """
         rows = widened(table.rows)
         for stored, field in zip(rows.schema, declared, strict=False):

@@ -1,5 +1,5 @@
-"""`StateType`, the types of values in state: Arrow types, Python types, and pickled objects. All are stored as Arrow
-types.
+"""`StateType` is the type of the values in a state: an Arrow type, a Python type, or any object that is pickled. All
+values are stored as Arrow types.
 
 Keyed state and operator state convert their values with it. Rules:
 
@@ -9,8 +9,8 @@ Keyed state and operator state convert their values with it. Rules:
 - Nothing is pickled unless `Pickled` is declared. The stored field then has a mark (`SERIALIZER_KEY`).
 - Common values use a fast path (`fast_conversion`), which does not call Arrow. All others go through `exact_array`,
   which takes 25 us. The fast path returns what Arrow would return for the value, or `NO_FAST_PATH` if that is
-  uncertain. A dict or list is converted into a new one, part by part, and one part without a fast path applies to the
-  whole value.
+  uncertain. A dict or list is converted part by part into a new object. If one part has no fast path, the whole value
+  has none.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ SERIALIZER_KEY, _PICKLE = b"tidegate.serializer", b"pickle"
 
 
 NO_FAST_PATH: Final = object()
-"""Result of a fast conversion for a value that must be converted by Arrow."""
+"""Returned by a fast conversion for a value that it cannot convert, so that Arrow must convert it."""
 
 FastConversion: TypeAlias = Callable[[Any], Any]
 
 
 def no_fast_path(value: Any) -> Any:
-    """Returns the fast conversion of types that have none: returns `NO_FAST_PATH` for every value."""
+    """Returns `NO_FAST_PATH` for every value. Used as the fast conversion of types that have none."""
     return NO_FAST_PATH
 
 
 class Pickled:
-    """Declares a state of any Python object, stored pickled.
+    """Declares that a state contains any Python objects, which are stored pickled.
 
-    Such a state cannot be read without the program's classes, and is lost if the program renames or moves them. It is
-    not migrated. Restore it only from checkpoints that you trust, because reading a pickle runs code in it.
+    Such a state cannot be read without the program's classes, and is lost if the program renames or moves them. It
+    cannot be converted to another type. Restore it only from checkpoints that you trust, because reading a pickle runs
+    code in it.
     """
 
 
 class StateType:
-    """The type of the values of a state, and the Arrow type in which they are stored."""
+    """The declared type of the values of a state, and the Arrow type in which they are stored."""
 
     __slots__ = ("_form", "_name", "dtype", "fast")
 
@@ -79,21 +80,23 @@ class StateType:
             self._form = self._form.inner  # None is never a value, of any type
         self.dtype = self._form.dtype
         self.fast = self._form.fast
-        """Converts common values to their stored form, and returns `NO_FAST_PATH` for values that need `taken`."""
+        """Converts common values to their stored form. Returns `NO_FAST_PATH` for values that `taken` must convert."""
 
     @property
     def plain(self) -> bool:
-        """Returns True if stored values are returned unchanged: scalars, such as a number or a string."""
+        """True if stored values can be returned unchanged, because they are immutable scalars, such as numbers and
+        strings.
+        """
         return self._form.plain
 
     def field(self, name: str) -> pa.Field:
-        """Returns the field of a column that stores such values."""
+        """Returns the Arrow field called `name` of a column that stores such values."""
         return self._form.field(name)
 
     def taken(self, value: Any) -> Any:
-        """Converts a value to its stored form: the value that a checkpoint would return.
+        """Converts a value to its stored form, which equals the value that a checkpoint would return.
 
-        Raises TypeError if it is None or of another type.
+        Raises TypeError if it is None or not of the declared type.
         """
         form = self._form
         try:
@@ -105,14 +108,14 @@ class StateType:
             ) from error
 
     def check_columns(self) -> None:
-        """Raises TypeError if the values are pickled, because they cannot be read and written as a column."""
+        """Raises TypeError if the values are pickled, because pickled values cannot be read and written as a column."""
         if isinstance(self._form, _PickledForm):
             raise TypeError(f"state {self._name!r} keeps pickled objects: choose a key, and use value and update")
 
     def taken_column(self, values: Any) -> pa.Array:
-        """Converts many values to their stored form, null for None.
+        """Converts a column of values to their stored form, null for None.
 
-        Raises TypeError if a value is of another type, or would change.
+        Raises TypeError if a value is not of the declared type, or would change.
         """
         self.check_columns()
         try:
@@ -131,10 +134,10 @@ class StateType:
 
 
 def check_map_key(data_type: pa.DataType) -> None:
-    """Raises ConfigurationError for a type whose values compare differently in Python and in Arrow.
+    """Raises ConfigurationError for a type of map keys whose values compare differently in Python and in Arrow.
 
-    Python compares times in one zone by the clock. An hour that occurs twice when clocks are set back would make two
-    keys one.
+    This is true of timestamps in a time zone. Python compares them by the clock, so an hour that occurs twice when
+    clocks are set back would make two keys equal.
     """
     zone = getattr(data_type, "tz", None)
     if zone is not None and _FIXED_ZONE.fullmatch(zone) is None:
@@ -167,27 +170,28 @@ def check_serializers(stored: pa.Field, expected: pa.Field, state: str, operator
 
 
 def holds_pickles(field: pa.Field) -> bool:
-    """Returns whether the values of a stored field are pickled, or contain pickled values."""
+    """Returns whether the values of a stored field are pickled objects, or contain them."""
     return _is_pickled(field) or any(holds_pickles(field.type.field(i)) for i in range(field.type.num_fields))
 
 
 class _Form:
-    """Converts values of one type to and from their stored form. `put` raises TypeError or ValueError for values that
-    do not fit.
+    """Converts values of one declared type to and from their stored form.
+
+    `put` raises TypeError or ValueError for values that do not fit.
     """
 
     metadata: Mapping[bytes, bytes] | None = None
     plain = True
-    """True if stored values are returned unchanged."""
+    """True if stored values can be returned unchanged."""
     fast: FastConversion = staticmethod(no_fast_path)
-    """The fast conversion of a value, as in `StateType`."""
+    """Converts common values to their stored form, and returns `NO_FAST_PATH` for others."""
 
     def __init__(self, dtype: pa.DataType, described: str) -> None:
         self.dtype = dtype
         self.described = described
 
     def field(self, name: str) -> pa.Field:
-        """Returns the field of a column, struct, list or map with this type."""
+        """Returns the Arrow field called `name` with this type, for a column or for a part of a nested type."""
         return pa.field(name, self.dtype, metadata=self.metadata)
 
     def put(self, value: Any) -> Any:
@@ -195,7 +199,7 @@ class _Form:
         raise NotImplementedError
 
     def get(self, stored: Any) -> Any:
-        """Converts a stored value to a value of the user."""
+        """Converts a stored value to an object for the user."""
         return stored
 
     def check_column(self, column: pa.Array) -> None:
@@ -203,7 +207,7 @@ class _Form:
 
 
 class _ArrowForm(_Form):
-    """Values of Arrow types. Arrow converts them."""
+    """Values of a type that is declared as an Arrow type. Arrow converts them."""
 
     def __init__(self, dtype: pa.DataType) -> None:
         super().__init__(widened_type(dtype), str(dtype))  # the values of all keys meet in one column
@@ -234,7 +238,7 @@ class _ArrowForm(_Form):
 
 
 def _copied(stored: Any) -> Any:
-    """Returns a copy of a value from Arrow with new lists and dicts. Its other parts are immutable."""
+    """Returns a copy of a value that Arrow returned, with new lists and dicts. Other values are immutable."""
     if type(stored) is dict:
         return {name: _copied(part) for name, part in stored.items()}
     if type(stored) is list:
@@ -255,7 +259,7 @@ class _MomentForm(_ArrowForm):
 
 
 class _OptionalForm(_Form):
-    """Values that may be None, inside another type."""
+    """Values of an inner type that may be None."""
 
     def __init__(self, inner: _Form) -> None:
         super().__init__(inner.dtype, f"Optional[{inner.described}]")
@@ -312,7 +316,7 @@ class _DictForm(_Form):
 
 
 class _RecordForm(_Form):
-    """Objects of a dataclass, stored as a struct. A field that a stored struct lacks gets its default."""
+    """Objects of a dataclass, stored as a struct. A field that is missing in a stored struct gets its default."""
 
     plain = False
 
@@ -379,7 +383,7 @@ class _PickledForm(_Form):
 
 
 def _form(declared: Any, around: tuple[type, ...]) -> _Form:
-    """Returns the form of a declared type. `around` are the dataclasses that contain it."""
+    """Returns the converter for a declared type. `around` are the dataclasses that contain it, to detect recursion."""
     if isinstance(declared, pa.DataType):
         return _ArrowForm(declared)
     if declared is dt.datetime:
@@ -452,9 +456,9 @@ _MICROSECONDS_END = dt.timedelta(microseconds=2**63 - 1)
 
 
 def fast_conversion(data_type: pa.DataType) -> FastConversion:
-    """Returns the fast conversion of a type, which returns `NO_FAST_PATH` for all values of an uncommon type.
+    """Returns the fast conversion for an Arrow type. It returns `NO_FAST_PATH` for every value of an uncommon type.
 
-    Only nested types may contain None.
+    None is accepted only inside nested types.
     """
     kinds = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
@@ -471,7 +475,7 @@ def fast_conversion(data_type: pa.DataType) -> FastConversion:
 
 
 def one_nan(value: Any) -> Any:
-    """Returns one object for every NaN, so that a map finds it again. Returns other values unchanged."""
+    """Returns the same object for every NaN, so that a dict finds it as a key. Returns other values unchanged."""
     return math.nan if isinstance(value, float) and value != value else value
 
 
@@ -544,7 +548,10 @@ def _struct(data_type: pa.DataType) -> FastConversion:
 
 
 def _part(field: pa.Field) -> FastConversion:
-    """Returns the conversion of a field, element or entry, which accepts None if it is nullable."""
+    """Returns the fast conversion of a struct field, list element or map entry.
+
+    It accepts None if the field is nullable.
+    """
     fast = fast_conversion(field.type)
     return (lambda value: None if value is None else fast(value)) if field.nullable else fast
 

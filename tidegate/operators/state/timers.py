@@ -1,25 +1,29 @@
-"""`Timers` of one operator: event times and processing times at which a key is called.
+"""`Timers` manages the timers of one operator: for each key, the event times and processing times at which `on_timer`
+is called.
 
-Rules (Flink's):
+Rules, as in Flink:
 
 - A timer is registered once for each key, time and time domain, however often a function registers it.
 - Timers that are due fire in the order of time, then of key, so the order is the same on every run.
-- A timer that is registered while others fire, and is due, fires among them.
-- Timers are keyed state in the backend. The backend gets registrations and deletions at the end of a batch of rows, or
-  of a step of timers.
+- A timer that is registered while other timers fire, and that is already due, fires in the same round.
+- Timers are keyed state in the backend. Registrations and deletions are written to the backend at the end of a batch of
+  rows, or of a step of timers.
 
-`TimerStep` holds the timers of one step. The backend reports what is due when the step begins, and gets the changes at
-the end. A timer that is registered within the step, and is due, fires in the step if it comes before the last timer
-that the backend has reported, or if the backend has reported all. Otherwise it fires in the next step.
+`TimerStep` holds the timers of one step, which is the unit in which timers fire. The timers that are due are read from
+the backend when the step begins, and changes are written at its end. A timer that is registered within the step, and is
+due, fires in the step if its time is before the last timer that was read, or if all due timers were read. Otherwise it
+fires in the next step.
 
-`TimerChains` detects timers that register one another without end. Operators report each timer that fires. Rules:
+`TimerChains` detects timers that register further timers without end. Operators report each timer that fires to it.
+Rules:
 
-- A timer that is later than all before it is progress. While event time advances to a watermark, or the clock to now,
-  timers that register later ones terminate, in any number. A heartbeat can therefore catch up after any pause.
-- Timers that register one another for the same time, or for earlier ones, never terminate. They fail after
-  `_CHAINED_TIMERS_MAX` for each remaining timer.
-- At the end of event time every time is due, so later timers are not progress there. Timers that end are progress: the
-  chain fails if a long run (`_fires_in_a_run`) leaves as many timers as before.
+- A timer that is later than all timers before it is progress. Timers up to a watermark, or up to the current time, that
+  only register later timers come to an end, whatever their number is. A periodic timer can therefore catch up after any
+  pause.
+- Timers that register timers for the same or for earlier times may never end. They fail when `_CHAINED_TIMERS_MAX`
+  timers for each remaining timer have fired without progress.
+- At the end of event time every time is due, so later timers are no progress. Instead the number of timers must become
+  smaller: the timers fail if there are as many as before after a long run (`_fires_in_a_run`).
 """
 
 from __future__ import annotations
@@ -51,12 +55,12 @@ class TimeDomain(enum.Enum):
 
     @property
     def number(self) -> int:
-        """Returns the number of the time domain in backends."""
+        """Returns the number that represents the time domain in backends."""
         return DOMAINS.index(self.value)
 
 
 class Timers:
-    """The timers of one operator, in its backend. `backend` is None for a stream without keys, which has no timers."""
+    """The timers of one operator. `backend` stores them, and is None for a stream without keys, which has no timers."""
 
     def __init__(self, scope: KeyScope, backend: KeyedTimers | None = None) -> None:
         self._scope = scope
@@ -67,17 +71,18 @@ class Timers:
         self._registered: list[bool] = []
         self._step: TimerStep | None = None
         self._step_changes: list[tuple[bool, int, int]] = []
-        """Changes to the step since the last mark: whether a timer was registered or deleted, its time, and the number
-        of its key.
+        """Changes to the current step since the last mark.
+
+        Each has True for a registration or False for a deletion, the time of the timer, and the number of its key.
         """
         self._ended: TimeDomain | None = None
 
     def count(self, limit: int) -> int:
-        """Returns about how many timers there are, never too few. Counts only up to `limit`."""
+        """Returns an upper estimate of the number of timers. Counts only up to `limit`."""
         return len(self._numbers) + (0 if self._backend is None else self._backend.count(limit))
 
     def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
-        """Registers a timer of the current key, or deletes it."""
+        """Registers or deletes a timer of the current key. `moment` is its time in ms."""
         if registered and domain is self._ended:
             return
         number = self._scope.current_number("a timer")
@@ -88,7 +93,10 @@ class Timers:
                 self._step_changes.append((registered, moment, number))
 
     def change_many(self, domain: TimeDomain, moments: Sequence[int], registered: bool, numbers: Sequence[int]) -> None:
-        """Registers or deletes timers of the keys with these numbers."""
+        """Registers or deletes timers.
+
+        Timer i has the time `moments[i]`, in ms, and the key with the number `numbers[i]`.
+        """
         if registered and domain is self._ended:
             return
         self._numbers += numbers
@@ -97,12 +105,15 @@ class Timers:
         self._registered += [registered] * len(numbers)
 
     def due(self, domain: TimeDomain, time_ms: int, timers_max: int) -> DueTimers:
-        """Returns the next due timers, for a function that is called with all of them at once. They stay registered."""
+        """Returns the next timers that are due at `time_ms`, up to `timers_max`.
+
+        They stay registered. Used by functions that get all timers of a step in one call.
+        """
         assert self._backend is not None and not self._numbers, "a step within a batch"
         return self._backend.due(domain.number, time_ms, timers_max)
 
     def first_ms(self, domain: TimeDomain) -> int | None:
-        """Returns the time, in ms, of the timer that fires next, or None."""
+        """Returns the time of the timer that fires next, in ms, or None if there is no timer."""
         return None if self._backend is None else self._backend.first_ms(domain.number)
 
     @property
@@ -111,9 +122,10 @@ class Timers:
         return len(self._moments)
 
     def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
-        """Returns the earliest time, in ms, among the changes after the first `since` ones, or None.
+        """Returns the earliest time, in ms, among the registrations and deletions after the first `since` ones. None if
+        there are none.
 
-        The backend gets them with the next flush, so `first_ms` ignores them.
+        These changes are not in the backend before the next flush, so `first_ms` ignores them.
         """
         number = domain.number
         moments = [
@@ -122,19 +134,25 @@ class Timers:
         return min(moments, default=None)
 
     def is_due(self, domain: TimeDomain, time_ms: int) -> bool:
-        """Returns whether the moment of a timer has come."""
+        """Returns whether any timer of the domain has a time of `time_ms` or earlier."""
         first_ms = self.first_ms(domain)
         return first_ms is not None and first_ms <= time_ms
 
     def begin_step(self, domain: TimeDomain, time_ms: int, timers_max: int, codec: KeyCodec) -> TimerStep:
-        """Begins a step of the next `timers_max` timers that are due. `pop` fires them, `flush` ends the step."""
+        """Begins a step with the next timers that are due at `time_ms`, up to `timers_max`.
+
+        `pop` removes them one by one, and `flush` ends the step.
+        """
         assert self._backend is not None and not self._numbers, "a step within a batch"
         due = self._backend.due(domain.number, time_ms, timers_max)
         self._step = TimerStep(domain.number, time_ms, due, codec)
         return self._step
 
     def pop(self) -> tuple[int, int] | None:
-        """Removes the timer of the step that fires next. Returns its time and the number of its key."""
+        """Removes the timer of the step that fires next.
+
+        Returns its time in ms and the number of its key, or None if no timer is left.
+        """
         assert self._step is not None, "no step"
         timer = self._step.pop()
         if timer is not None:
@@ -142,12 +160,12 @@ class Timers:
         return timer
 
     def mark(self) -> int:
-        """Returns a mark for `back_to`, which can undo later registrations and deletions."""
+        """Returns a mark for `back_to`, which undoes the registrations and deletions after the mark."""
         self._step_changes.clear()
         return len(self._numbers)
 
     def back_to(self, mark: int) -> None:
-        """Undoes registrations and deletions since the last mark."""
+        """Undoes the registrations and deletions that were made after `mark` was taken."""
         for changes in (self._numbers, self._domains, self._moments, self._registered):
             del changes[mark:]
         while self._step_changes:
@@ -155,7 +173,7 @@ class Timers:
             self._step.undo(*self._step_changes.pop())
 
     def flush(self) -> None:
-        """Ends a batch of rows, or a step: passes registrations and deletions to the backend."""
+        """Writes registrations and deletions to the backend. Ends a batch of rows, or a step."""
         self._step = None
         self._step_changes.clear()
         if self._numbers:
@@ -165,11 +183,11 @@ class Timers:
             self._numbers, self._domains, self._moments, self._registered = [], [], [], []
 
     def end(self, domain: TimeDomain) -> None:
-        """Ends a time domain: timers that are registered from now on are dropped."""
+        """Ends a time domain: registrations of timers are ignored from now on."""
         self._ended = domain
 
     def drop(self, domain: TimeDomain) -> None:
-        """Deletes all timers of a domain."""
+        """Deletes all timers of a time domain."""
         while self._backend is not None and self.first_ms(domain) is not None:
             due = self._backend.due(domain.number, MAX_WATERMARK_MS, _DELETED_TOGETHER)
             rows = len(due.moments)
@@ -194,41 +212,42 @@ class TimerService:
         self._watermark_ms = watermark_ms
 
     def current_processing_time(self) -> int:
-        """Returns the processing time in milliseconds: when the task started on the current row or timer."""
+        """Returns the processing time in ms since 1970: when the task started to process the current row or timer."""
         return self._now_ms()
 
     def current_watermark(self) -> int:
-        """Returns the newest watermark, in milliseconds. `MIN_WATERMARK_MS` before the first one, also after a
-        restore.
-        """
+        """Returns the newest watermark in ms. `MIN_WATERMARK_MS` before the first watermark, also after a restore."""
         return self._watermark_ms()
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
-        """Registers a timer: `on_timer` is called for this key when the watermark reaches the time, or with the next
-        watermark if it has already.
+        """Registers an event-time timer of the current key: `on_timer` is called when the watermark reaches
+        `timestamp_ms`.
+
+        If the watermark has already passed this time, the timer fires with the next watermark.
         """
         self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=True)
 
     def register_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Registers a timer: `on_timer` is called for this key when the clock reaches the time.
+        """Registers a processing-time timer of the current key: `on_timer` is called when the clock reaches
+        `timestamp_ms`.
 
-        If the input ends before, it is dropped, or fires then with `process(..., fire_at_end=True)`.
+        If the input ends before, the timer is dropped, or fires at the end with `process(..., fire_at_end=True)`.
         """
         self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=True)
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
-        """Deletes a timer of this key, if it is registered."""
+        """Deletes the event-time timer of the current key at this time, if it is registered."""
         self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=False)
 
     def delete_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Deletes a timer of this key, if it is registered."""
+        """Deletes the processing-time timer of the current key at this time, if it is registered."""
         self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=False)
 
     def register_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
         """Registers a timer for the key of each row, in `process_batch`.
 
-        `moments` is an array of milliseconds or of timestamps, or one moment for all. `at` chooses rows, as for
-        `ValueState.get_many`. Raises ValueError for a null, or if there are not as many moments as rows.
+        `moments` is an array of milliseconds or of timestamps, or one time for all rows. `at` selects rows, as for
+        `ValueState.get_many`. Raises ValueError for a null, or if there are more or fewer times than rows.
         """
         self._change_many(domain, moments, at, True)
 
@@ -259,7 +278,10 @@ def _moments(given: Any) -> list[int]:
 
 
 def moment_of(timestamp_ms: int) -> int:
-    """Returns the time of a timer in its stored form. Raises ConfigurationError if it is not an integer."""
+    """Returns the time of a timer in ms, limited to the range from `MIN_WATERMARK_MS` to `MAX_WATERMARK_MS`.
+
+    Raises ConfigurationError if it is not an integer.
+    """
     try:
         moment_ms = operator.index(timestamp_ms)
     except TypeError:
@@ -274,8 +296,9 @@ _Entry = tuple[int, tuple[Any, ...], int]
 
 
 class TimerStep:
-    """The timers of one step. Their keys are numbered. No key is added, because a timer registers others only for its
-    own key.
+    """The timers of one step.
+
+    Their keys are numbered. The set of keys does not grow, because a timer registers timers only for its own key.
     """
 
     def __init__(self, domain: int, time_ms: int, due: DueTimers, codec: KeyCodec) -> None:
@@ -284,10 +307,10 @@ class TimerStep:
         encoded = codec.encode(due.keys)
         numbers = {key: number for number, key in enumerate(dict.fromkeys(encoded))}
         self.keys: Sequence[Key] = tuple(numbers)
-        """The keys by number."""
+        """The Python keys of the step, by number."""
         first_rows = {key: row for row, key in reversed(list(enumerate(encoded)))}
         self.columns: pa.RecordBatch = due.keys.take(pa.array([first_rows[key] for key in self.keys], pa.int64()))
-        """The keys of the step as stored key columns."""
+        """The keys of the step as stored key columns, in the order of their numbers."""
         self._orders = [sort_key(key) for key in self.keys]
         self._waiting: list[_Entry] = [
             self._entry(moment, numbers[key]) for moment, key in zip(due.moments, encoded, strict=True)
@@ -296,7 +319,11 @@ class TimerStep:
         self._registered = {(moment, number) for moment, _, number in self._waiting}
 
     def register(self, moment: int, number: int) -> bool:
-        """Records that a timer of a key was registered. Returns whether that changes the step."""
+        """Records that a timer of a key was registered. Returns True if it will fire in this step and was not part of
+        the step before.
+
+        `moment` is its time in ms, and `number` the number of its key.
+        """
         entry = self._entry(moment, number)
         if moment > self._time_ms or (self._last is not None and entry > self._last):
             return False
@@ -307,14 +334,19 @@ class TimerStep:
         return True
 
     def delete(self, moment: int, number: int) -> bool:
-        """Records that a timer of a key was deleted. Returns whether that changes the step."""
+        """Records that a timer of a key was deleted. Returns True if it was part of this step.
+
+        `moment` is its time in ms, and `number` the number of its key.
+        """
         if (moment, number) not in self._registered:
             return False
         self._registered.remove((moment, number))
         return True
 
     def undo(self, registered: bool, moment: int, number: int) -> None:
-        """Undoes the last change: a timer that was registered or deleted, and has not fired."""
+        """Undoes a change of the step: the registration (`registered` is True) or deletion of a timer that has not
+        fired.
+        """
         if registered:
             self._registered.discard((moment, number))
         else:
@@ -322,7 +354,10 @@ class TimerStep:
             self._registered.add((moment, number))
 
     def pop(self) -> tuple[int, int] | None:
-        """Removes the timer that fires next. Returns its time and the number of its key."""
+        """Removes the timer that fires next.
+
+        Returns its time in ms and the number of its key, or None if no timer is left.
+        """
         while self._waiting:
             moment, _, number = heapq.heappop(self._waiting)
             if (moment, number) in self._registered:
@@ -335,19 +370,22 @@ class TimerStep:
 
 
 _CHAINED_TIMERS_MAX = 1_000
-"""For each remaining timer, the number of timers that may fire in a row without one that is later than all
-before it.
+"""How many timers may fire in a row without progress, for each remaining timer.
+
+A timer that is later than all timers before it is progress.
 """
 _FIRES_AT_END = 250_000
 _FIRES_AT_END_A_TIMER = 10_000
-"""For each timer, the number of timers that may fire at the end of event time before there must be fewer timers."""
+"""How many timers may fire at the end of event time, for each remaining timer, before the number of timers must have
+become smaller.
+"""
 _COUNTED_MAX = 1_000_000
 
 
 class TimerChains:
-    """Detects endless chains among the timers that fire up to one watermark, or up to one time of the clock.
+    """Detects endless chains of timers among the timers that fire up to one watermark, or up to one time of the clock.
 
-    `at_end` is whether that watermark is the end of event time.
+    `at_end` is True if the watermark is the end of event time.
     """
 
     def __init__(self, timers: Timers, at_end: bool) -> None:
@@ -360,7 +398,10 @@ class TimerChains:
         self._timers_before: int | None = None
 
     def begin_step(self) -> None:
-        """Reports that a step of timers begins. Raises RuntimeError if the steps would never end."""
+        """Records that a step of timers begins.
+
+        Raises RuntimeError if the timers at the end of event time do not become fewer.
+        """
         if self._at_end and self._fires_left_at_end <= 0:
             timers = self._timers.count(_COUNTED_MAX)
             if self._timers_before is not None and timers >= self._timers_before:
@@ -373,7 +414,7 @@ class TimerChains:
             self._fires_left_at_end = _fires_in_a_run(timers)
 
     def fires(self, moment_ms: int) -> None:
-        """Records that a timer fires. Raises RuntimeError if the timers would never end."""
+        """Records that a timer fires. Raises RuntimeError if too many timers have fired without progress."""
         if moment_ms > self._newest_ms:
             self._newest_ms = moment_ms
             self._fires_left = self._counted_to = _CHAINED_TIMERS_MAX

@@ -1,12 +1,11 @@
 """`StateTtl` is the time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
 
-A state with a time to live puts `TtlValues`, `TtlLists` or `TtlMaps` in front of its internal state in the backend.
-Rules:
+A state with a time to live accesses its backend through `TtlValues`, `TtlLists` or `TtlMaps`. Rules:
 
 - Values are stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a map. The update
   time therefore survives restores and rescaling.
-- A value has expired when `updated_ms + time to live <= now`, in the processing time of the task. As in Flink it is
-  `<=` and not `<`: a time to live of 10 ms ends after 10 ms.
+- A value has expired when `updated_ms + time to live <= now`, in the processing time of the task, as in Flink. A time
+  to live of 10 ms ends after exactly 10 ms.
 - Expired state is removed when a function reads it, and in small steps after each batch (`KeyedBackend.sweep`). Full
   snapshots skip it.
 """
@@ -37,10 +36,11 @@ VALUE, UPDATED_MS = "value", "updated_ms"
 
 @dataclass(frozen=True, slots=True)
 class StateTtl:
-    """Time to live of state: `tg.StateTtl("1h")` of processing time since it was written (or read, with `update`).
+    """Time to live of state, in processing time: `tg.StateTtl("1h")` counts from the last write (or, with
+    `update="on_read_and_write"`, read).
 
-    `visibility` decides whether expired state that is not yet cleaned up is returned once more. Raises
-    ConfigurationError for a duration that is not positive, or for an unknown word.
+    `visibility` decides whether an expired value that was not removed yet is returned one last time. Raises
+    ConfigurationError for a duration that is not positive, or for an unknown option.
     """
 
     time_to_live: str | timedelta | int
@@ -66,12 +66,12 @@ class StateTtl:
 
 
 def timed_type(value: pa.Field) -> pa.DataType:
-    """Returns the stored type of a value with a time to live."""
+    """Returns the stored type of a value with a time to live: a struct of the value and the time of its last update."""
     return pa.struct([value.with_name(VALUE), pa.field(UPDATED_MS, pa.int64())])
 
 
 def is_timed(data_type: pa.DataType) -> bool:
-    """Returns whether the type may belong to a value with a time to live."""
+    """Returns whether a stored type has the fields of a value with a time to live."""
     return (
         pa.types.is_struct(data_type)
         and [field.name for field in data_type] == [VALUE, UPDATED_MS]
@@ -80,10 +80,10 @@ def is_timed(data_type: pa.DataType) -> bool:
 
 
 def has_time(stored: pa.DataType, declared: pa.DataType) -> bool:
-    """Returns whether stored values have a time to live, given the type that the program declares.
+    """Returns whether stored values have a time to live. `declared` is the type that the program declares for them.
 
-    Dataclasses of users may have the same two fields. Stored values therefore have a time to live if they have one more
-    such struct around the value than the declared type.
+    A user's dataclass may have the same two fields. Stored values therefore have a time to live if their type has one
+    such struct more around the value than the declared type.
     """
     return _structs_around(stored) > _structs_around(declared)
 
@@ -93,7 +93,7 @@ def _structs_around(data_type: pa.DataType) -> int:
 
 
 class Clock:
-    """The clock of one state with a time to live, which determines whether a value has expired."""
+    """Determines whether the values of one state have expired. The time is the processing time of the task."""
 
     __slots__ = ("_time", "_ttl_ms", "read_updates", "returns_expired")
 
@@ -105,20 +105,20 @@ class Clock:
 
     @property
     def expired_ms(self) -> int:
-        """Returns the latest update time that has expired."""
+        """Returns the time before which, inclusive, the last update of a value makes it expired, in ms since 1970."""
         return self._time.now_ms - self._ttl_ms
 
     def has_expired(self, stored: Any) -> bool:
-        """Returns whether the time of a stored value is over."""
+        """Returns whether a stored value, a dict with its update time, has expired."""
         expired: bool = stored[UPDATED_MS] <= self._time.now_ms - self._ttl_ms
         return expired
 
     def timed(self, value: Any) -> dict[str, Any]:
-        """Returns a value in stored form, with the current time as its update time."""
+        """Returns a value in stored form: a dict with the value and the current time as its update time."""
         return {VALUE: value, UPDATED_MS: self._time.now_ms}
 
     def timed_column(self, values: pa.Array) -> pa.Array:
-        """Returns values in stored form, with the current time as their update time. Null stays null."""
+        """Returns an array of values in stored form, with the current time as their update time. Null stays null."""
         fields = [pa.field(VALUE, values.type), pa.field(UPDATED_MS, pa.int64())]
         moments = pa.array(np.full(len(values), self._time.now_ms, dtype=np.int64))
         mask = values.is_null() if values.null_count else None
@@ -126,14 +126,14 @@ class Clock:
 
 
 class TtlValues:
-    """`InternalValueState` whose values expire. Reading an expired value removes it."""
+    """Values of keys that expire (`InternalValueState` with a time to live). Reading an expired value removes it."""
 
     def __init__(self, internal: InternalValueState, clock: Clock) -> None:
         self._internal = internal
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Any:
-        """Returns the value, or None if there is none, or if it has expired and `visibility` hides it."""
+        """Returns the value of a key. None if there is none, or if it has expired and `visibility` hides it."""
         stored, clock = self._internal.get(ref), self._clock
         if stored is None:
             return None
@@ -145,15 +145,15 @@ class TtlValues:
         return stored[VALUE]
 
     def put(self, ref: KeyRef, value: Any) -> None:
-        """Stores a value with the current time."""
+        """Stores the value of a key, with the current time as its update time."""
         self._internal.put(ref, self._clock.timed(value))
 
     def remove(self, ref: KeyRef) -> None:
-        """Removes the value."""
+        """Removes the value of a key."""
         self._internal.remove(ref)
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
-        """Returns the value of each key as `get` does."""
+        """Returns the value of each key, null if there is none, or if it has expired and `visibility` hides it."""
         stored, clock = self._internal.get_many(refs), self._clock
         values = pc.struct_field(stored, VALUE)
         if stored.null_count == len(stored):
@@ -170,23 +170,26 @@ class TtlValues:
         return values
 
     def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
-        """Stores values with the current time."""
+        """Stores a value for each key, with the current time as the update time."""
         self._internal.put_many(refs, self._clock.timed_column(values))
 
     def remove_many(self, refs: KeyRefs) -> None:
-        """Removes the values."""
+        """Removes the values of these keys."""
         self._internal.remove_many(refs)
 
 
 class TtlLists:
-    """`InternalListState` with elements that expire one by one. Reading the list removes expired elements."""
+    """Lists of keys whose elements expire one by one (`InternalListState` with a time to live).
+
+    Reading a list removes its expired elements.
+    """
 
     def __init__(self, internal: InternalListState, clock: Clock) -> None:
         self._internal = internal
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Collection[Any]:
-        """Returns the values that have not expired, or that `visibility` still shows."""
+        """Returns the elements of a key that have not expired, or that `visibility` still shows."""
         stored, clock = self._internal.get(ref), self._clock
         if not stored:
             return ()
@@ -200,15 +203,15 @@ class TtlLists:
         return values
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Appends values with the current time."""
+        """Appends elements to the list of a key, with the current time as their update time."""
         self._internal.extend(ref, [self._clock.timed(value) for value in values])
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Replaces the list."""
+        """Replaces the list of a key. The current time is the update time of its elements."""
         self._internal.put(ref, [self._clock.timed(value) for value in values])
 
     def remove(self, ref: KeyRef) -> None:
-        """Removes the list."""
+        """Removes the list of a key."""
         self._internal.remove(ref)
 
     def _replace(self, ref: KeyRef, elements: list[Any]) -> None:
@@ -219,7 +222,10 @@ class TtlLists:
 
 
 class TtlMaps:
-    """`InternalMapState` whose entries expire separately. Reading an expired entry removes it."""
+    """Maps of keys whose entries expire one by one (`InternalMapState` with a time to live).
+
+    Reading an expired entry removes it.
+    """
 
     def __init__(self, internal: InternalMapState, clock: Clock) -> None:
         self._internal = internal
@@ -231,26 +237,29 @@ class TtlMaps:
         return None if stored is None else self._seen(ref, map_key, stored)
 
     def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
-        """Sets one entry with the current time."""
+        """Stores one entry in the map of a key, with the current time as its update time."""
         self._internal.put(ref, map_key, self._clock.timed(value))
 
     def discard(self, ref: KeyRef, map_key: Any) -> None:
-        """Removes one entry."""
+        """Removes one entry from the map of a key."""
         self._internal.discard(ref, map_key)
 
     def items(self, ref: KeyRef) -> Iterable[tuple[Any, Any]]:
-        """Returns the entries that have not expired, or that `visibility` still shows."""
+        """Returns the entries of a key that have not expired, or that `visibility` still shows."""
         found = self._internal.items(ref)
         pairs = list(found.items() if isinstance(found, Mapping) else found)
         seen = [(map_key, self._seen(ref, map_key, stored)) for map_key, stored in pairs]
         return [(map_key, value) for map_key, value in seen if value is not None]
 
     def remove(self, ref: KeyRef) -> None:
-        """Removes the map."""
+        """Removes the map of a key."""
         self._internal.remove(ref)
 
     def _seen(self, ref: KeyRef, map_key: Any, stored: Any) -> Any:
-        """Returns the value of an entry as the function sees it: without the update time, or None if it has expired."""
+        """Returns the value of an entry for the function, or None if it has expired and `visibility` hides it.
+
+        Removes an expired entry.
+        """
         clock = self._clock
         if clock.has_expired(stored):
             self._internal.discard(ref, map_key)
@@ -262,12 +271,12 @@ class TtlMaps:
 
 @dataclass(frozen=True, slots=True)
 class FrozenUnexpired(FrozenChanged):
-    """A `FrozenState` without the values whose last update was at `expired_ms` or earlier."""
+    """A snapshot of a state without the values whose last update was at `expired_ms` or earlier."""
 
     expired_ms: int
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows without expired values, which are in the last column."""
+        """Yields the chunks of the snapshot without expired values. The values are in the last column."""
         for chunk in self.frozen.chunks():
             kept = _unexpired(chunk, self.expired_ms)
             if kept.rows.num_rows:
@@ -275,9 +284,9 @@ class FrozenUnexpired(FrozenChanged):
 
 
 def timed_now(column: pa.Array, expected: pa.DataType, now_ms: int) -> pa.Array:
-    """Converts a stored column without a time to live to the type `expected` of a state that has one.
+    """Converts the stored column of a state without a time to live to the type `expected`, which has one.
 
-    All values count as updated now. They keep their type.
+    `now_ms` becomes the update time of all values. The values themselves are not converted.
     """
     if is_timed(expected):
         return _timed(column, now_ms)

@@ -1,10 +1,12 @@
 """`StateUndo` undoes the changes of keyed state that a call of a user function made before it failed.
 
-`KeyedStates` binds states to internal states that report their changes here, if the operator needs it. Rules:
+If the operator needs it, `KeyedStates` binds states to a wrapped backend, which records all changes in a `StateUndo`.
+Rules:
 
-- Each change records how to undo it. Undoing in reverse order restores the values, the time of their last update (for a
-  time to live) and the order of map entries.
-- Appending to a list records only the number of elements. The list is read only if it must be undone.
+- For each change, a function that undoes it is recorded. Undoing in reverse order restores the values, the time of
+  their last update (for a time to live) and the order of map entries.
+- For an append to a list, only the number of added elements is recorded. The list is read only if the append must be
+  undone.
 - An exception of a backend is recorded (`failure`), because the user function did not cause it.
 """
 
@@ -28,30 +30,33 @@ from tidegate.state.common.backend import (
 
 
 class StateUndo:
-    """The changes of keyed state in one call of a function, since `begin`."""
+    """Records the changes of keyed state in one call of a function, and can undo them."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.failure: BaseException | None = None
-        """The exception that the backend raised, or None."""
+        """The exception that the state backend raised, or None."""
 
     def begin(self) -> None:
         """Starts to record the changes of a call. Earlier changes can no longer be undone."""
         self._steps.clear()
 
     def note(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Records that `step(*arguments)` undoes one change."""
+        """Records that the call `step(*arguments)` undoes one change."""
         self._steps.append((step, arguments))
 
     def back(self) -> None:
-        """Undoes all changes since `begin`. The keys must still be entered."""
+        """Undoes all changes since `begin`. The keys of the call must still be available in the backend."""
         while self._steps:
             step, arguments = self._steps.pop()
             step(*arguments)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Returns a context that records an exception of the backend."""
+        """Returns a context manager for calls of the backend.
+
+        It records an exception of the backend in `failure`, and raises it again.
+        """
         try:
             yield
         except BaseException as error:
@@ -59,12 +64,12 @@ class StateUndo:
             raise
 
     def backend(self, backend: KeyedBackend) -> KeyedBackend:
-        """Returns a backend whose internal states report their changes here."""
+        """Returns a wrapper of a backend whose states record their changes in this object."""
         return cast(KeyedBackend, _Backend(backend, self))
 
 
 class _Backend:
-    """Wraps a backend: its internal states report their changes to a `StateUndo`."""
+    """Wraps a state backend. Its states record their changes in a `StateUndo`."""
 
     def __init__(self, backend: KeyedBackend, undo: StateUndo) -> None:
         self._backend, self._undo = backend, undo
