@@ -1,12 +1,13 @@
-"""`BatchRows`: the least and the most rows that a user's function gets in one call (the option `batch_rows`).
+"""`BatchRows`: the smallest and the largest number of rows that a user's function gets in one call (option
+`batch_rows`).
 
 Rules:
 
 - A call never gets more than `most` rows.
-- The time limit of a turn never cuts a batch below `least`. A batch that comes in smaller stays so: no rows are held
-  back to fill it.
-- Chained operators share a turn. It has the greatest `least` of them, and the smallest `most`, but no less than that
-  `least`.
+- A task cuts input into smaller batches when they take too long, but never below `least` rows. An input batch with
+  fewer rows is passed on as it is: no rows are buffered to fill it.
+- Chained operators process the same batches. The largest `least` and the smallest `most` of them apply. If they
+  conflict, `least` wins.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from typing import NamedTuple
 from tidegate.storage.errors import ConfigurationError
 
 OUTPUT_ROWS_MAX = 65_536
-"""Limit of rows in a batch that an operator emits, from results of functions or from its state at the end."""
+"""Greatest number of rows in a batch that an operator emits from results of functions, or from its state at the end of
+the input.
+"""
 
 
 class BatchRows(NamedTuple):
-    """The least and the most rows of a call."""
+    """The smallest (`least`) and the largest (`most`) number of rows that a function gets in one call."""
 
     least: int
     most: int
 
 
 def check_batch_rows(name: str, batch_rows: object) -> BatchRows | None:
-    """Checks the `batch_rows=` of the operator `name`. Raises ConfigurationError if it is not a pair of row counts."""
+    """Returns the `batch_rows=` argument of the step `name` as `BatchRows`, or None if it is None.
+
+    Raises ConfigurationError if it is not a pair of row counts.
+    """
     if batch_rows is None:
         return None
     rows = tuple(batch_rows) if isinstance(batch_rows, tuple | list) else ()
@@ -47,7 +53,10 @@ def check_batch_rows(name: str, batch_rows: object) -> BatchRows | None:
 
 
 def rows_of_a_turn(bounds: Iterable[BatchRows | None], rows_max: int) -> BatchRows:
-    """Returns the bounds on the rows of a turn that chained operators share, limited to `rows_max` rows."""
+    """Returns the bounds on the rows of a batch that chained operators process together.
+
+    `rows_max` limits both bounds.
+    """
     given = [bound for bound in bounds if bound is not None]
     least = min(rows_max, max((bound.least for bound in given), default=1))
     most = min((bound.most for bound in given), default=rows_max)

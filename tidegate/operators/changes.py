@@ -1,4 +1,5 @@
-"""A stream of changes has rows that are added and rows that are retracted, marked by a column with Flink's names.
+"""A stream of changes (a changelog) adds and retracts rows. A column marks each row with Flink's name for the kind of
+change.
 
 | `row_kind` | the row |
 | --- | --- |
@@ -10,9 +11,10 @@
 Rules:
 
 - A retracted row equals an earlier added row in all columns.
-- `-U` and `-D` mean the same to an operator that stores rows, and so do `+I` and `+U`. A filter may therefore drop one
-  half of a pair.
-- Operators that emit changes emit retractions before additions. All changes of a key come in order.
+- An operator that stores rows treats `-U` like `-D`, and `+I` like `+U`. A filter may therefore drop one row of a pair
+  of `-U` and `+U`.
+- Operators that emit changes emit retractions before additions. All changes of a key are emitted in the order in which
+  they happened.
 """
 
 from __future__ import annotations
@@ -29,29 +31,31 @@ from tidegate.state.kernels.columns import plain
 from tidegate.storage.user_values import value_text
 
 CHANGE = "row_kind"
-"""Name of the column with the kind of a change: `row_kind`."""
+"""Name of the column with the kind of change."""
 
 INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE = "+I", "+U", "-U", "-D"
 _KINDS = (INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE)
 _COMES = 2
-"""Kinds before this index mark added rows, the remaining kinds mark retracted rows."""
+"""Number of kinds in `_KINDS` that add a row. They come first, and the kinds that retract a row follow."""
 
 _KIND_BYTES = 2
 _IT_COMES, _IT_GOES = 1, 2
 _MEANINGS = np.zeros(1 << 16, dtype=np.uint8)
-"""Maps the two bytes of a kind, as one number, to its meaning. 0 marks an unknown kind."""
+"""Maps the two bytes of a kind, read as one number, to whether the kind adds or retracts a row. 0 marks an unknown
+kind.
+"""
 _MEANINGS[np.frombuffer("".join(_KINDS).encode(), dtype="<u2")] = [_IT_COMES] * _COMES + [_IT_GOES] * _COMES
 
 Flags = NDArray[np.bool_]
 
 
 def with_kind(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema of rows with the column `CHANGE` added, the schema of a stream of changes."""
+    """Returns a schema with the column `CHANGE` added: the schema of a stream of changes with these rows."""
     return schema.append(pa.field(CHANGE, pa.string()))
 
 
 def rows_that_come(batch: pa.RecordBatch) -> Flags:
-    """Returns True for each added row of a batch of changes, False for each retracted row.
+    """Returns True for each row of a batch of changes that is added, and False for each row that is retracted.
 
     Raises ValueError for a row without a valid kind.
     """
@@ -69,7 +73,10 @@ def rows_that_come(batch: pa.RecordBatch) -> Flags:
 
 
 def kinds_of(parts: Sequence[tuple[str, int]]) -> pa.Array:
-    """Returns the column `CHANGE` for parts with this many rows of each kind, in this order."""
+    """Returns the values of the column `CHANGE` for consecutive parts.
+
+    Each part is a pair of a kind and its number of rows.
+    """
     rows = sum(count for _, count in parts)
     texts = b"".join(kind.encode() * count for kind, count in parts)
     offsets = np.arange(0, _KIND_BYTES * rows + 1, _KIND_BYTES, dtype=np.int32)
@@ -77,7 +84,7 @@ def kinds_of(parts: Sequence[tuple[str, int]]) -> pa.Array:
 
 
 def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) -> pa.RecordBatch | None:
-    """Returns one batch of changes in which the rows of each part have its kind, or None without rows.
+    """Returns one batch of changes from parts, each a kind and the columns of its rows. None if all parts are empty.
 
     `schema` is the schema of the rows, with `CHANGE` as the last column.
     """
@@ -93,8 +100,9 @@ def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) 
 
 
 def _codes(column: pa.Array) -> NDArray[np.uint16] | None:
-    """Returns the two bytes of each kind as one number, read from the column's memory. None unless all kinds have two
-    bytes.
+    """Returns the two bytes of each kind as one number, read from the column's memory.
+
+    None if the column has nulls, has no rows, or has values that are not two bytes long.
     """
     if column.type != pa.string() or column.null_count or not len(column):
         return None

@@ -1,5 +1,6 @@
-"""Combined rows, each of which represents several rows of one key: the column that marks them, and functions to count
-them.
+"""Combined rows: partial aggregates that each represent several input rows of one key.
+
+Has the column that marks them, and functions to detect and count them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ COMBINED = own_name("combined")
 
 
 def is_combined(schema: pa.Schema) -> bool:
-    """Returns whether batches of this schema have combined rows."""
+    """Returns whether batches of this schema contain combined rows (partial aggregates)."""
     return len(schema) > 0 and schema.names[-1] == COMBINED
 
 
 def rows_behind(batch: pa.RecordBatch, chosen: NDArray[np.bool_]) -> int:
-    """Returns how many rows the chosen rows of a batch represent."""
+    """Returns the number of input rows that the chosen rows of a batch represent. `chosen` is a mask over the rows."""
     if not is_combined(batch.schema):
         return int(np.count_nonzero(chosen))
     return int(batch.column(COMBINED).to_numpy()[chosen].sum())

@@ -1,17 +1,20 @@
-"""`Combiner`: aggregates the rows of each batch by key and slice at the sender, before they are split by key.
+"""`Combiner` pre-aggregates each batch at the sender, before the exchange by key: the rows of one key (and window
+slice) become one combined row.
 
 Rules:
 
-- A batch gives one batch, at the same position between batches and watermarks. The combiner keeps nothing from one
-  batch to the next, so it has no state to snapshot.
-- Groups come in the order of their first rows. Merging them gives bit for bit what adding the rows gives. Where that
-  does not hold, rows are sent as they are: sums of floats depend on the order of additions, variances and sketches do
-  too, lists do not get shorter, and choices depend on the order of rows (`LocalAggregation.is_exact`).
-- Rows of windows are grouped by slice as well. The time of the first row of a group stands for all of its rows, both
-  for their windows and for lateness. Watermarks stay between the same batches, so each row is judged by the same one.
-- The aggregate reports errors, not the sender: a batch with a wrong key or time is sent as it is, and so is a batch
-  whose own sum overflows its type. A sum that overflows across several batches, and returns within one of them, raises
-  no error if rows are combined.
+- Each batch becomes one batch, at the same position between other batches and watermarks. The combiner keeps nothing
+  between batches, so it has no state to snapshot.
+- Combined rows are in the order of the first rows of their groups. Merging combined rows gives bit for bit the result
+  of adding the rows. Rows are sent unchanged where this does not hold: sums of floats, variances and sketches depend on
+  the order of additions, lists do not get shorter, and choices depend on the order of rows
+  (`LocalAggregation.is_exact`).
+- Rows of windows are grouped by slice as well. The time of the first row of a group represents the times of all its
+  rows, for windows and for lateness. Watermarks keep their position between batches, so each row is compared with the
+  same watermark as without combining.
+- The aggregate reports errors, and the sender does not: a batch with a wrong key or time is sent unchanged, and so is a
+  batch whose own sum overflows its type. A sum over several batches that leaves the range of its type and returns
+  within one batch raises no error if rows are combined.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ _SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
 
 
 class Combiner:
-    """Combines the rows of one sender's batches, as described by a `LocalAggregation`. Keeps nothing between
-    batches.
+    """Combines the rows of each batch that one sender sends, as a `LocalAggregation` describes.
+
+    Keeps nothing between batches.
     """
 
     def __init__(self, spec: LocalAggregation) -> None:
@@ -51,13 +55,14 @@ class Combiner:
         self._near = DenseIntGroups()
         self._seen_schema: pa.Schema | None = None
         self._columns: BatchColumns | None = None
-        """How each aggregate is combined, for the schema of the last batch. None if batches of that schema cannot be
-        combined.
+        """Columns that store the aggregates of one batch, for the schema of the last batch.
+
+        None if batches of that schema cannot be combined.
         """
         self._accumulators: list[Accumulator] = []
         self._state: dict[str, bool] = {}
-        """The state columns, and for each whether it is only the number of rows in a group, which is then counted once
-        for all.
+        """Maps each state column to True if it is the number of rows in a group, which is then computed once for all
+        such columns.
         """
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -91,7 +96,7 @@ class Combiner:
         return combined_rows(heads, state, of_rows)
 
     def _begin(self, schema: pa.Schema) -> None:
-        """Prepares for batches of this schema."""
+        """Prepares the accumulators for batches of this schema."""
         self._seen_schema, self._columns = schema, None
         try:
             fields = {name: a.state_fields(name, schema) for name, a in self._spec.aggregates.items()}
@@ -110,7 +115,10 @@ class Combiner:
             self._columns = columns
 
     def _groups(self, batch: pa.RecordBatch) -> Groups:
-        """Groups the rows by key and slice. Raises ConfigurationError for keys or times that the aggregate refuses."""
+        """Groups the rows of a batch by key and slice.
+
+        Raises ConfigurationError for keys or times that the aggregate does not support.
+        """
         forms = key_forms(batch, self._spec.keys)
         if self._slices is not None and self._spec.time is not None:
             times = row_times(batch, self._spec.time, self._spec.window)
@@ -137,5 +145,8 @@ def _counts_rows(aggregate: Aggregate) -> bool:
 
 
 def _are_exact(aggregates: Mapping[str, Aggregate], fields: Fields) -> bool:
-    """Returns whether combining gives exactly the same results, that is, whether no aggregate sums floats."""
+    """Returns whether combining rows gives exactly the results that adding them gives.
+
+    False if an aggregate sums floats.
+    """
     return not any(a.kind in _SUMS and pa.types.is_floating(fields[name][0].type) for name, a in aggregates.items())

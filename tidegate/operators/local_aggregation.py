@@ -1,22 +1,23 @@
-"""Local aggregation: senders combine the rows of each batch by key before they send them, as Flink does.
+"""Local aggregation: senders pre-aggregate the rows of each batch by key before the exchange, like Flink's two-phase
+aggregation.
 
 `LocalAggregation` describes what may be combined on an edge of the job graph. `CombiningRule` decides for each batch
-whether combining pays. `combiner.py` does the combining. The graph and the settings import this module in every
-process, so it imports neither kernels nor accumulators.
+whether combining saves time. `combiner.py` combines the rows. Every process imports this module, so it imports neither
+kernels nor accumulators.
 
 Rules of `CombiningRule` in mode `auto`:
 
-- Combining pays where many rows make few groups, so the rule measures groups per row. Batches with fewer than
-  `ROWS_MIN` rows are sent as they are and are not measured: there the call costs more than it saves.
+- Combining saves time if many rows form few groups, so the rule measures groups per row. Batches with fewer than
+  `ROWS_MIN` rows are sent as they are and are not measured: for them the call costs more than it saves.
 - The rule turns combining on when `LOOKED_AT` measured batches together have made at most `ON_AT` groups per row, and
   off at `OFF_AT`. Between the two it changes nothing. After a change it measures the same number of new batches, so it
   cannot switch more often.
-- While combining is off, the rule measures only now and then: first after `PAUSE_MIN` batches, then after twice as
-  many each time, and at most after `PAUSE_MAX`. It looks at the first rows of a batch (one in `LOOKED_INTO`). If these
-  alone make more groups than `OFF_AT` allows for the whole batch, the measurement ends there.
-- The measurements do not depend on the decisions: a row has its key whether or not it was combined. The rule therefore
-  cannot oscillate.
-- The rule is pure and is in memory alone. A restored task starts with a new one.
+- While combining is off, the rule measures only now and then: first after `PAUSE_MIN` batches, then after twice as many
+  each time, and at most after `PAUSE_MAX`. It first groups the first 1/`LOOKED_INTO` of the rows of a batch. If these
+  rows alone form more groups than `OFF_AT` allows for the whole batch, the measurement ends.
+- Measurements do not depend on decisions, because rows are grouped before they are combined. The rule therefore cannot
+  oscillate.
+- The rule is kept only in memory. A restored task starts with a new rule.
 """
 
 from __future__ import annotations
@@ -50,25 +51,29 @@ _KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN})
 
 @dataclass(frozen=True, slots=True)
 class LocalAggregation:
-    """Describes what senders may combine on one edge. `window` and `time` (a column name) are None without windows."""
+    """Describes what senders may combine on one edge of the job graph: `aggregates` by `keys`.
+
+    `window` and `time` (the event-time column) are None if the aggregates have no windows.
+    """
 
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
     window: Tumbling | Sliding | Cumulating | None = None
     time: str | None = None
     unless_read: str | None = None
-    """Name of the side output that needs the original rows, such as late rows. If a step reads it, nothing is
-    combined.
+    """Name of the side output that needs the original rows, such as late rows.
+
+    Nothing is combined if a step reads this side output.
     """
     mode: CombiningMode = "auto"
 
     @property
     def is_exact(self) -> bool:
-        """Returns True if combining rows for these kinds of aggregates changes no result. Types of columns may still
-        forbid it.
+        """Returns True if combining never changes a result of these kinds of aggregates. Combining may still be ruled
+        out by the types of columns.
 
-        `first` and `last` depend on the order of rows. Combined rows of sliding and cumulating windows lose this order,
-        because late rows are added to nodes that several slices share. So these windows combine no `first` and `last`.
+        `first` and `last` depend on the order of rows. They are not combined for sliding and cumulating windows, whose
+        late rows are added to state that several slices share.
         """
         from tidegate.operators.windows.window_specs import Tumbling
 
@@ -78,12 +83,14 @@ class LocalAggregation:
 
 
 def may_pay(mode: CombiningMode, rows: int) -> bool:
-    """Returns whether a batch with this number of rows is worth a `CombiningRule` at all."""
+    """Returns whether combining a batch with this number of rows may save time, so that a `CombiningRule` should
+    decide.
+    """
     return rows >= ROWS_MIN if mode == "auto" else mode == "on" and rows > 1
 
 
 class CombiningRule:
-    """Decides for each batch of one sender on one edge whether to combine it."""
+    """Decides for each batch of one sender on one edge whether to combine its rows."""
 
     def __init__(self, mode: CombiningMode) -> None:
         self._mode = mode
@@ -92,10 +99,12 @@ class CombiningRule:
         self._rows = self._groups = self._measured = 0
         self._pause = PAUSE_MIN
         self._left = 0
-        """Number of batches that pass before the next measurement."""
+        """Number of batches that are skipped before the next measurement."""
 
     def looks_at(self, rows: int) -> bool:
-        """Returns whether to group a batch: to combine it, or to measure whether that would pay."""
+        """Returns whether to group the rows of a batch, either to combine them or to measure whether combining saves
+        time.
+        """
         if not may_pay(self._mode, rows):
             return False
         if self._mode == "auto" and not self.combining and self._left:
@@ -104,15 +113,16 @@ class CombiningRule:
         return True
 
     def rows_first(self, rows: int) -> int:
-        """Returns how many rows of a batch to group first, before deciding about the rest. 0 means to group all at
-        once.
+        """Returns how many rows of a batch to group first, to decide whether to group the other rows. 0 means to group
+        all at once.
         """
         return rows // LOOKED_INTO if self._mode == "auto" and not self.combining else 0
 
     def gives_up(self, rows: int, groups: int) -> bool:
-        """Returns whether the first rows of a batch already exceed the groups that the whole batch may have.
+        """Returns whether the first rows of a batch form more groups than the whole batch may have. If so, ends the
+        measurement.
 
-        If so, the measurement ends.
+        `rows` is the number of rows of the batch, `groups` the number of groups in its first rows.
         """
         if groups <= OFF_AT * rows:
             return False
@@ -121,7 +131,10 @@ class CombiningRule:
         return True
 
     def combines(self, rows: int, groups: int) -> bool:
-        """Returns whether to combine a batch whose rows were grouped."""
+        """Returns whether to combine a batch with `rows` rows that form `groups` groups.
+
+        In mode `auto`, updates the measurement first.
+        """
         if self._mode == "auto":
             self._measure(rows, groups)
         return self.combining and groups < rows
@@ -146,6 +159,6 @@ class CombiningRule:
         self._rows = self._groups = self._measured = 0
 
     def _rest(self) -> None:
-        """Starts a pause during which batches are not measured."""
+        """Starts a pause in which batches are not measured, and doubles the length of the next pause."""
         self._left = self._pause
         self._pause = min(2 * self._pause, PAUSE_MAX)

@@ -1,8 +1,8 @@
 """`Operator`, the contract between the task machine and the code that transforms batches.
 
-`OperatorChain` calls operators. An operator runs inside one task, on one thread. Its output depends on its input and
-its state alone: it has no I/O, no clock, no threads and no randomness, so every runtime produces the same result. Time
-comes from outside. Event time comes as watermarks, processing time comes with the events of the task.
+`OperatorChain` calls operators. An operator runs inside one task, on one thread. Its output depends only on its input
+and its state. An operator has no I/O, no clock, no threads and no randomness, so every runtime produces the same
+result. The task passes event time as watermarks, and processing time with each event that it handles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Emit = Callable[[pa.RecordBatch], None]
 """A function that passes a batch to the next operator of the chain, or to the outputs of the task."""
 
 EmitAside = Callable[[str, pa.RecordBatch], None]
-"""A function that passes a batch to the side output with a name. Rows are never held back across a barrier."""
+"""A function that passes a batch to the side output with this name. The batch is sent before the next barrier."""
 
 Columns = frozenset[str] | None
 """Names of columns, or None for all columns."""
@@ -37,22 +37,28 @@ def together(first: Columns, second: Columns) -> Columns:
 
 
 STEP_TIMERS_MAX = 1_000
-"""Limit of timers that fire in one step. It is high enough for the results of a step to fill a batch of useful size."""
+"""Greatest number of timers that fire in one step.
+
+High enough for the results of a step to fill a batch of useful size.
+"""
 
 
 @dataclass(slots=True)
 class ProcessingTime:
-    """The processing time of a task in milliseconds since 1970: the time of the event that the task is handling."""
+    """The processing time of a task, in ms since 1970: the time at which the current event was passed to the task."""
 
     now_ms: int = 0
 
 
 @dataclass(slots=True)
 class StepPace:
-    """Limits how many timers fire in one step, and counts the work of the current turn."""
+    """Limits how many timers fire in one step, and counts the rows and timers of the current turn of a task.
+
+    A turn is the handling of one event.
+    """
 
     timers_max: int = STEP_TIMERS_MAX
-    """Limit of timers that an operator fires in one step. It is lower while timers are slow."""
+    """Greatest number of timers that an operator fires in one step. Lower while timers take long."""
     rows: int = 0
     """Rows processed in this turn."""
     timers: int = 0
@@ -67,7 +73,7 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """The place of an operator in the job (uid, name, subtask), and the services that its task provides."""
+    """The position of an operator in the job (uid, name, subtask), and the services that its task provides."""
 
     uid: OperatorUid
     name: str
@@ -79,17 +85,16 @@ class OperatorContext:
     splits: SourceSplits = field(default_factory=SourceSplits, compare=False)
     """For the task of a source: the split of the current rows, and the event time of each split."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
-    """For the task of a source: the split of the current rows, and the event time of each split. None in other
-    tasks.
-    """
-    kept: KeyedBackend | None = field(default=None, compare=False)
     """Options of the keyed state backend: its kind, and how snapshots are taken."""
-    metrics: UserMetrics = field(default_factory=lambda: UserMetrics("an operator"), compare=False)
-    """Keyed state backend of the previous attempt, rewound to the checkpoint from which the operator starts. None if
-    there is none.
+    kept: KeyedBackend | None = field(default=None, compare=False)
+    """Keyed state backend of the previous attempt, rewound to the checkpoint from which the operator starts.
+
+    None if there is none.
     """
-    emit_aside: EmitAside = field(default=lambda tag, batch: None, compare=False)
+    metrics: UserMetrics = field(default_factory=lambda: UserMetrics("an operator"), compare=False)
     """The metrics that the operator's function creates."""
+    emit_aside: EmitAside = field(default=lambda tag, batch: None, compare=False)
+    """Passes a batch to a side output."""
 
 
 class Operator:
@@ -120,35 +125,47 @@ class Operator:
 
     @property
     def waits_for_event_time(self) -> bool:
-        """Returns True if the operator must be called with watermarks. Known before `open`.
+        """Returns True if the operator must be called with watermarks. Must be correct before `open`.
 
-        Operators that do not react are not called with watermarks, because a call costs more than a batch.
+        Operators without a reaction to watermarks are not called, because a call costs more than a batch.
         """
         return type(self).advance_watermark is not Operator.advance_watermark
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rule by which the operator treats rows differently, depending on the watermark before them. Known
-        before `open`.
+        """Returns the rules by which a row's treatment depends on the watermark before it, such as dropping late rows.
+        Must be correct before `open`.
 
-        The watermark generator cuts batches accordingly, also when it runs in another task.
+        The watermark generator cuts batches so that each row gets the right watermark before it, also if the generator
+        runs in another task.
         """
         return (as_they_are,) if self.waits_for_event_time else ()
 
     holds_back_ms: int = 0
-    """Delay between the watermark that arrives and the watermark that is passed on, so that results which are emitted
-    at the arriving watermark are not late."""
+    """By how much the watermark that the operator forwards is behind the watermark that arrived, in ms.
+
+    Results that are emitted when a watermark arrives are then not late.
+    """
 
     def reached_ms(self, watermark_ms: int) -> int:
-        """Returns the watermark to pass on after `watermark_ms` has arrived. The end of event time is not delayed."""
+        """Returns the watermark to forward, in ms, after `watermark_ms` has arrived.
+
+        The final watermark (end of event time) is not delayed.
+        """
         held_ms = self.holds_back_ms if watermark_ms < MAX_WATERMARK_MS else 0
         return max(MIN_WATERMARK_MS, watermark_ms - held_ms)
 
     watermark_ms: int | None = None
-    """Current watermark of a generator, or None before the first. The chain reads it after each batch."""
+    """For a watermark generator: its current watermark in ms, or None before the first one.
+
+    The chain reads it after each batch.
+    """
 
     idleness_ms: int | None = None
-    """For a generator: a split without rows for this long no longer holds event time back. None disables this."""
+    """For a watermark generator: after this time in ms, a split without rows no longer holds event time back.
+
+    None disables this.
+    """
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Opens the operator. Called once, before all other calls.
@@ -168,68 +185,74 @@ class Operator:
         self.process(batch, emit)
 
     def splits_moved(self) -> None:
-        """Called on a watermark generator when the set of splits that hold event time back has changed."""
+        """Called on a watermark generator when the set of source splits that hold event time back has changed."""
 
     def end_input(self, index: int, emit: Emit) -> None:
         """Called once for each input when it has ended, before `finish`."""
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits what waited for event time `watermark_ms`, in steps as in `finish`.
+        """Emits the results that become due at event time `watermark_ms`. Yields between two steps.
 
-        The watermark is passed to the next operator after the last step. A snapshot may be taken between two steps:
-        the finished steps are in the state or were emitted, and the remaining work waits for the next watermark after
+        The watermark is forwarded to the next operator after the last step. A snapshot may be taken between two steps:
+        the finished steps are in the state or were emitted, and the remaining steps happen at the next watermark after
         a restore. A batch may also be processed between two steps, if the operators before this one emit several.
         """
         return iter(())
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns when to call `on_processing_time` next, or None if no call is needed."""
+        """Returns the processing time, in ms, at which to call `on_processing_time` next. None if no call is needed."""
         return None
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits what waited for processing time `now_ms`, in steps as in `advance_watermark`.
+        """Emits the results that become due at processing time `now_ms`. Yields between two steps.
 
         If the input ends first, the remaining steps are dropped.
         """
         return iter(())
 
     def prepare_snapshot(self, emit: Emit) -> None:
-        """Called before the barrier is passed on: the last chance to emit rows that belong before the barrier."""
+        """Emits rows that must come before the barrier. Called before the barrier is forwarded."""
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freezes the state that `cut` selects, synchronously. Returns None from a stateless operator."""
+        """Returns a snapshot of the state that `cut` selects. None if the operator has no state."""
         return None
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Returns the changes of keyed state between two snapshots, for the changelog. Returns None without keyed
-        state.
+        """Returns the changes of keyed state since the last call, for the changelog.
+
+        None if the operator has no keyed state.
         """
         return None
 
     @property
     def changed_bytes(self) -> int:
-        """Approximate number of bytes of keyed state that changed since the last freeze."""
+        """Approximate number of bytes of keyed state that changed since the last snapshot."""
         return 0
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """Backend of the keyed state once the operator is open, or None without keyed state."""
+        """Backend that stores the keyed state once the operator is open. None if the operator has no keyed state."""
         return None
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Adds layers of keyed state above the layers that the operator was opened with.
+        """Loads further tables of keyed state. Their values replace older values of the same keys.
 
         Allowed only for an operator with keyed state that has not processed anything yet.
         """
         raise NotImplementedError
 
     def hand_over(self) -> None:
-        """Releases the backend, which the next attempt takes over. Only `close` is called afterwards."""
+        """Drops the references to the backend without closing it, because the next attempt of the task continues with
+        it.
+
+        Only `close` is called afterwards.
+        """
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Emits the remaining results at the end of the input. Nothing is processed afterwards.
 
-        An operator with many results yields after each batch. The task waits for free space before the next step.
+        An operator with many results yields after each batch. The task waits for space in its output before it
+        continues.
         """
         return iter(())
 
@@ -242,19 +265,19 @@ OperatorFactory = Callable[[], Operator]
 
 
 class FunctionContext:
-    """Information about the subtask for a function of a user."""
+    """Information about the subtask in which a user's function runs."""
 
     def __init__(self, operator: OperatorContext) -> None:
         self._operator = operator
 
     @property
     def subtask(self) -> int:
-        """Index of this subtask."""
+        """Index of this subtask, from 0."""
         return self._operator.subtask
 
     @property
     def parallelism(self) -> int:
-        """Returns the number of subtasks."""
+        """Returns the number of subtasks of the operator."""
         return self._operator.parallelism
 
     @property
@@ -264,5 +287,5 @@ class FunctionContext:
 
     @property
     def current_processing_time(self) -> int:
-        """Processing time in milliseconds since 1970, read when the task started on the current rows or timer."""
+        """Processing time in ms since 1970: when the task started to process the current rows or timer."""
         return self._operator.time.now_ms

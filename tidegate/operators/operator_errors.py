@@ -1,7 +1,7 @@
 """Turns a failure inside an operator into an `OperatorError` that names the operator, the subtask and the row.
 
-Operators wrap calls of user functions in `blame`, `blame_row` or `blame_call`. They call the user's function through a
-copy of its own for each subtask and attempt (`own_copy`), because subtasks may share a process.
+Operators wrap calls of user functions in `blame`, `blame_row` or `blame_call`. Each subtask and attempt calls its own
+copy of the user's function (`own_copy`), because subtasks may share a process.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tidegate.storage.user_values import mark_values, value_text
 
 _ROW_CHARACTERS_MAX = 500
 _ROWS_SEARCHED_MAX = 10_000
-"""Limit of rows of a batch whose values are searched for in the message of an exception, to mark them as user
-values.
+"""Greatest number of rows of a batch whose values are searched for in the message of an exception, to mark them as
+values of the user.
 """
 _DEPTH_MAX = 8
 _CALLS_MAX = 64
-"""Limit of exceptions of functions in expressions that are kept until `Blame` looks one of them up."""
+"""Greatest number of exceptions of functions inside polars expressions that are kept until `Blame` looks them up."""
 _CALL = re.compile(r"call (\d+) of a function has failed")
 
 
 class Blame(AbstractContextManager[None]):
-    """A context that raises OperatorError for any exception inside, with the exception as its cause. An OperatorError
-    passes unchanged.
+    """A context manager that converts any exception inside to an OperatorError, with the exception as its cause. An
+    OperatorError passes unchanged.
 
-    Do not emit inside: an exception of the next operator would be reported as an error of this one.
+    Do not emit inside: an exception of the next operator would be reported as an error of this operator.
     """
 
     __slots__ = ("_batch", "_context", "_locate")
@@ -51,9 +51,11 @@ class Blame(AbstractContextManager[None]):
         locate: Callable[[], tuple[str, Mapping[str, object] | None]],
         batch: pa.RecordBatch | pa.Table | None = None,
     ) -> None:
-        """Takes `locate`, which is called after a failure and returns the place and the row for the error text.
+        """Takes `locate`, which is called after a failure. It returns a description of the place, and the failing row
+        or None, for the error text.
 
-        `batch` holds the rows that the code inside works on. Their values are marked in the message of an exception.
+        `batch` has the rows that the code inside works on. Their values are marked as user values in the message of the
+        exception.
         """
         self._context = context
         self._locate = locate
@@ -73,20 +75,24 @@ class Blame(AbstractContextManager[None]):
 
 
 def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
-    """Returns a context that reports an exception as a failure in this batch. The error shows the first row of the
-    batch.
+    """Returns a context manager that reports an exception as a failure in this batch.
+
+    The error shows the first row of the batch.
     """
     return Blame(context, lambda: ("first row of the batch", first_row(batch)), batch)
 
 
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
-    """Returns a context that reports an exception as a failure of row `number` of a batch."""
+    """Returns a context manager that reports an exception as a failure of the row with the index `number` in a
+    batch.
+    """
     return Blame(context, lambda: (f"row {number} of the batch", row))
 
 
 class CallFailedError(Exception):
-    """Raised inside a polars expression in place of an exception of a user's function. Its text contains the number of
-    the stored exception.
+    """Raised inside a polars expression in place of an exception of a user's function, which polars would not pass on.
+
+    Its text contains the number of the stored exception.
     """
 
 
@@ -96,10 +102,11 @@ _call_numbers = itertools.count(1)
 
 
 def call_failed(error: BaseException, row: int | None) -> CallFailedError:
-    """Stores an exception of a user function and its row in the batch, and returns the exception to raise instead.
+    """Stores an exception of a user's function, with the index of its row in the batch. Returns the exception to raise
+    instead.
 
-    polars turns an exception inside an expression into a new one with the same text. `blame` finds the stored
-    exception by the number in that text.
+    polars turns an exception inside an expression into a new one with the same text. `blame` finds the stored exception
+    by the number in that text.
     """
     with _calls_lock:
         number = next(_call_numbers)
@@ -110,7 +117,10 @@ def call_failed(error: BaseException, row: int | None) -> CallFailedError:
 
 
 def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | None:
-    """Returns the stored exception and its row for an exception of polars, or None if polars itself failed."""
+    """Returns the stored exception and the index of its row, for an exception that polars raised.
+
+    None if polars itself failed.
+    """
     if not isinstance(error, CallFailedError):
         return None
     found = _CALL.search(str(error))
@@ -119,10 +129,10 @@ def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | Non
 
 
 def first_row(rows: pa.RecordBatch) -> dict[str, object]:
-    """Returns the first row of a batch for an error text. Empty if there are no rows. Never raises, because that would
-    hide the error.
+    """Returns the first row of a batch for an error text. Empty if there are no rows.
 
-    Arrow has values that Python lacks, such as days after the year 9999 and strings with bytes that are not UTF-8.
+    Never raises, because that would hide the error. Values that Python cannot represent, such as days after the year
+    9999 or strings that are not UTF-8, are replaced.
     """
     return {
         name: _shown(column[0]) for name, column in zip(rows.schema.names, rows.columns, strict=True) if len(column)
@@ -138,8 +148,9 @@ def _shown(value: pa.Scalar) -> object:
 
 @contextmanager
 def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
-    """Returns a context that reports an exception in a user's method that gets no row. A TidegateError passes
-    unchanged.
+    """Returns a context manager that reports an exception of a user's method that gets no row, such as `open`.
+
+    A TidegateError passes unchanged.
     """
     try:
         yield
@@ -154,8 +165,8 @@ def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
 def is_failure(error: BaseException) -> bool:
     """Returns whether an exception means that code of the user has failed.
 
-    True for every exception except Ctrl-C, also for SystemExit and a library's panic. Never abandon a generator inside
-    a `Blame`, because its `GeneratorExit` would count as a failure.
+    True for every exception except Ctrl-C, also for SystemExit and panics of libraries. Do not abandon a generator
+    inside a `Blame`, because its `GeneratorExit` would count as a failure.
     """
     return not interrupts(error)
 
@@ -167,7 +178,8 @@ def failure(
     row: Mapping[str, object] | None = None,
     batch: pa.RecordBatch | pa.Table | None = None,
 ) -> OperatorError:
-    """Returns the OperatorError for `error`, which happened at `place` with `row` of `batch`, if these are known.
+    """Returns an OperatorError for `error`, which happened at `place` with `row` of `batch`. `row` and `batch` are None
+    if unknown.
 
     The row is marked as a user value, and so are values of the batch that the message of `error` repeats.
     """
@@ -194,7 +206,7 @@ def _raising_line(error: BaseException) -> str:
 
 
 def _texts_of(value: object, depth: int = 0) -> list[str]:
-    """Returns the texts that a message may contain for a value, or for the values inside it. Never raises."""
+    """Returns the texts by which an error message may show a value, or the values inside it. Never raises."""
     if value is None or isinstance(value, bool) or depth > _DEPTH_MAX:
         return []
     if isinstance(value, Mapping):

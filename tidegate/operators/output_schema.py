@@ -1,8 +1,8 @@
-"""`PinnedSchema`: keeps the schema of an operator's output the same from batch to batch.
+"""`PinnedSchema` keeps the schema of an operator's output equal for all batches.
 
 Each operator that calls functions of the user has one, and a table sink has one for its input. Rules:
 
-- The first output batch fixes names and types, unless the user gave a schema.
+- The first output batch determines names and types, unless the user gave a schema.
 - A column that was all null so far takes the type of its first values.
 - Any other change is an error that names the column.
 - Strings from polars get the type of the input column with that name, or else plain `string`.
@@ -40,23 +40,26 @@ class SchemaMismatchError(ValueError):
 
 
 class PinnedSchema:
-    """The schema of an operator's output, which stays the same once it is known."""
+    """The schema of an operator's output, which does not change once it is known."""
 
     __slots__ = ("_given", "_maker", "own_row", "schema")
 
     def __init__(self, given: pa.Schema | None = None, maker: object = None) -> None:
-        """`given` is the schema that a program gave, and `maker` the function of the user that makes the rows."""
+        """Takes the schema that the program gave (`given`), or None, and the user's function that makes the rows
+        (`maker`), for errors.
+        """
         self._given = given is not None
         self._maker = maker
         self.schema: pa.Schema | None = given
         """The schema, or None before the first batch."""
         self.own_row: RowCopier = owned_row_copier(given)
-        """Returns a copy of a row that a function returned. Raises TypeError for other objects."""
+        """Copies a row that a function returned, as a dict. Raises TypeError for an object that is not a row."""
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch with the columns of the schema, in their order.
+        """Returns the batch with the columns of the schema, in their order and types. The first batch determines the
+        schema.
 
-        Raises SchemaMismatchError if that is impossible.
+        Raises SchemaMismatchError if columns are missing or added, or if a type cannot be converted.
         """
         batch = batch.replace_schema_metadata(None)
         if batch.schema is not self.schema and (plain := plain_schema(batch.schema)) is not batch.schema:
@@ -90,7 +93,7 @@ class PinnedSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Returns a batch made of one or more rows. Raises SchemaMismatchError as `conform` does.
+        """Returns a batch made of one or more rows. Raises SchemaMismatchError if the rows do not fit the schema.
 
         Without a given schema, columns that a row lacks are null. With a given schema each row must have all columns,
         because a forgotten column would become null unnoticed.
@@ -166,7 +169,7 @@ class PinnedSchema:
 
 
 def _called(maker: object) -> str:
-    """Returns the name of the function that makes the rows, for errors."""
+    """Returns how to refer to the function that makes the rows in an error."""
     if maker is None:
         return "the function"
     name = getattr(maker, "__qualname__", None) or type(maker).__qualname__
@@ -174,7 +177,7 @@ def _called(maker: object) -> str:
 
 
 def _alike(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Any]] | None:
-    """Returns the values by column name if all rows are dicts with exactly these keys, else None."""
+    """Returns the values of each column if all rows are dicts with exactly the keys `names`, else None."""
     if set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(names)} or len(set(names)) < len(names):
         return None
     try:
@@ -193,7 +196,8 @@ class FromPolars:
         self._dtypes: Mapping[str, pl.DataType] = {}
 
     def convert(self, frame: pl.DataFrame, source: pa.Schema) -> pa.RecordBatch:
-        """Converts a polars frame to one batch.
+        """Converts a polars frame to one Arrow batch. `source` is the schema of the batch from which the frame was
+        computed.
 
         A column that still has the polars type of the column with the same name in `source` gets the Arrow type of that
         column.
@@ -215,9 +219,9 @@ class FromPolars:
 
 
 def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
-    """Returns the batch as a polars frame, without a copy where polars has the type.
+    """Returns the batch as a polars frame. Data is not copied if polars has the same type.
 
-    Raises ConfigurationError for a type that polars lacks.
+    Raises ConfigurationError for a type that polars does not support.
     """
     import polars as pl
 
@@ -226,7 +230,10 @@ def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
 
 
 def empty_frame(schema: pa.Schema) -> pl.DataFrame:
-    """Returns a polars frame with these columns and no rows. A column of a type that polars lacks gets another type."""
+    """Returns a polars frame with these columns and no rows.
+
+    Column types that polars does not support are replaced by others.
+    """
     return polars_frame(pa.RecordBatch.from_pylist([], with_types_of_polars(schema)))
 
 

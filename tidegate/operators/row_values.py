@@ -1,7 +1,7 @@
-"""Converts rows between Python and Arrow without changing a value, and copies rows that functions hand over.
+"""Converts rows between Python and Arrow without changing a value, and copies rows that functions of users return.
 
-`exact_array` and `exact_cast` make Arrow columns of values. Rows that functions return (`PinnedSchema`) and values of
-state (`StateType`) use them. Rules:
+`exact_array` and `exact_cast` convert values to Arrow columns. Rows that functions return (`PinnedSchema`) and values
+of state (`StateType`) use them. Rules:
 
 - A value keeps its meaning, or an error names it. Arrow alone would cut off parts that do not fit: the fraction of a
   float in an integer column, the time of day in a date, microseconds, keys that a struct does not have.
@@ -10,9 +10,10 @@ state (`StateType`) use them. Rules:
 - A column that a function returns is cast by the same rules (`exact_casts.py`), but not between numbers and text.
 - A float without a fraction counts as an integer. A float in a float32 or float16 column is rounded, which is the
   purpose of such a column, but never to infinity.
-- An integer in a time column counts the unit of the column. A time with a zone needs a column with one, and vice versa.
+- An integer in a time column counts the unit of the column. A time with a time zone needs a column with a time zone,
+  and vice versa.
 - NaT and NA of pandas are nulls, because pandas' `to_dict` leaves them in rows. True and False are not numbers.
-- Common values cost one pass over their Python types. Only uncommon ones are checked one by one.
+- Values of common Python types are checked by type, in one pass. Only values of other types are checked one by one.
 
 `owned_row` and `owned_value` copy objects that a function yields, returns or emits, because the function may change its
 object afterwards. Rules:
@@ -84,10 +85,10 @@ def check_text(value: str) -> None:
 
 
 def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, complete: bool = False) -> pa.Array:
-    """Returns values as an array of a type, or of their common type if no type is given.
+    """Returns values as an Arrow array of type `wanted`, or of their common type if it is None.
 
     With `complete` a dict must have every field of its struct. Otherwise missing fields are null. Raises
-    InexactValueError for a value that would change; ArrowException where values have no common type.
+    InexactValueError for a value that would change, and ArrowException if values have no common type.
     """
     kinds = set(map(type, values))
     if any(issubclass(kind, pa.Scalar) for kind in kinds):
@@ -106,7 +107,7 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, com
 
 
 def check_exact(values: Sequence[Any], array: pa.Array) -> None:
-    """Raises InexactValueError if Arrow changed a value when it made this array of the values."""
+    """Raises InexactValueError if `array`, which Arrow made of `values`, differs from one of them."""
     _check(values, array.type, complete=False, array=array)
 
 
@@ -130,7 +131,7 @@ def _inferred(values: Sequence[Any]) -> pa.Array:
 
 
 def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Casts an array to another type by the rules for single values.
+    """Casts an array to another type, if no value changes. Floats may be rounded to a shorter float type.
 
     Raises InexactValueError if a value would change.
     """
@@ -146,7 +147,7 @@ def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _python(value: pa.Scalar) -> object:
-    """Returns a value for an error text. Some dates of Arrow do not exist in Python."""
+    """Returns an Arrow value as a Python object for an error text, or as a string if Python cannot represent it."""
     try:
         return value.as_py()
     except (ValueError, OverflowError):
@@ -175,7 +176,7 @@ def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
 
 
 def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception) -> InexactValueError:
-    """Returns the error for the first value that Arrow refuses, found by trying the values one by one."""
+    """Returns the error for the first value that Arrow cannot convert, found by trying the values one by one."""
     for value in values:
         try:
             pa.array([value], type=wanted)
@@ -192,9 +193,9 @@ def _check(
     array: pa.Array | None = None,
     kinds: set[type] | None = None,
 ) -> None:
-    """Raises InexactValueError if Arrow changed a value in a column of this type.
+    """Raises InexactValueError for a value that Arrow would change in a column of type `wanted`.
 
-    `array` is the column and `kinds` are the Python types of the values, if they are known.
+    `array` is the converted column and `kinds` are the Python types of the values, or None if not known.
     """
     kinds = set(map(type, values)) if kinds is None else kinds
     kinds.discard(NoneType)
@@ -312,7 +313,7 @@ _NONE: frozenset[type] = frozenset()
 
 
 def _exact_types() -> dict[int, frozenset[type]]:
-    """Returns for each Arrow type the Python types whose values Arrow stores exactly or refuses."""
+    """Maps the id of each Arrow type to the Python types whose values Arrow either stores exactly or refuses."""
     exact: dict[int, frozenset[type]] = {}
     for made in (pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64):
         exact[made().id] = frozenset({int})
@@ -344,17 +345,17 @@ _FIXED = frozenset(
         *(np.float16, np.float32, np.float64, np.datetime64, np.timedelta64, np.str_, np.bytes_),
     }
 )
-"""Immutable Python types."""
+"""Python types whose objects are immutable."""
 _LEFT_ALONE = (pa.Scalar, str, bytes, int, float, dt.date, dt.time, dt.timedelta, decimal.Decimal, np.generic)
-"""Types of which subclasses, such as pandas' timestamps and string enumerations, count as immutable, too."""
+"""Types whose subclasses also count as immutable, such as pandas' timestamps and enumerations of strings."""
 
 RowCopier = Callable[[Any], dict[str, Any]]
 
 
 def owned_row(row: Any) -> dict[str, Any]:
-    """Returns a copy of a row that shares no mutable object with it.
+    """Returns a row as a new dict that shares no mutable object with it.
 
-    Raises TypeError if it is not a row.
+    Raises TypeError if `row` is not a mapping, a dataclass object or a named tuple.
     """
     if not isinstance(row, Mapping):
         row = _fields_of(row)
@@ -362,19 +363,26 @@ def owned_row(row: Any) -> dict[str, Any]:
 
 
 def owned_flat_row(row: Any) -> dict[str, Any]:
-    """Returns a copy of a row whose values are immutable. Raises TypeError if it is not a row."""
+    """Returns a row as a new dict, without copying its values, which are immutable.
+
+    Raises TypeError if it is not a row.
+    """
     if type(row) is dict:
         return row.copy()
     return dict(row) if isinstance(row, Mapping) else _fields_of(row)
 
 
 def owned_row_copier(schema: pa.Schema | None) -> RowCopier:
-    """Returns a function that copies rows of a schema, or None if the schema is not known yet."""
+    """Returns the function that copies rows of a schema: `owned_flat_row` if all columns have immutable values, else
+    `owned_row`.
+
+    `schema` is None if it is not known yet.
+    """
     return owned_row if schema is None or any(_may_change(field.type) for field in schema) else owned_flat_row
 
 
 def owned_value(value: Any) -> Any:
-    """Returns a copy of a value, or the value itself if it cannot be changed."""
+    """Returns a copy of a value, or the value itself if it is immutable."""
     kind = type(value)
     if kind in _FIXED:
         return value
@@ -394,7 +402,7 @@ def owned_value(value: Any) -> Any:
 
 
 def owned_result(result: Any) -> Any:
-    """Returns a copy of the whole result of a function: a row, a batch or a table. Returns other objects unchanged."""
+    """Returns a copy of a function's result: a row, a batch or a table. Returns other objects unchanged."""
     if isinstance(result, Mapping) or is_record(result):
         return owned_row(result)
     if isinstance(result, pa.RecordBatch):
@@ -422,13 +430,13 @@ def _may_change(data_type: pa.DataType) -> bool:
 
 
 def is_record(value: object) -> bool:
-    """Returns whether a value is a dataclass object or a named tuple, which stands for a dict of its fields."""
+    """Returns whether a value is a dataclass object or a named tuple, which is treated like a dict of its fields."""
     kind = type(value)
     return dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 def _fields_of(row: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass object or a named tuple. Raises TypeError for anything else."""
+    """Returns the fields of a dataclass object or a named tuple, by name. Raises TypeError for any other object."""
     if dataclasses.is_dataclass(type(row)):
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     if is_record(row):
@@ -447,8 +455,9 @@ _TEXT = frozenset({pa.string().id, pa.large_string().id})
 
 
 def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns a dict for each row. Raises ValueError if two columns share a name, or for a time that Python cannot
-    represent.
+    """Returns the rows of a batch as dicts.
+
+    Raises ValueError if two columns share a name, or for a time that Python cannot represent.
     """
     names = batch.schema.names
     if not names or len(set(names)) < len(names):
@@ -460,8 +469,9 @@ def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _maker(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
-    """Returns a function that makes the dicts of rows with these column names. The names appear in its code only as
-    string literals.
+    """Returns a compiled function that takes the values of each column and returns a dict for each row.
+
+    The column names appear in its code only as string literals.
     """
     values = [f"v{number}" for number in range(len(names))]
     display = ", ".join(f"{name!r}: {value}" for name, value in zip(names, values, strict=True))
@@ -474,7 +484,7 @@ def _maker(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
 def python_values(column: pa.Array, where: str = "a column") -> list[Any]:
     """Returns the values of a column as Python objects, None for null.
 
-    Raises ValueError for a time that Python cannot represent. The error begins with `where`.
+    Raises ValueError for a time that Python cannot represent. `where` is the beginning of the error.
     """
     if column.type.id in _TEXT:
         texts: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
@@ -498,7 +508,7 @@ def python_values(column: pa.Array, where: str = "a column") -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _has_fine_times(data_type: pa.DataType) -> bool:
-    """Returns whether values of a type have times of day in nanoseconds."""
+    """Returns whether a type is, or contains, a time of day in nanoseconds."""
     if isinstance(data_type, pa.BaseExtensionType):
         return _has_fine_times(data_type.storage_type)
     if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):

@@ -1,10 +1,11 @@
-"""`UserMetrics`, the counters, gauges and histograms that a function of a user defines.
+"""`UserMetrics` has the counters, gauges and histograms that a function of a user defines.
 
 Rules:
 
-- Metrics are numbers in the memory of one operator in one subtask. The task does not depend on them, and checkpoints
-  do not contain them. Each attempt starts with 0, as in Flink.
-- A name has one meaning in an operator. Requesting it again returns the same metric, or an error for another kind.
+- Metrics are numbers in the memory of one operator in one subtask. The task does not depend on them, and checkpoints do
+  not contain them. Each attempt starts with 0, as in Flink.
+- A name identifies one metric of an operator. Requesting the name again returns the same metric, or raises an error if
+  another kind of metric is requested.
 - The number of metrics is bounded. A histogram keeps a bounded number of its newest values.
 """
 
@@ -21,7 +22,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 
 METRICS_MAX = 100
-"""Limit of metrics of one operator. Each is a separate series for every subtask."""
+"""Greatest number of metrics of one operator. Each is a separate time series for every subtask."""
 NAME_CHARACTERS_MAX = 80
 HISTOGRAM_VALUES_MAX = 1_000
 QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
@@ -32,9 +33,10 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class UserMetric:
-    """Current value of one metric. The `value` of a histogram is the number of values that it was given.
+    """Current value of one metric. The `value` of a histogram is the number of values that were added to it.
 
-    `quantiles` of a histogram are pairs of a share and the value that this share of the newest values does not exceed.
+    The `quantiles` of a histogram are pairs of a share (from 0 to 1) and the value that this share of the newest values
+    does not exceed.
     """
 
     operator: str
@@ -65,7 +67,7 @@ class Counter:
 
 
 class Gauge:
-    """A metric that holds the value it was last set to, and 0 before."""
+    """A metric with a value that can be set. 0 until it is set."""
 
     kind: ClassVar[str] = "gauge"
     quantiles: ClassVar[tuple[tuple[float, float], ...]] = ()
@@ -98,7 +100,10 @@ class Histogram:
 
     @property
     def quantiles(self) -> tuple[tuple[float, float], ...]:
-        """Quantiles of the newest values. Empty before the first value."""
+        """Pairs of a share (from 0 to 1) and the value that this share of the newest values does not exceed.
+
+        Empty before the first value.
+        """
         if self._cached[0] != self.value:
             ordered = sorted(self._newest)
             last = len(ordered) - 1
@@ -117,7 +122,9 @@ class UserMetrics:
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def counter(self, name: str) -> Counter:
-        """Returns the counter of this name, made on the first call. Call it in `open`, and keep the counter.
+        """Returns the counter with this name, created on the first call.
+
+        Call this method in `open`, and keep the counter.
 
         Raises ConfigurationError for a name that Prometheus would refuse, for the name of a metric of another kind, and
         when the operator already has the largest number of metrics. Example:
@@ -128,17 +135,22 @@ class UserMetrics:
         return self._made(Counter, name)
 
     def gauge(self, name: str) -> Gauge:
-        """Returns the gauge of this name: `context.metrics.gauge("models").set(3)`. Raises as `counter` does."""
+        """Returns the gauge with this name, created on the first call: `context.metrics.gauge("models").set(3)`.
+
+        Raises ConfigurationError as `counter` does.
+        """
         return self._made(Gauge, name)
 
     def histogram(self, name: str) -> Histogram:
-        """Returns the histogram of this name: `context.metrics.histogram("score").update(0.7)`. Raises as `counter`
-        does.
+        """Returns the histogram with this name, created on the first call:
+        `context.metrics.histogram("score").update(0.7)`.
+
+        Raises ConfigurationError as `counter` does.
         """
         return self._made(Histogram, name)
 
     def read(self, uid: OperatorUid) -> tuple[UserMetric, ...]:
-        """Returns the current values of all metrics, in the order in which they were made."""
+        """Returns the current values of all metrics, in the order in which they were created."""
         return tuple(
             UserMetric(self._operator, uid, name, metric.kind, metric.value, metric.quantiles)
             for name, metric in self._metrics.items()

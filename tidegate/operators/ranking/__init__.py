@@ -1,1 +1,1 @@
-"""Operators that keep some rows of each key: deduplication, distinct values, newest rows, and top-n."""
+"""Operators that keep some rows of each key: deduplication, distinct counts, newest rows, and top-n."""

@@ -2,18 +2,19 @@
 
 Rules:
 
-- Without `by` the order is the order of arrival. The first row of a key is emitted, and nothing replaces it. The last
-  row needs no state: each batch emits the last row of every key in it.
-- With `by` a row is emitted when it replaces the previous one. A batch emits at most one row of each key. Of rows that
-  are equal in the order, the first (or last) to arrive counts.
-- State is the key, and the order and time of the last emitted row. The row itself is not stored.
-- Time to live is event time. A row at least `ttl` later than the last emitted row of its key starts over. The output
-  does not depend on when state is cleaned up: an entry of time s is removed when the watermark reaches s + 2 * ttl.
-  Rows that are `ttl` or more behind the watermark are dropped and counted, because the state of their keys may be gone.
-- The table is swept when event time has advanced by a quarter of the time to live, so each entry is visited a few
-  times.
-- The state is one table (`KeptRows`), created from the first batch or from a checkpoint, whose columns must match. Each
-  new key and each restored key is checked for its owner.
+- Without `by` the order is the order of arrival. The first row of a key is emitted, and nothing replaces it. With
+  `keep="last"` there is no state: each batch emits the last row of every key in it.
+- With `by` a row is emitted when it is before (or after) the row that was emitted last for its key. A batch emits at
+  most one row of each key. Of rows with equal values in `by`, the first (or last) to arrive counts.
+- State is the key, and the value of `by` and the time of the last emitted row. The row itself is not stored.
+- The time to live is measured in event time. A row that is at least `ttl` later than the last emitted row of its key is
+  treated like the first row of a new key. The output does not depend on when state is cleaned up: an entry of time s is
+  removed when the watermark reaches s + 2 * ttl. Rows that are `ttl` or more behind the watermark are dropped and
+  counted, because the state of their keys may be gone.
+- The table is scanned for expired entries when event time has advanced by a quarter of the time to live, so each entry
+  is visited only a few times.
+- The state is one table (`KeptRows`), created from the first batch or from a checkpoint, whose columns must match. The
+  operator checks that each new key and each restored key belongs to this subtask.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _REACHED_STATE = "deduplicate.reached"
 
 _TIME, _SEEN = own_name("time_ms"), own_name("seen")
 _SWEEPS = 4
-"""Number of sweeps, which remove expired keys, in one time to live."""
+"""Number of scans for expired keys within one time to live."""
 
 _NO_ROWS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
@@ -65,9 +66,10 @@ Keep = Literal["first", "last"]
 
 
 class Deduplicate(Operator):
-    """Emits one row of each key. `time` names the event-time column, which a time to live of `ttl_ms` needs.
+    """Emits one row of each key: the first or the last, by the column `by` or by arrival (`by` is None).
 
-    Raises ConfigurationError for arguments that contradict each other.
+    `time` names the event-time column, which a time to live of `ttl_ms` needs. Raises ConfigurationError for arguments
+    that contradict each other.
     """
 
     def __init__(
@@ -99,7 +101,10 @@ class Deduplicate(Operator):
             check_timestamp_column(input_schema, self._time)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores the state. Raises CorruptionError and ConfigurationError as `KeptRows.load` does."""
+        """Restores the state.
+
+        Raises CorruptionError and ConfigurationError for tables that do not fit (see `KeptRows.load`).
+        """
         super().open(context, restored)
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "deduplicate with a time to live")
@@ -113,8 +118,9 @@ class Deduplicate(Operator):
             self._late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows that are the first or last of their key. Raises OperatorError for columns that do not fit, or
-        a null in the order.
+        """Emits the rows that are the first or last of their key.
+
+        Raises OperatorError for columns that do not fit, or for a null in the column `by`.
         """
         with blame(self.context, batch):
             if self._seen is None or not batch.schema.equals(self._seen):
@@ -136,13 +142,18 @@ class Deduplicate(Operator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns, for each row, the watermark from which it is dropped as late: its event time plus the time
-        to live.
+        """Returns the rule by which rows are late: a row is dropped once the watermark reaches its event time plus the
+        time to live.
+
+        Empty without a time to live.
         """
         return () if self._ttl_ms is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Removes expired keys in steps."""
+        """Removes expired keys, if enough event time has passed since the last scan.
+
+        Yields between two bounded steps.
+        """
         if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:
             return
         for groups, reached_ms in [*self._reached.runs()]:
@@ -154,8 +165,8 @@ class Deduplicate(Operator):
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Returns a snapshot of the stored rows, if any, and of the progress of event time, which decides which rows
-        are late.
+        """Returns a snapshot of the stored keys, if any, and of the watermark that each key group has reached, which
+        decides which rows are late.
         """
         frozen = self.changes(cut)
         if frozen is None or self._ttl_ms is None:
@@ -163,12 +174,14 @@ class Deduplicate(Operator):
         return replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Returns the changes of the stored rows since the last snapshot."""
+        """Returns the changes of the stored keys since the last snapshot, without the reached watermarks."""
         return None if self._kept is None else self._kept.snapshot(cut)
 
     @property
     def changed_bytes(self) -> int:
-        """Returns an estimate: 8 bytes for each column of a changed row."""
+        """Returns an estimate of the changed bytes since the last snapshot: 8 bytes for each column of a changed
+        entry.
+        """
         return 0 if self._kept is None else self._kept.changed_bytes
 
     @property
@@ -177,12 +190,17 @@ class Deduplicate(Operator):
         return None if self._kept is None else self._kept.backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError and ConfigurationError as `open` does."""
+        """Loads stored tables into the opened state.
+
+        Raises CorruptionError and ConfigurationError for tables that do not fit.
+        """
         assert self._kept is not None, "the keyed state is not open"
         self._kept.load(tables)
 
     def hand_over(self) -> None:
-        """Releases the backend, which the next attempt takes over."""
+        """Drops the reference to the backend without closing it, because the next attempt of the task continues with
+        it.
+        """
         self._kept = None
 
     def close(self) -> None:
@@ -212,7 +230,7 @@ class Deduplicate(Operator):
             )
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Returns the rows that are not late, and their times."""
+        """Returns the rows of a batch that are not late, and their event times in ms. Counts the late rows."""
         assert self._time is not None and self._ttl_ms is not None
         found = event_times_ms(batch, self._time)
         if found.null_count:
@@ -265,7 +283,7 @@ class Deduplicate(Operator):
         return part_name(self._by, f".order ({order_form(schema.field(self._by).type)})")
 
     def _sweep(self, expired_ms: int) -> Iterator[None]:
-        """Removes the entries whose time is `expired_ms` or earlier."""
+        """Removes the entries whose time is `expired_ms` or earlier. Yields between two bounded steps."""
         table = None if self._kept is None else self._kept.table
         if table is None:
             return
@@ -291,12 +309,13 @@ def _expired_keys(table: VectorTable, expired_ms: int) -> list[pa.RecordBatch]:
 
 
 _RESTORED_ROWS = 131_072
-"""Limit of stored rows that are loaded at a time."""
+"""Greatest number of stored rows that a restore loads at a time."""
 
 
 class KeptRows:
-    """A state table with the fixed-width columns `state`, for the keys in the columns `keys`. New entries have the
-    value 0.
+    """A state table called `state` with an entry for each key and fixed-width value columns.
+
+    New entries have the value 0.
     """
 
     def __init__(self, context: OperatorContext, state: str, keys: tuple[str, ...]) -> None:
@@ -304,8 +323,9 @@ class KeptRows:
         self.table: VectorTable | None = None
         """The table, or None before the first key."""
         self.changed_rows = 0
-        """Number of rows that have changed since the last snapshot. A row counts once for each batch that
-        changed it.
+        """Number of entries that changed since the last snapshot.
+
+        An entry counts once for each batch that changed it.
         """
         self._context = context
         self._state = state
@@ -319,13 +339,14 @@ class KeptRows:
 
     @property
     def changed_bytes(self) -> int:
-        """Estimate of the bytes that have changed since the last snapshot: 8 for each column of a changed row."""
+        """Estimate of the bytes that changed since the last snapshot: 8 bytes for each column of a changed entry."""
         return self.changed_rows * 8 * (0 if self._schema is None else len(self._schema))
 
     def admit(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> VectorTable:
-        """Returns the table for batches of a schema, with these value columns. The first batch creates it.
+        """Returns the state table for batches with this schema. `fields` are its value columns. The first batch creates
+        the table.
 
-        Raises OperatorError if the columns differ from the columns of the table.
+        Raises ChangedTypeError if the columns differ from the columns of the table.
         """
         if self.table is not None and self._seen is not None and schema.equals(self._seen):
             return self.table
@@ -345,9 +366,10 @@ class KeptRows:
         return self.table
 
     def upsert(self, batch: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch as `VectorTable.upsert` does, and returns the slots of its keys.
+        """Looks up the keys of a batch in the table, adds new keys, and returns their slots. With `new_only`, only new
+        keys count as changed.
 
-        Raises OperatorError for a key of another subtask.
+        Must be followed by `done` of the table. Raises an error for a key that belongs to another subtask.
         """
         assert self.table is not None
         keys = key_columns(batch, self._keys)
@@ -358,7 +380,7 @@ class KeptRows:
         return upserted
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Returns a snapshot of the state."""
+        """Returns a snapshot of the state that `cut` selects."""
         if cut.keyed:
             self.changed_rows = 0
         return frozen_backend(self._context, self.backend, cut)
@@ -366,7 +388,8 @@ class KeptRows:
     def load(self, tables: Sequence[StateTable]) -> None:
         """Loads stored tables.
 
-        Raises CorruptionError if one has a key twice or of another subtask, ConfigurationError if it has other columns.
+        Raises CorruptionError if a key occurs twice or belongs to another subtask, and ConfigurationError if a table
+        has other columns.
         """
         stored = [table.rows.schema for table in tables if not table.removed]
         if stored and self.table is None:
@@ -395,7 +418,9 @@ class KeptRows:
         self._schema = stored
 
     def _retype(self, wanted: pa.Schema) -> None:
-        """Converts the stored rows if the first batch since the restore has other types."""
+        """Converts the stored entries to the columns `wanted`, because the first batch after a restore has other
+        types.
+        """
         before, self._schema = self._schema, wanted
         assert before is not None
         if any(before.field(name).type != wanted.field(name).type for name in self._keys):
@@ -424,7 +449,7 @@ class KeptRows:
 
 
 def flags_of(rows: NDArray[np.int32], count: int) -> NDArray[np.uint8]:
-    """Returns one byte for each of `count` rows of a batch: 1 for the rows with the indices `rows`, else 0."""
+    """Returns an array of `count` bytes, which is 1 at the indices `rows` and 0 elsewhere."""
     flags = np.zeros(count, dtype=np.uint8)
     flags[rows] = 1
     return flags

@@ -1,23 +1,24 @@
-"""`DistinctRows` marks each row that is the first with its values in some columns. Counts of distinct values use it.
+"""`DistinctRows` marks each row that is the first with its combination of values in some columns. Counts of distinct
+values are computed with it.
 
 Rules:
 
-- All rows pass, with one more boolean column. It is true for the first row of each combination of values, and false for
-  all others. To count distinct values is to count the rows for which it is true.
-- A null in the counted column is not a value: the row is never the first, and leaves no state.
+- All rows are emitted, with one more boolean column. It is true for the first row of each combination of values, and
+  false for all other rows. The number of distinct values is the number of rows for which it is true.
+- A null in the counted column is not a value: such a row is never marked, and is not stored.
 - The state of a combination never changes. An incremental checkpoint has the combinations that occurred since the
   previous checkpoint, including known ones, because a lookup marks the entry as changed.
 - State is a table of these combinations, keyed by all of the columns. Rows are distributed by all of them too, so one
   key with many values does not fill a single subtask.
 
-`DistinctViews` does this for counts of distinct values of one column under several conditions, which share one table of
-values with a bit for each condition (like the filter bits of Flink's distinct views):
+`DistinctViews` marks rows for several counts of distinct values of one column, each with its own condition. The counts
+share one table of values, with a bit for each condition (like the filter bits of Flink's distinct views):
 
-- All rows pass, with one more boolean column for each condition. It is true for the first row of each combination of
-  values for which the condition is true. Without a condition all rows count.
-- Rows for which nothing is counted leave no state and are not looked up.
-- The bits store which conditions the combination has met. The first condition has the lowest bit. The conditions are
-  part of the column's name, so bits of other conditions are never used by mistake.
+- All rows are emitted, with one more boolean column for each condition. It is true for the first row of each
+  combination of values for which the condition is true. Without a condition all rows count.
+- Rows that meet no condition are neither looked up nor stored.
+- The bits of a combination store which conditions its rows have met so far. The first condition has the lowest bit. The
+  conditions are part of the column's name, so bits of other conditions are never used by mistake.
 - Columns that no later step reads are dropped.
 """
 
@@ -43,8 +44,9 @@ from tidegate.storage.schemas.column_names import RESERVED_PREFIX, own_name
 
 
 class DistinctRows(KeyedAggregate):
-    """Adds the boolean column `flag`: true for the first row of each combination of values. `columns` are the keys and,
-    last, the counted column.
+    """Adds the boolean column `flag`, which is true for the first row of each combination of values in `columns`.
+
+    `columns` are the keys followed by the counted column.
     """
 
     def __init__(self, columns: Sequence[str], flag: str) -> None:
@@ -53,7 +55,7 @@ class DistinctRows(KeyedAggregate):
         super().__init__(tuple(dict.fromkeys(columns)), {own_name("rows"): count()}, "update")
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Adds the compared columns to the columns that later steps read."""
+        """Returns the columns that later steps read (`after`), without the flag, and the compared columns."""
         return together(None if after is None else after - {self._flag}, frozenset(self._keys))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -79,7 +81,10 @@ class DistinctRows(KeyedAggregate):
         return batch.append_column(self._flag, pa.array(first))
 
     def _new_rows(self, keys: pa.RecordBatch) -> NDArray[np.int32]:
-        """Returns the rows whose combination is new, and stores the combinations."""
+        """Stores the combinations of values in `keys` that are new.
+
+        Returns the indices of the rows with a new combination.
+        """
         assert self._table is not None
         if not keys.num_rows:
             return np.zeros(0, dtype=np.int32)
@@ -97,13 +102,15 @@ class DistinctRows(KeyedAggregate):
 
 
 VIEWS_MAX = 63
-"""Limit of conditions in one operator: the bits of an int64 without its sign."""
+"""Greatest number of conditions in one operator: the bits of an int64 without its sign."""
 
 
 class DistinctViews(KeyedAggregate):
-    """Adds the columns `flags`, each for a condition: a boolean column, or None for all rows.
+    """Adds the boolean columns `flags`. Each is true for the first row of a combination of values that meets the
+    condition of the flag.
 
-    `columns` are the keys and the counted column, which is the last. `dropped` are the columns that do not pass.
+    `flags` maps each name to its condition: a boolean column, or None for all rows. `columns` are the keys followed by
+    the counted column. `dropped` are the input columns that are not emitted.
     """
 
     def __init__(
@@ -118,13 +125,16 @@ class DistinctViews(KeyedAggregate):
         super().__init__(tuple(dict.fromkeys(columns)), {self._seen: count()}, "update")
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Adds the compared columns and the conditions to the columns that later steps read."""
+        """Returns the columns that later steps read (`after`), without the flags, and the compared columns and
+        conditions.
+        """
         conditions = (condition for condition in self._flags.values() if condition is not None)
         return together(None if after is None else after - self._flags.keys(), frozenset((*self._keys, *conditions)))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Returns the output columns and the flags. Raises ConfigurationError for a column that is missing or has a
-        wrong type.
+        """Returns the emitted input columns and the flags.
+
+        Raises ConfigurationError if a column is missing, has an unsupported type, or has the name of a flag.
         """
         super().output_schema(input_schema)
         for condition in filter(None, self._flags.values()):
@@ -148,7 +158,7 @@ class DistinctViews(KeyedAggregate):
         return passed
 
     def _bits(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Returns for each row the bits of the conditions that it meets."""
+        """Returns, for each row, an integer with a bit set for each condition that the row meets."""
         values = input_column(batch, self._counted)
         bits = np.zeros(batch.num_rows, dtype=np.int64)
         for number, condition in enumerate(self._flags.values()):
@@ -157,7 +167,9 @@ class DistinctViews(KeyedAggregate):
         return bits
 
     def _new_bits(self, keys: pa.RecordBatch, bits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the bits that no earlier row with the same values had, and stores them."""
+        """Returns, for each row, the bits that no earlier row with the same values had, and stores the bits of all
+        rows.
+        """
         assert self._table is not None
         upserted = self._table.upsert(keys)
         if len(upserted.new_rows):

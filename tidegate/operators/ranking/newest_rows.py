@@ -1,15 +1,16 @@
-"""`NewestRows` turns newest versions of rows into changes: it keeps the newest row of each key (Flink's
-ChangelogNormalize).
+"""`NewestRows` turns a stream of row versions (upserts and deletions by key) into a stream of changes with retractions.
+It stores the newest row of each key, like Flink's ChangelogNormalize.
 
 Rules:
 
-- The input has `row_kind`: UPSERT for the newest version of a row, DELETE for a deleted row, of which only the keys
-  count, and TRUNCATE, which deletes all rows of this subtask.
-- The output is a stream of changes: a new version retracts the version before it. A version that equals it emits
-  nothing, and so does the deletion of a row that is not there. Input that comes twice therefore changes nothing.
-- A batch gives the net change of each key, so a version that is replaced within a batch is not emitted.
-- `UNCHANGED` lists columns of which the input does not have the value, because the row before has the same. The value
-  is taken from there. Without a row before, it is an error.
+- The input has `row_kind`: UPSERT for a new version of a row, DELETE for a deleted row (only its key columns are read),
+  and TRUNCATE, which deletes all rows of this subtask.
+- The output is a stream of changes: a new version of a row retracts the previous version. A version that equals the
+  previous one emits nothing, and neither does the deletion of a row that is not stored. Input that is repeated
+  therefore changes nothing.
+- A batch emits the net change of each key, so a version that is replaced within the same batch is not emitted.
+- The column `UNCHANGED` lists the columns whose value the input does not contain, because it equals the value of the
+  previous version. The value is taken from the stored row. If no row of the key is stored, it is an error.
 - State is one row of each key.
 """
 
@@ -37,16 +38,19 @@ from tidegate.storage.user_values import value_text
 
 STATE_NAME = "newest rows"
 _NO_VALUES = own_name("no_values")
-"""Name of the stored value column for rows that have only keys, because a row table needs a value column."""
+"""Name of the value column that is stored for rows that have only key columns, because a row table needs a value
+column.
+"""
 _NONE = -1
 
 Positions = NDArray[np.int64]
 
 
 class NewestRows(RowsOperator):
-    """Emits the changes between newest versions of rows with these `keys`. `schema` is the input schema.
+    """Emits the changes between the versions of rows with the key columns `keys`. `schema` is the input schema.
 
-    `advice` ends the error about an unchanged value that is not known: it describes what to do.
+    `advice` is the end of the error about an unchanged value whose row is not stored: it describes what the user can
+    do.
     """
 
     def __init__(self, keys: Sequence[str], schema: pa.Schema, advice: str) -> None:
@@ -69,7 +73,10 @@ class NewestRows(RowsOperator):
         super().__init__(keyed, {STATE_NAME: pa.schema(values or [pa.field(_NO_VALUES, pa.int8())])})
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the changes of a batch. Raises OperatorError for an unchanged value that is not known."""
+        """Emits the changes that the row versions of a batch make.
+
+        Raises OperatorError for an unchanged value whose row is not stored.
+        """
         kinds = pc.index_in(batch.column(CHANGE), pa.array([UPSERT, DELETE_ROW, TRUNCATE])).to_numpy()
         truncates = np.flatnonzero(kinds == 2)
         start = 0
@@ -118,7 +125,7 @@ class NewestRows(RowsOperator):
             emit(emitted)
 
     def _truncate(self, emit: Emit) -> None:
-        """Retracts all rows of this subtask."""
+        """Removes all stored rows of this subtask and emits their deletions."""
         table = self.tables[0]
         for rows, refs in table.scan(self._names, OUTPUT_ROWS_MAX):
             table.remove(refs)
@@ -128,8 +135,9 @@ class NewestRows(RowsOperator):
         table.done()
 
     def _columns_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the columns of a batch as they are stored. Raises TypeError for a column of another type than
-        declared.
+        """Returns the columns of a batch in stored form.
+
+        Raises TypeError for a column of another type than declared.
         """
         keys = key_columns(batch, tuple(self.keys.names))
         columns = []
@@ -158,9 +166,11 @@ class NewestRows(RowsOperator):
         stored: pa.RecordBatch,
         of_key: Positions,
     ) -> pa.RecordBatch:
-        """Returns the rows with the values of unchanged columns, from the row before of the same key.
+        """Returns the rows with the values of unchanged columns filled in, from the previous version of the row in the
+        batch or in `stored`.
 
-        Raises ValueError if there is none.
+        `slots` has the key number of each row, and `of_key` the index in `stored` of each key's row. Raises ValueError
+        if there is no previous version.
         """
         listed = batch.column(UNCHANGED)
         numbers = np.repeat(np.arange(len(slots)), pc.fill_null(pc.list_value_length(listed), 0).to_numpy())
@@ -196,9 +206,10 @@ class NewestRows(RowsOperator):
 
 
 class TableRows(Operator):
-    """Emits the rows of one table, out of a source of several: struct column `rows`, where `table` is `number`.
+    """Emits the rows of one table from a source that reads several tables.
 
-    `schema`: the columns of the result (`version_schema`).
+    The struct column `rows` has the rows, and the column `table` the number of the table of each row. `number` selects
+    the table. `schema` is the output schema (`version_schema`).
     """
 
     def __init__(self, number: int, table: str, rows: str, schema: pa.Schema) -> None:
@@ -208,7 +219,7 @@ class TableRows(Operator):
         self._schema = schema
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows of the table, in their order."""
+        """Emits the rows of the selected table, in their order."""
         mine = pc.equal(batch.column(self._table), self._number)
         if mine.true_count < batch.num_rows:
             batch = batch.filter(mine)
@@ -218,7 +229,10 @@ class TableRows(Operator):
 
 
 def equal_rows(left: pa.RecordBatch, right: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Returns for each row whether it equals the row of `right` at its position. Nulls are equal, NaN is not."""
+    """Returns, for each row of `left`, whether it equals the row of `right` with the same index.
+
+    Nulls are equal, NaN is not.
+    """
     same = np.ones(left.num_rows, dtype=np.bool_)
     for first, second in zip(left.columns, right.columns, strict=True):
         if not same.any():
@@ -234,7 +248,10 @@ def equal_rows(left: pa.RecordBatch, right: pa.RecordBatch) -> NDArray[np.bool_]
 
 
 def _last_of_each(slots: Positions, number: int) -> Positions:
-    """Returns the index of the last row of each slot."""
+    """Returns the index of the last row of each slot.
+
+    `slots` has the slot of each row, and `number` is the number of slots.
+    """
     last = np.zeros(number, dtype=np.int64)
     np.maximum.at(last, slots, np.arange(len(slots), dtype=np.int64))
     return last

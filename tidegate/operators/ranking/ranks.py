@@ -1,11 +1,12 @@
-"""Ranks rows within their groups, one batch at a time. Rows are compared by order words.
+"""Ranks rows within their groups, one batch at a time.
 
-An order word is a 64-bit integer that sorts like a value of a column. Rules:
+Rows are compared by order words. An order word is a 64-bit integer that represents a value of an order column, and that
+sorts like the values. Rules:
 
-- Rows are ordered by words, and the first column counts most. Of rows that are equal in all words the first to arrive
-  comes first. With `ties` they share the rank of the first of them (SQL's `RANK`).
-- A word is comparable only with words of the same form. `order_form` names the form, and state stores it in the name of
-  its column.
+- Rows are sorted by the words of the first order column, then of the second, and so on. Of rows that are equal in all
+  words the first to arrive comes first. With `ties` they share the rank of the first of them (SQL's `RANK`).
+- Words are comparable only if values of the same kind of type made them. `order_form` names this kind, and state
+  columns have it in their names.
 - Minus zero equals zero. NaN is greater than any number.
 - A null has no word. A ranking places nulls before or after all words (`placed_words`), and a deduplication refuses
   them.
@@ -32,7 +33,10 @@ _BEHIND = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class RankWords:
-    """The order words of rows, column by column, and which of them stand for null (`placed_words`)."""
+    """The order words of rows, for each order column.
+
+    `nulls` has, for each column, an array that separates nulls from values, or None (see `placed_words`).
+    """
 
     values: OrderWords
     nulls: list[NDArray[np.int64] | None]
@@ -53,7 +57,7 @@ class RankWords:
         )
 
     def then(self, other: RankWords) -> RankWords:
-        """Returns these rows followed by the rows of `other`."""
+        """Returns the words of these rows followed by the words of the rows of `other`."""
         values = [np.concatenate(pair) for pair in zip(self.values, other.values, strict=True)]
         lengths = len(self.values[0]), len(other.values[0])
         nulls: list[NDArray[np.int64] | None] = []
@@ -70,7 +74,10 @@ class RankWords:
 
 
 def ranks_of(groups: NDArray[np.int64], words: OrderWords, ties: bool = False) -> Positions:
-    """Returns the rank of each row in its group, counted from 0."""
+    """Returns the rank of each row in its group, counted from 0.
+
+    With `ties` rows that are equal in all words share a rank.
+    """
     order = np.lexsort((*reversed(words), groups))  # stable: of equal rows the first to come is first
     begins = _begins((groups,), order)
     numbers = np.arange(len(order), dtype=np.int64)
@@ -83,8 +90,10 @@ def ranks_of(groups: NDArray[np.int64], words: OrderWords, ties: bool = False) -
 
 
 def first_rows(groups: NDArray[np.int64], words: OrderWords, n: int, ties: bool, size: int) -> NDArray[np.bool_]:
-    """Returns whether each row is among the first `n` of its group. `groups` has the group of each row, a number below
-    `size`.
+    """Returns whether each row is among the first `n` of its group.
+
+    `groups` has the group number of each row, less than `size`. With `ties` rows that are equal in all words share a
+    rank.
     """
     kept = np.zeros(len(groups), dtype=np.bool_)
     candidates = np.arange(len(groups), dtype=np.int64)
@@ -101,7 +110,11 @@ def first_rows(groups: NDArray[np.int64], words: OrderWords, n: int, ties: bool,
 
 
 def _begins(columns: Sequence[NDArray[np.int64]], order: Positions) -> NDArray[np.bool_]:
-    """Returns whether a column differs between each row and the row before, in sorted order."""
+    """Returns, for each row in the sorted order `order`, whether it differs from the previous row in any of the
+    columns.
+
+    True for the first row.
+    """
     begins = np.zeros(len(order), dtype=np.bool_)
     begins[:1] = True
     for column in columns:
@@ -115,7 +128,10 @@ _LEAST = np.int64(np.iinfo(np.int64).min)
 
 
 def check_order_column(schema: pa.Schema, column: str, operator: str) -> None:
-    """Raises ConfigurationError unless rows of a schema can be ordered by a column."""
+    """Raises ConfigurationError if the column is missing, or if its type cannot order rows.
+
+    `operator` names the step in the error.
+    """
     position = schema.get_field_index(column)
     if position < 0:
         raise ConfigurationError(
@@ -131,7 +147,9 @@ def check_order_column(schema: pa.Schema, column: str, operator: str) -> None:
 
 
 def order_form(data_type: pa.DataType) -> str:
-    """Returns the form of the words of a column of this type. Words of one form are comparable."""
+    """Returns the kind of a type for the comparison of order words: words of columns with the same kind are
+    comparable.
+    """
     data_type = decoded_type(data_type)
     if pa.types.is_floating(data_type):
         return "double"
@@ -145,11 +163,12 @@ def order_form(data_type: pa.DataType) -> str:
 def placed_words(
     batch: pa.RecordBatch, column: str, descending: bool, nulls_last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Returns words that ascend in the order of a ranking, and an array that places nulls (None without nulls).
+    """Returns order words that ascend in the order of a ranking, and an array that places nulls. The array is None if
+    there are no nulls.
 
-    Nulls have the least or the greatest word. The second array separates them from rows with the same word: it is -1
-    for nulls that come first, 1 for nulls that come last, and 0 for all other rows. Raises ConfigurationError as
-    `check_order_column` does.
+    Nulls have the least or the greatest possible word. The second array distinguishes them from values with that word:
+    it is -1 for nulls that come first, 1 for nulls that come last, and 0 for values. Raises ConfigurationError for a
+    type that cannot order rows.
     """
     values = plain(batch.column(column))
     nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
@@ -163,8 +182,9 @@ def placed_words(
 
 
 def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
-    """Returns the order words of a column as a read-only array. Raises ValueError for a null, ConfigurationError as
-    `check_order_column` does.
+    """Returns the order words of a column as a read-only array.
+
+    Raises ValueError for a null, and ConfigurationError for a type that cannot order rows.
     """
     values = plain(batch.column(column))
     if values.null_count:

@@ -1,4 +1,4 @@
-"""`TopN` keeps the first `n` rows of each key in an order, and emits changes as rows come.
+"""`TopN` stores the first `n` rows of each key in a given order, and emits the changes that new rows make.
 
 Rules:
 
@@ -9,8 +9,8 @@ Rules:
 - A batch changes each rank once. With a rank column, a row whose rank has changed is emitted under its new rank and, in
   a stream of changes, retracted under the old rank. Without a rank column a row is emitted when it enters and when it
   leaves the first `n`.
-- With a time to live (event time), a key is removed without output when its newest row is this far behind the
-  watermark. Rows that were emitted stay valid, and later rows start a new ranking.
+- With a time to live (event time), a key is removed without output when the event time of its newest row is at least
+  the time to live behind the watermark. Rows that were emitted stay valid, and later rows start a new ranking.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Describes a ranking: the number of rows, the order, and the output."""
+    """Describes a ranking: the number `n` of rows to keep, the order columns `by`, and the form of the output."""
 
     keys: tuple[str, ...]
     n: int
@@ -55,13 +55,22 @@ class Ranking:
     rank: str | None = None
     """Name of the column with the rank, which counts from 1. None if ranks are not emitted."""
     changes: bool = True
-    """True if the results are changes. Otherwise a row replaces the previous row with its key and rank."""
+    """True if the output is a stream of changes.
+
+    If False, an emitted row replaces the previous row with its key and rank.
+    """
     final: bool = False
     """True if the rows of a key are emitted once, when the window ends."""
     nulls_last: tuple[bool, ...] | None = None
-    """For each column, True if nulls come after all values. None means after descending values only, as in Spark."""
+    """For each order column, True if nulls come after all values.
+
+    None means after all values only where the order is descending, as in Spark.
+    """
     ties: bool = False
-    """True if rows that are equal in the order share a rank. More than `n` rows may then be among the first `n`."""
+    """True if rows that are equal in all order columns share a rank.
+
+    More than `n` rows may then be among the first `n`.
+    """
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -92,7 +101,7 @@ class Ranking:
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """Returns the columns of the result for an input schema.
 
-        Raises ConfigurationError for columns that do not fit.
+        Raises ConfigurationError for a column that is missing, cannot order rows, or would occur twice.
         """
         for column in self.by:
             check_order_column(schema, column, "top_n")
@@ -109,8 +118,9 @@ class Ranking:
         return found
 
     def columns_of(self, batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
-        """Returns the columns of a batch as they are stored. Raises TypeError for a column of another type than
-        declared.
+        """Returns the columns of a batch in stored form.
+
+        Raises TypeError for a column of another type than `declared`.
         """
         keys = key_columns(batch, self.keys)
         columns = []
@@ -131,9 +141,7 @@ class Ranking:
         return self.descending if self.nulls_last is None else self.nulls_last
 
     def words(self, rows: pa.RecordBatch) -> RankWords:
-        """Returns the order words of rows, ascending in the order of the ranking. The first column is the most
-        significant.
-        """
+        """Returns the order words of rows. Rows with smaller words come first in the ranking."""
         columns = zip(self.by, self.descending, self.nulls_behind, strict=True)
         found = [placed_words(rows, column, down, last) for column, down, last in columns]
         return RankWords([words for words, _ in found], [nulls for _, nulls in found])
@@ -141,7 +149,9 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Ranks, counted from 0, of stored rows before and after a batch, and of its new rows."""
+    """Ranks of rows within their groups, counted from 0: of the stored rows before a batch, and of stored and new rows
+    after it.
+    """
 
     before: Positions
     after: Positions
@@ -149,16 +159,18 @@ class Ranked:
 
 
 def ranked(groups: NDArray[np.int64], words: RankWords, there: int) -> Ranked:
-    """Returns the ranks of rows within their groups, before and after a batch. The first `there` rows were stored
-    before, and the remaining ones are new.
+    """Returns the ranks of rows within their groups, before and after a batch.
+
+    The first `there` rows were stored before, the other rows are new.
     """
     sorting = words.sorting
     return Ranked(ranks_of(groups[:there], [w[:there] for w in sorting]), ranks_of(groups, sorting))
 
 
 class TopN(RowsOperator):
-    """Emits the first rows of each key. `schema` is the input schema. `time` is its event-time column, which `ttl_ms`
-    needs.
+    """Emits the changes of the first rows of each key. `schema` is the input schema.
+
+    `time` is the event-time column, which a time to live of `ttl_ms` needs.
     """
 
     def __init__(self, ranking: Ranking, schema: pa.Schema, time: str | None = None, ttl_ms: int | None = None) -> None:
@@ -215,7 +227,7 @@ class TopN(RowsOperator):
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Removes expired keys if enough event time has passed since the last sweep."""
+        """Removes expired keys if enough event time has passed since the last cleanup."""
         if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:
             due = self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS)
             if due:
@@ -224,8 +236,10 @@ class TopN(RowsOperator):
         return iter(())
 
     def _taken(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Returns the stored columns of a batch, and the event times of its rows. Raises ValueError for a row without a
-        time.
+        """Returns the columns of a batch in stored form, and the event times of its rows in ms (0 without a time to
+        live).
+
+        Raises ValueError for a row without a time.
         """
         moments = np.zeros(batch.num_rows, dtype=np.int64)
         if self._ttl_ms is not None:
@@ -241,8 +255,11 @@ class TopN(RowsOperator):
     def _hopeful(
         self, of_stored: Positions, there: RankWords, groups: Positions, words: RankWords, size: int
     ) -> Positions | None:
-        """Returns the rows that can be among the first `n`, judged by the first order column alone. None means all
-        rows.
+        """Returns the indices of the new rows that can be among the first `n`, compared only by the first order column.
+        None means all rows.
+
+        `of_stored` and `groups` have the key number of each stored and new row, `there` and `words` their order words.
+        `size` is the number of keys.
         """
         full = np.bincount(of_stored, minlength=size) >= self.ranking.n
         if not full.any():
@@ -260,7 +277,10 @@ class TopN(RowsOperator):
     def _emit_changes(
         self, rows: pa.RecordBatch, groups: Positions, ranks: Ranked, per_group: Positions, emit: Emit
     ) -> None:
-        """Emits the changes, retractions first."""
+        """Emits the changes of the first `n` rows, retractions before additions.
+
+        `rows` are the stored rows followed by the new rows.
+        """
         there, n = len(ranks.before), self.ranking.n
         after = ranks.after
         if self.ranking.rank is None:

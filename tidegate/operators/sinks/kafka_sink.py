@@ -1,13 +1,13 @@
-"""`KafkaRecords` makes records of Kafka from rows, and `KafkaAtLeastOnce` sends them as they come.
+"""`KafkaRecords` converts rows to Kafka records, and `KafkaAtLeastOnce` sends records as they arrive.
 
 Rules:
 
 - `KafkaRecords` runs in the task, chained before the sink, so that a row that cannot be a record fails like a row of
   any other step: it fails the job, or goes to a side output (`errors_to`).
-- In a stream of changes each batch gives the net change of each key. So the newest record of each key is the row that
-  the key has now, or a tombstone.
-- At least once, `KafkaAtLeastOnce` sends each batch at once. A checkpoint waits until all records are delivered, and
-  has nothing to commit.
+- In a stream of changes each batch is reduced to the net change of each key. The newest record of a key is therefore
+  the current row of the key, or a tombstone if the row was deleted.
+- `KafkaAtLeastOnce` sends each batch immediately. A checkpoint waits until all records are delivered, and commits
+  nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from tidegate.storage.state.snapshot import StateTable
 
 
 class KafkaRecords(Operator):
-    """Makes Kafka records of rows.
+    """Converts rows to Kafka records, by the `layout` of a record.
 
-    With `deletes` the rows are changes, and the key columns identify a row.
+    With `deletes` the rows are changes, and the key columns of the layout identify a row. Failing rows go to the side
+    output `errors_to`, or fail the job if it is None.
     """
 
     def __init__(
@@ -48,21 +49,24 @@ class KafkaRecords(Operator):
         self._maker: RecordMaker | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the columns of the layout; all columns if failing rows go to a side output."""
+        """Returns the columns that the record layout reads, or None (all columns) if failing rows go to a side
+        output.
+        """
         if self._failing is not None:
             return None
         return self._layout.columns | ({CHANGE} if self._deletes else set())
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Opens the encoders."""
+        """Creates the encoders of the record format."""
         super().open(context, restored)
         self._maker = RecordMaker(
             self._layout, self._target.topic, self._target.record_limit, self._target.known_topics()
         )
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the records of a batch. Raises OperatorError for a row that cannot be a record, unless there is
-        `errors_to`.
+        """Emits the Kafka records of a batch.
+
+        Raises OperatorError for a row that cannot be converted, unless it goes to a side output.
         """
         assert self._maker is not None
         with blame(self.context, batch):
@@ -77,7 +81,7 @@ class KafkaRecords(Operator):
             emit(made.records)
 
     def close(self) -> None:
-        """Closes the encoders."""
+        """Closes the encoders of the record format."""
         if self._maker is not None:
             self._maker.close()
 
@@ -96,10 +100,10 @@ class KafkaRecords(Operator):
 
 
 def net_changes(rows: pa.RecordBatch, keys: tuple[str, ...], *, drops_passing: bool = False) -> RowChanges:
-    """Returns the net change of each key in a batch of changes, in the order of the last rows.
+    """Returns the net change of each key in a batch of changes, ordered by the last row of each key.
 
-    The row before a change is known if the batch retracts it. `drops_passing`: whether rows that are inserted and
-    deleted within the batch give no change. This is right only if the rows never come again in other batches.
+    A change includes the previous row if the batch retracts it. With `drops_passing`, a row that is inserted and
+    deleted within the batch is no change. This is right only if such rows do not occur in other batches.
     """
     index = KeyIndex(keys)
     slots = index.upsert(rows).slots
@@ -128,11 +132,14 @@ class KafkaAtLeastOnce(Sink):
         self._sender: KafkaSender | None = None
 
     def check(self) -> None:
-        """Checks servers and topics when the job is submitted. Raises ConfigurationError."""
+        """Checks the Kafka servers and topics when the job is submitted.
+
+        Raises ConfigurationError if they cannot be used.
+        """
         self.target.check()
 
     def open(self, context: SinkContext) -> None:
-        """Creates the producer."""
+        """Creates the Kafka producer."""
         self._sender = KafkaSender(self.target)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -141,13 +148,13 @@ class KafkaAtLeastOnce(Sink):
         self._sender.send(batch)
 
     def prepare(self) -> Iterable[bytes]:
-        """Waits until all records are delivered."""
+        """Waits until all records are delivered. Returns nothing to commit."""
         assert self._sender is not None
         self._sender.flush()
         return ()
 
     def close(self) -> None:
-        """Drops records that are not delivered yet."""
+        """Closes the producer. Records that are not delivered yet are dropped."""
         if self._sender is not None:
             self._sender.close()
 

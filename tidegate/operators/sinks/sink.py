@@ -1,12 +1,12 @@
-"""`StagingSink` is the interface of all sinks to the task machine, which takes rows to write from it.
+"""`StagingSink` is the base class of sink operators. The task takes the rows to write from them.
 
 `UserSinkOperator` implements it for sinks that commit in the coordinator (`tidegate/connectors/sink.py`):
 
-- Rows wait until there are `flush_bytes` of them, or until a barrier comes, so a sink gets few and large batches.
-- A barrier empties the buffer, so rows are never in a snapshot. Rows that were written since the previous barrier are
-  then prepared. Without any rows nothing is prepared.
-- A sink of changes (`deletes`) gets no kinds of changes. The hidden column `_tidegate_deleted` marks retracted rows, as
-  in tables.
+- Rows are buffered until they have `flush_bytes` bytes, or until a barrier comes, so a sink gets few and large batches.
+- A barrier empties the buffer, so a snapshot never contains rows. The sink then prepares the rows that were written
+  since the previous barrier for the commit. Without such rows it prepares nothing.
+- A sink of changes (`deletes`) gets rows without the column `row_kind`. The hidden column `_tidegate_deleted` marks
+  retracted rows, as in tables.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from tidegate.storage.schemas.column_names import DELETED_COLUMN
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """Rows of one file, in batches of one schema. `folder` is relative to the folder of the attempt, or empty.
+    """Rows to write to one file, in batches of one schema. `folder` is relative to the folder of the task attempt, or
+    empty.
 
-    `prepare` is set if a checkpoint begins after the rows, so that a user-defined sink returns its committables.
+    `prepare` is True if a checkpoint begins after these rows, so that a user-defined sink returns its committables.
     """
 
     folder: str
@@ -37,11 +38,13 @@ class StagedRows:
 
 
 class StagingSink(Operator):
-    """Base of sinks, which buffer rows until the task machine takes them. Emits nothing."""
+    """Base class of sink operators, which buffer rows until the task takes them. Emits nothing."""
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """Returns the rows to write now, one entry for each file: if they fill a file or, with `force`, if there are
-        any.
+        """Removes and returns the buffered rows to write now, one entry for each file. Empty if they do not fill a file
+        yet.
+
+        With `force`, returns all buffered rows.
         """
         raise NotImplementedError
 
@@ -50,7 +53,7 @@ FLUSH_BYTES = 4 << 20
 
 
 class UserSinkOperator(StagingSink):
-    """Collects the rows of one subtask for a `Sink`."""
+    """Buffers the rows of one subtask for a user-defined `Sink`."""
 
     def __init__(self, flush_bytes: int = FLUSH_BYTES, deletes: bool = False) -> None:
         assert flush_bytes > 0
@@ -62,7 +65,7 @@ class UserSinkOperator(StagingSink):
         self._unprepared = False
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Buffers a batch. Raises OperatorError if its schema differs from the batches before."""
+        """Buffers a batch. Raises OperatorError if its schema differs from the schema of earlier batches."""
         with blame(self.context, batch):
             if self._deletes:
                 comes = rows_that_come(batch)
@@ -72,8 +75,11 @@ class UserSinkOperator(StagingSink):
         self._pending_bytes += kept.nbytes
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """Returns the buffered rows as one entry if they fill a batch or with `force`. With `force`, the entry is empty
-        if only earlier rows are to be prepared.
+        """Removes and returns the buffered rows as one entry, if there are enough for a batch or with `force`. Else
+        returns an empty list.
+
+        With `force`, the entry has no rows if all rows since the last barrier were taken before, and only have to be
+        prepared.
         """
         enough = force or self._pending_bytes >= self._flush_bytes
         if not enough or not (self._pending or self._unprepared):

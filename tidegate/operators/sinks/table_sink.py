@@ -1,24 +1,24 @@
-"""`TableSink` decides which rows are staged as one file of a table, and when. The driver writes the file.
+"""`TableSink` decides which rows are staged as one file of a table, and when. The task driver writes the file.
 
 Rules:
 
 - In mode `append` every row is staged once.
 - In mode `upsert` a file holds the last row of each key, and each row has a version in the hidden column
-  `_tidegate_version`. A later file of a key has a greater version. All rows of a key come to one subtask, so each
-  subtask counts for itself. Keys move when the parallelism changes, so after a restore every subtask continues from the
-  greatest version of all (UNION state).
+  `_tidegate_version`. A later file with a key has a greater version. All rows of a key are processed by one subtask, so
+  each subtask has its own version counter. Keys move between subtasks when the parallelism changes, so after a restore
+  every subtask continues from the greatest counter of all subtasks (UNION state).
 - With an order (`order_by`) the file holds the row of each key that is greatest in that column. Of several such rows it
   holds the last.
 - A sink of changes (`deletes`) does not store the kind of a change in the table. If the last row of a key is retracted,
   the hidden column `_tidegate_deleted` marks the key as deleted.
-- A barrier empties the buffer first, so rows are never in a snapshot.
+- A barrier empties the buffer before the snapshot, so a snapshot never contains rows.
 - Dictionary columns are converted to plain columns on arrival (`tidegate/storage/schemas/arrow_types.py`), because the
   batches of one file may together have more distinct values than the indexes of one batch can count.
 
 `PartitionedTableSink` writes one file for each partition, and `table_sink` creates the sink of any table:
 
-- Rows of all partitions wait together and are split when they are taken, into one file for each partition that has
-  rows. The buffer is therefore bounded in bytes for any number of partitions.
+- Rows of all partitions share one buffer. They are divided when they are taken, into one file for each partition that
+  has rows. The buffer is therefore bounded in bytes for any number of partitions.
 - Rows of a partition keep their order.
 - More than `PARTITIONS_MAX` partitions at once are refused, because they would produce that many small files at each
   checkpoint.
@@ -57,12 +57,10 @@ _STATE_SCHEMA = pa.schema([pa.field("version", pa.int64())])
 
 
 class TableSink(StagingSink):
-    """Buffers batches until they are taken. Emits nothing.
+    """Buffers the rows of a table until the task takes them. Emits nothing.
 
-    `first_version` must exceed every version that another job has written to the table: a job that adds to a table
-    wins over the rows that it found there.
-
-    Raises ConfigurationError for an unknown mode, for `upsert` without keys, and for `append` with keys.
+    `first_version` must exceed every version that another job has written to the table, so that the rows of this job
+    replace them. Raises ConfigurationError for an unknown mode, for `upsert` without keys, and for `append` with keys.
     """
 
     def __init__(
@@ -96,13 +94,16 @@ class TableSink(StagingSink):
         self._version = first_version
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Continues from the greatest version that any former subtask has used."""
+        """Restores the version counter: continues from the greatest counter of any earlier subtask."""
         super().open(context, restored)
         versions = [version for table in restored for version in table.rows.column("version").to_pylist()]
         self._version = max([self._first_version, *versions])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Buffers a batch. Raises OperatorError if its schema differs from the batches before, or if it lacks a key."""
+        """Buffers a batch.
+
+        Raises OperatorError if its schema differs from earlier batches, or if a key column is missing.
+        """
         with blame(self.context, batch):
             for hidden in {VERSION_COLUMN, DELETED_COLUMN} & set(batch.schema.names):
                 raise ConfigurationError(f"{hidden!r} is tidegate's own column; rename yours")
@@ -115,8 +116,10 @@ class TableSink(StagingSink):
         self._pending_bytes += kept.nbytes
 
     def take_pending(self, force: bool) -> list[pa.RecordBatch] | None:
-        """Returns the batches to stage as one file: if they fill a file or, with `force`, if there are any. Otherwise
-        None.
+        """Removes and returns the buffered batches to stage as one file, if they fill a file or, with `force`, if there
+        are any.
+
+        Else returns None.
         """
         if not self._pending or not (force or self._pending_bytes >= self._file_bytes_max):
             return None
@@ -128,12 +131,18 @@ class TableSink(StagingSink):
         return pending if self._mode == "append" else [self._last_rows(pending)]
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """Returns the rows to stage now, one entry for each file. `force` is as in `take_pending`."""
+        """Removes and returns the rows to stage now, one entry for each file.
+
+        Empty if they do not fill a file, unless `force` is True.
+        """
         pending = self.take_pending(force)
         return [StagedRows("", tuple(pending))] if pending else []
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Returns the version counter in mode `upsert`. Must be called after `take_pending(force=True)`."""
+        """Returns a snapshot of the version counter in mode `upsert`, else None.
+
+        The buffer must have been emptied before, by `take_pending(force=True)`.
+        """
         assert not self._pending, "a barrier must take what is pending before the snapshot"
         if self._mode == "append":
             return None
@@ -160,8 +169,9 @@ class TableSink(StagingSink):
         return rows.append_column(VERSION_COLUMN, versions)
 
     def _ordered(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
-        """Returns the indices of rows, sorted by the order column: nulls, then values, then NaN. Equal rows keep their
-        order.
+        """Returns the indices of the rows, sorted by the order column: nulls first, then values, then NaN.
+
+        Rows with equal values keep their order.
         """
         column = plain(rows.column(self._order_by))
         order = pc.sort_indices(pa.table({"value": column}), [("value", "ascending", "at_start")])
@@ -176,7 +186,7 @@ PARTITIONS_MAX = 1_000
 
 
 class PartitionedTableSink(TableSink):
-    """Buffers batches as `TableSink` does, and returns a file for each partition."""
+    """Buffers the rows of a partitioned table, and returns one file for each partition."""
 
     def __init__(
         self,
@@ -193,13 +203,19 @@ class PartitionedTableSink(TableSink):
         self._partition_by = tuple(partition_by)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Buffers a batch. Raises OperatorError also for a value that is too long for the name of a folder."""
+        """Buffers a batch.
+
+        Raises OperatorError for a batch that `TableSink` refuses, and for a partition value that is too long for a
+        folder name.
+        """
         with blame(self.context, batch):
             check_texts(batch, self._partition_by)
         super().process(batch, emit)
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """Returns one entry for each partition, in the order in which partitions first appear."""
+        """Removes and returns the rows to stage now, one entry for each partition, in the order in which partitions
+        first appear.
+        """
         pending = self.take_pending(force)
         if not pending:
             return []
@@ -229,7 +245,9 @@ class PartitionedTableSink(TableSink):
 
 
 def table_sink(info: TableInfo, first_version: int = 0, file_bytes_max: int = FILE_BYTES_MAX) -> TableSink:
-    """Returns the sink operator of a table."""
+    """Returns the sink operator of a table: `PartitionedTableSink` if the table has partition columns, else
+    `TableSink`.
+    """
     which = file_bytes_max, first_version, info.deletes, info.order_by
     if info.partition_by:
         return PartitionedTableSink(info.mode, info.keys, info.partition_by, *which)
