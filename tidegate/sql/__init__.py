@@ -1,1 +1,1 @@
-"""SQL over streams: a query is translated into steps of the public API, and into nothing else (`docs/sql.md`)."""
+"""SQL over streams. A query is translated into steps of the public API only (`docs/sql.md`)."""

@@ -1,8 +1,8 @@
 """`Expressions`: translates SQL expressions into polars expressions, each with its type.
 
-The caller of `Expressions` defines the meaning of names. `resolve` finds columns, and `known` finds expressions that
-are computed already, such as aggregates. All expressions work row by row. Others are refused, with advice on what to
-write instead.
+The caller of `Expressions` defines the meaning of names: `resolve` returns the value of a column, and `known` the value
+of an expression that is computed already, such as an aggregate. All translated expressions work row by row. For any
+other expression an error advises what to write instead.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ _CALCULATIONS: dict[type[exp.Expr], Callable[[exp.Expr, Typed, Typed], Typed]] =
 
 
 def balanced(conditions: Sequence[pl.Expr], join: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> pl.Expr:
-    """Joins conditions as a tree of least depth, because polars cannot deserialize expressions nested over 60 deep."""
+    """Combines conditions by `join` into a tree of the least depth, because polars cannot deserialize expressions that
+    are nested more than 60 levels deep.
+    """
     if len(conditions) == 1:
         return conditions[0]
     middle = len(conditions) // 2
@@ -76,7 +78,7 @@ def balanced(conditions: Sequence[pl.Expr], join: Callable[[pl.Expr, pl.Expr], p
 
 
 class Expressions:
-    """Translates expressions over one set of columns."""
+    """Translates SQL expressions over the columns that `resolve` finds into polars expressions."""
 
     def __init__(
         self, resolve: Callable[[exp.Column], Typed], known: Callable[[exp.Expr], Typed | None] = lambda _: None
@@ -84,8 +86,10 @@ class Expressions:
         self._resolve, self._known = resolve, known
 
     def of(self, node: exp.Expr) -> Typed:
-        """Translates an expression. Raises ConfigurationError if it is not supported, or its types cannot be
-        combined."""
+        """Translates an expression.
+
+        Raises ConfigurationError if it is not supported, or if the types of its operands cannot be combined.
+        """
         found = self._known(node)
         if found is not None:
             return found
@@ -108,7 +112,10 @@ class Expressions:
         return truth(node, self.of(node))
 
     def _conditions(self, node: exp.Expr) -> list[pl.Expr]:
-        """Returns the operands of a chain of AND or OR. There may be hundreds, so they are not visited by recursion."""
+        """Returns the translated operands of a chain of AND or OR.
+
+        A chain may have hundreds of operands, so recursion is avoided.
+        """
         return [self.condition(operand) for operand in node.flatten()]
 
     def _literal(self, node: exp.Expr) -> Typed:
@@ -298,7 +305,7 @@ class Expressions:
 
 
 def field_of(node: exp.Expr, given: Typed, name: str) -> Typed:
-    """Returns a field of a struct. Raises ConfigurationError if there is no such field."""
+    """Returns the field `name` of a struct value. Raises ConfigurationError if the struct has no such field."""
     fields = given.type.fields if isinstance(given.type, pl.Struct) else []
     found = [field for field in fields if field.name.lower() == name.lower()]
     if len(found) != 1:
@@ -308,7 +315,7 @@ def field_of(node: exp.Expr, given: Typed, name: str) -> Typed:
 
 
 def check_function_name(name: object) -> None:
-    """Raises ConfigurationError for a name of a user function that has another meaning in queries."""
+    """Raises ConfigurationError if the name of a user function has another meaning in queries."""
     if isinstance(name, str) and name.isidentifier():
         check_name(name, name.upper() in FUNCTIONS or name.upper() in (*CLOCK, *RANDOM, *AGGREGATES))
 
@@ -352,8 +359,8 @@ def _why_not(node: exp.Expr) -> str:
 
 
 _WORDS = ("this", "expression", "expressions", "safe", "typed")
-"""Names of the parts (arguments of sqlglot nodes) that all kinds of expressions may have. sqlglot itself adds the last
-two.
+"""Names of the arguments of sqlglot nodes that all kinds of expressions may have. sqlglot itself adds `safe` and
+`typed`.
 """
 _MORE_WORDS: dict[type[exp.Expr], tuple[str, ...]] = {
     exp.Between: ("low", "high"),
@@ -371,9 +378,10 @@ _MORE_WORDS: dict[type[exp.Expr], tuple[str, ...]] = {
     exp.Trim: ("position",),
     exp.TryCast: ("to",),
 }
-"""Names of further parts that some kinds of expressions may have.
+"""For some kinds of expressions, the names of further arguments that their sqlglot nodes may have.
 
-Other parts are refused, because they may change the meaning: a newer sqlglot might represent NOT by such a part.
+Other arguments raise an error, because they may change the meaning: a newer sqlglot might represent NOT by such an
+argument.
 """
 
 _KINDS: dict[Any, Callable[[Expressions, Any], Typed]] = {
@@ -418,13 +426,13 @@ _OTHERS: tuple[str, ...] = (
     "EXPLODE_OUTER",
     *WINDOW_TABLES,
 )
-"""Names of functions that are not in the tables of functions."""
+"""Names of functions that queries give a meaning, but that the tables of functions do not contain."""
 _OTHERS += ("TABLE", "DESCRIPTOR", "UNNEST", "POSEXPLODE")
 """Names of functions that the tables of functions do not have."""
 
 
 def called_by_user(call: Call, function: UserFunction) -> Typed:
-    """Returns the call of a user function. Raises ConfigurationError for a wrong number or kind of arguments."""
+    """Translates a call of a user function. Raises ConfigurationError for a wrong number or kind of arguments."""
     count = len(call.args)
     if not function.least <= count <= function.most:
         wanted = str(function.least) if function.least == function.most else f"{function.least} to {function.most}"
@@ -446,7 +454,7 @@ def called_by_user(call: Call, function: UserFunction) -> Typed:
 
 
 def _polars_type(data_type: pa.DataType, call: Call) -> pl.DataType:
-    """Returns the polars type of the result of a function.
+    """Returns the polars type for the result type that a user function declares.
 
     Raises ConfigurationError for a type that SQL does not support.
     """
@@ -460,7 +468,10 @@ def _polars_type(data_type: pa.DataType, call: Call) -> pl.DataType:
 
 
 def check_name(name: str, builtin: bool) -> None:
-    """Raises ConfigurationError for a name with another meaning in queries. `builtin`: SQL has such a function."""
+    """Raises ConfigurationError if a name cannot be the name of a user function.
+
+    `builtin` is True if SQL has a function of this name.
+    """
     try:
         (node,) = parse(f"SELECT {name}(a) FROM t").expressions
     except ConfigurationError:
@@ -472,7 +483,10 @@ def check_name(name: str, builtin: bool) -> None:
 
 
 def like(node: exp.Expr, text: pl.Expr, pattern: str, escape: str, any_case: bool) -> pl.Expr:
-    """Returns whether a text matches a LIKE pattern. Raises ConfigurationError for a pattern that ends in an escape."""
+    """Returns a condition that is true where a text matches a LIKE pattern. `any_case` ignores case (ILIKE).
+
+    Raises ConfigurationError for a pattern that ends with the escape character.
+    """
     parts = _parts(node, pattern, escape)
     if any_case:
         return text.str.contains(_regex(parts, "(?is)"))
@@ -490,7 +504,7 @@ def like(node: exp.Expr, text: pl.Expr, pattern: str, escape: str, any_case: boo
 
 
 def _parts(node: exp.Expr, pattern: str, escape: str) -> list[str | None]:
-    """Returns the parts of a LIKE pattern: texts, None for `%`, and an empty text for `_`."""
+    """Divides a LIKE pattern into parts: texts, None for `%`, and an empty text for `_`."""
     found: list[str | None] = []
     letters, kept = iter(pattern), ""
     for letter in letters:

@@ -1,4 +1,4 @@
-"""FROM: tables, windows over them, queries, and the joins between them, in the order of the text."""
+"""Translates FROM: tables, windows over tables, queries, and the joins between them, in the order of the query."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from tidegate.sql.windows import window_call, windowed_table
 
 
 class From:
-    """The FROM of one SELECT."""
+    """The FROM clause of one SELECT.
+
+    `query` translates a query in FROM, and `named` returns a query of WITH by its name.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,10 @@ class From:
         self._query, self._named = query, named
 
     def relation(self, conditions: list[exp.Expr]) -> Relation:
-        """Returns the rows. Conditions of WHERE that joins and rankings use are removed from the list."""
+        """Returns the rows of the FROM clause.
+
+        `conditions` are the conditions of WHERE. Conditions that joins and rankings apply are removed from the list.
+        """
         from_ = self._select.args.get("from_")
         if from_ is None:
             raise refused(self._select, "a query needs FROM, with the stream that it reads")
@@ -67,16 +73,16 @@ class From:
         return relation
 
     def _exploded(self, relation: Relation, generator: Generator) -> Relation:
-        """Returns a row for each element of a list.
-
-        Columns that only the list needs are not repeated.
-        """
+        """Returns the relation with a row for each element of a list. Columns that only the list needs are removed."""
         return exploded(relation, generator, self._steps, lambda each: self._pruned(each, generator.values))
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
     def _table(self, node: exp.Expr, conditions: list[exp.Expr]) -> Relation | Lookup:
-        """Returns a table under its alias, ranked if a condition limits its rank."""
+        """Returns a table, stream or query under its alias.
+
+        If it has a rank, applies the condition that limits the rank, and removes it from `conditions`.
+        """
         found = self._read(node)
         if isinstance(found, Lookup) or found.rank is None:
             return found
@@ -86,8 +92,9 @@ class From:
         return ranked(found, limit, self._names_rank(found), self._steps, self._emit_options)
 
     def _names_rank(self, relation: Relation) -> bool:
-        """Returns whether the query reads the rank in another place than the condition on it, which has been removed
-        already.
+        """Returns whether the query reads the rank.
+
+        The condition that limits the rank was removed before and does not count.
         """
         if any(True for each in self._select.expressions for _ in each.find_all(exp.Star)):
             return True
@@ -168,7 +175,7 @@ class From:
         return replace(made, names=tuple(e for e in made.names if (e.table, e.name.lower()) not in hidden))
 
     def _same(self, name: exp.Expr, left: Relation, right: Relation) -> exp.Expr:
-        """Returns the equality condition that USING stands for."""
+        """Returns the equality condition for a column of USING."""
         found = []
         for side in (left, right):
             column = side.find(exp.column(name.copy()))
@@ -177,9 +184,10 @@ class From:
         return exp.EQ(this=found[0], expression=found[1])
 
     def _is_of(self, node: exp.Expr, left: Relation, right: Relation, merged: set[str]) -> bool:
-        """Returns whether a condition of WHERE names only these two relations, so that the join may use it.
+        """Returns whether a condition of WHERE refers only to columns of these two relations, so that the join may
+        apply it.
 
-        Conditions on `merged` columns are excluded.
+        False for conditions on `merged` columns, which USING has merged.
         """
         columns = columns_in(node)
         if any(not each.table and each.name.lower() in merged for each in columns):
@@ -187,9 +195,9 @@ class From:
         return bool(columns) and all(left.has(each) or right.has(each) for each in columns)
 
     def _pruned(self, relation: Relation, besides: exp.Expr | None = None) -> Relation:
-        """Returns a relation without the columns that the query does not name.
+        """Returns a relation without the columns that the query does not use.
 
-        Columns that it names only in `besides` are removed as well.
+        Columns that it uses only in `besides` are removed as well.
         """
         return pruned_to(self._select, relation, self._steps, besides)
 
@@ -204,7 +212,7 @@ def _no_column(column: exp.Column) -> Typed:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A registered table in a query, under its alias."""
+    """A table registered for lookup joins, with its alias in the query."""
 
     view: LookupView
     table: str | None
@@ -213,10 +221,10 @@ class Lookup:
 def looked_up(
     node: exp.Join, left: Relation, lookup: Lookup, conditions: list[exp.Expr], where: list[exp.Expr], steps: Steps
 ) -> Relation:
-    """Returns the join of a stream with a table.
+    """Returns the lookup join of a stream with a table. `conditions` are the conditions of ON.
 
-    For an inner join, equalities in `where` count too, and are removed from the list. Raises ConfigurationError for
-    other conditions than equalities.
+    For an inner join, equalities in `where` are used as keys too, and are removed from the list. Raises
+    ConfigurationError for conditions other than equalities.
     """
     how = how_of(node)
     if how not in ("inner", "left"):
@@ -281,7 +289,7 @@ def looked_up(
 def _as_key(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
     """Returns a value converted to the type of a key column of the table.
 
-    It is null, which matches no row, if that type has no equal value.
+    Null if the type has no equal value, so that no row matches.
     """
     common = needed_common_type(node, [given.type, wanted])
     cast = as_type(node, given, wanted)
@@ -298,7 +306,9 @@ _ARROW: dict[Any, pa.DataType] = {
     pl.Categorical: pa.string(),
     pl.Enum: pa.string(),
 }
-"""Types in which keys of a table are compared, for types that SQL calculates in another type (`calculated`)."""
+"""For key types that SQL calculates in another type (see `calculated`), the Arrow type in which keys of the table are
+compared.
+"""
 
 
 def _renamed(
@@ -308,7 +318,11 @@ def _renamed(
     copied: frozenset[str],
     calculated: dict[str, pa.DataType | None],
 ) -> pa.Table:
-    """Returns the table with new names, and with separate key columns. Columns in `copied` also keep their own name."""
+    """Reads the table and renames its columns. `keys` are pairs of a column and the name of its key column. Columns in
+    `copied` also stay under their own name.
+
+    `calculated` has the type to which a key column is cast, or None.
+    """
     table, by = read(), dict(keys)
     columns = {new[name]: table.column(name) for name in table.column_names if name in copied or name not in by}
     for name, key in keys:
@@ -320,8 +334,10 @@ def _renamed(
 def _taken_keys(
     where: list[exp.Expr], left: Relation, right: list[Name], merged: set[str]
 ) -> list[tuple[exp.Expr, str]]:
-    """Removes the equalities between stream and table from WHERE, and returns them. Names that USING merges belong to
-    the stream.
+    """Removes the equalities between stream and table from WHERE. Returns pairs of an expression of the stream and a
+    column of the table.
+
+    Columns that USING merges belong to the stream.
     """
     keys = []
     for node in list(where):
@@ -336,7 +352,7 @@ def _taken_keys(
 
 
 def _same(name: exp.Expr, left: Relation, right: list[Name]) -> tuple[exp.Expr, str]:
-    """Returns the equality condition that USING stands for."""
+    """Returns the equality for a column of USING: the column of the stream and the column of the table."""
     found = left.find(exp.column(name.copy()))
     column = next((each.inner for each in right if each.name.lower() == name.name.lower()), None)
     if column is None:
@@ -348,7 +364,9 @@ def _same(name: exp.Expr, left: Relation, right: list[Name]) -> tuple[exp.Expr, 
 def _keys(
     conditions: list[exp.Expr], left: Relation, right: list[Name]
 ) -> tuple[list[tuple[exp.Expr, str]], list[exp.Expr]]:
-    """Returns equalities between an expression of the stream and a column of the table, and the other conditions."""
+    """Divides conditions into pairs of a stream expression and the table column that it must equal, and other
+    conditions.
+    """
     keys: list[tuple[exp.Expr, str]] = []
     rest: list[exp.Expr] = []
     for node in conditions:
@@ -367,7 +385,7 @@ def _keys(
 
 
 def _column(node: exp.Expr, right: list[Name], left: Relation) -> str | None:
-    """Returns the column of the table that a name means, or None if it means none."""
+    """Returns the column of the table to which a name refers, or None if it does not refer to the table."""
     if not isinstance(node, exp.Column):
         return None
     named = [

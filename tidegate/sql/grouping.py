@@ -1,7 +1,8 @@
-"""GROUP BY: keys, windows and aggregates become `key_by(…).aggregate(…)` or `key_by(…).window(…).aggregate(…)`.
+"""Translates GROUP BY: keys, windows and aggregates become `key_by(…).aggregate(…)` or
+`key_by(…).window(…).aggregate(…)`.
 
-Expressions of SELECT and HAVING are translated over the result. An expression that is a key or an aggregate becomes the
-column that holds it. Any other column is refused.
+Expressions of SELECT and HAVING are translated over the grouped rows. A key or an aggregate in them becomes the column
+that has its values. Any other column raises an error.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _BOUND_OF = {"start": WINDOW_START, "end": WINDOW_END}
 
 @dataclass(frozen=True, slots=True)
 class EmitOptions:
-    """How running aggregates and rankings emit results, and how long they keep keys."""
+    """How running aggregates and rankings emit results (`emit`), and how long they keep keys (`ttl`, a duration or
+    None).
+    """
 
     emit: Emit
     ttl: str | int | None
@@ -42,15 +45,15 @@ class EmitOptions:
 
 @dataclass(slots=True)
 class _Groups:
-    """The parts of GROUP BY. `bounds` are the window bounds that it names."""
+    """The parts of GROUP BY: keys, computed columns, and the window bounds that it names (`bounds`)."""
 
     keys: dict[str, str] = field(default_factory=dict)
-    """For each key, its text in the query and its column in the stream."""
+    """Maps the text of each key in the query to its column in the stream."""
     computed: dict[str, pl.Expr] = field(default_factory=dict)
     bounds: set[str] = field(default_factory=set)
     spark: exp.Expr | None = None
     names: dict[str, str] = field(default_factory=dict)
-    """For each key column of the stream, its name in the query."""
+    """Maps each key column of the stream to its name in the query."""
 
 
 def is_grouped(select: exp.Select) -> bool:
@@ -59,7 +62,7 @@ def is_grouped(select: exp.Select) -> bool:
 
 
 def aggregates_in(nodes: Sequence[exp.Expr | None]) -> list[exp.Expr]:
-    """Returns the aggregates in expressions, outermost first, except aggregates with OVER."""
+    """Returns the aggregate calls in expressions, outermost first, without aggregates that have OVER."""
     found, waiting = [], [node for node in nodes if node is not None]
     while waiting:
         node = waiting.pop(0)
@@ -71,16 +74,19 @@ def aggregates_in(nodes: Sequence[exp.Expr | None]) -> list[exp.Expr]:
 
 
 class Grouping:
-    """The GROUP BY of one query over its FROM."""
+    """Translates GROUP BY and the aggregates of one query. `relation` are the rows of its FROM."""
 
     def __init__(self, relation: Relation, select: exp.Select, steps: Steps, emit_options: EmitOptions) -> None:
         self._relation, self._select, self._steps, self._emit_options = relation, select, steps, emit_options
         self._inputs = Expressions(relation.typed)
         self._made: dict[str, str] = {}
-        """The text of each key and aggregate, and the column of the result that holds it."""
+        """Maps the text of each key and aggregate to the column of the grouped rows that has its values."""
 
     def result(self) -> tuple[Relation, Expressions]:
-        """Returns the rows of groups, and the translation of SELECT and HAVING over them. Raises ConfigurationError."""
+        """Returns the grouped rows, and the translator of SELECT and HAVING over them.
+
+        Raises ConfigurationError for a form of GROUP BY that is not supported.
+        """
         groups = self._groups()
         calls = aggregates_in([*self._select.expressions, self._select.args.get("having")])
         stream = self._steps.computed(self._relation.stream, groups.computed)
@@ -123,8 +129,10 @@ class Grouping:
         return groups
 
     def _meant(self, node: exp.Expr) -> exp.Expr:
-        """Returns the expression that `GROUP BY 1`, or an alias of SELECT in GROUP BY, refers to. A column takes
-        precedence over an alias.
+        """Returns the expression to which a part of GROUP BY refers: `GROUP BY 1` or an alias refers to a column of
+        SELECT.
+
+        A column of the rows takes precedence over an alias.
         """
         items = self._select.expressions
         if isinstance(node, exp.Literal) and not node.is_string:
@@ -234,9 +242,10 @@ class Grouping:
     def _of_results(
         self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any], groups: _Groups
     ) -> tuple[Stream, Spec | None]:
-        """Aggregates results of windows once more, grouped by these windows.
+        """Aggregates the results of windows once more, grouped by their window bounds.
 
-        A grid of tumbling windows with the same ends is used, so each of its windows holds the results of one window.
+        Tumbling windows that end together with the original windows are used. Each of them contains the results of one
+        original window.
         """
         spec = self._relation.results
         grid = None if spec is None else grid_of(spec)
@@ -267,8 +276,10 @@ class Grouping:
         return None
 
     def _spark_bound(self, node: exp.Expr) -> str | None:
-        """Returns the bound that a node reads of Spark's windows: `window.start`, or `window(…).start`. None for other
-        nodes.
+        """Returns the window bound that a node such as `window.start` or `window(…).start` refers to, in Spark's
+        syntax.
+
+        None for other nodes.
         """
         if isinstance(node, exp.Column) and node.table.upper() in _SPARK and not self._relation.has_table(node.table):
             return _BOUND_OF.get(node.name.lower()) if self._result.results is not None else None
@@ -294,7 +305,7 @@ class Grouping:
         )
 
     def _written(self, node: exp.Expr) -> str:
-        """Returns the canonical text of an expression, with each column by its name in the stream."""
+        """Returns the canonical text of an expression, with each column named as in the stream."""
         plain = node.copy()
         plain = exp.Paren(this=plain)
         for each in columns_in(plain):

@@ -1,4 +1,4 @@
-"""Joins of a query. The conditions of each join determine which join of the public API it becomes.
+"""Translates the joins of a query. The conditions of a join determine which join of the public API it becomes:
 
 | query | join |
 | --- | --- |
@@ -8,8 +8,7 @@
 | both bounds of the difference of event times | `interval_join` |
 | anything else with an equality | `join`, of all rows |
 
-The remaining conditions of an inner join become a filter: before the join if they are about one side alone, else after
-it.
+The other conditions of an inner join become a filter: before the join if they refer to one side only, else after it.
 """
 
 from __future__ import annotations
@@ -45,18 +44,21 @@ How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 @dataclass(slots=True)
 class Parts:
-    """The conditions of a join, sorted by how they are used."""
+    """The conditions of a join, divided by their use."""
 
     keys: list[tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=list)
-    """For each key, an expression of each side, and the condition that compares them."""
+    """For each key, the expressions of the left and the right side, and the condition that compares them."""
     bounds: dict[str, tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=dict)
-    """Window bounds that are equal on both sides, in the form of `keys`."""
+    """Maps each window bound that both sides must share to its two expressions and its condition, as in `keys`."""
     one_sided: tuple[list[exp.Expr], list[exp.Expr]] = field(default_factory=lambda: ([], []))
     rest: list[exp.Expr] = field(default_factory=list)
 
 
 def how_of(node: exp.Join) -> How:
-    """Returns the kind of a join. Raises ConfigurationError for a kind that is not supported."""
+    """Returns the kind of a join ("inner", "left" and so on).
+
+    Raises ConfigurationError for a kind that is not supported.
+    """
     side, kind = str(node.side or "").upper(), str(node.kind or "").upper()
     if node.method or kind in ("STRAIGHT", "ASOF") or side == "ASOF":
         raise refused(node, f"{node.method or kind or side} JOIN is not covered: name the columns with ON")
@@ -67,14 +69,18 @@ def how_of(node: exp.Join) -> How:
 
 
 class StreamJoin:
-    """Builds one join of two streams, from the conditions of ON."""
+    """Translates one join of two streams."""
 
     def __init__(self, node: exp.Join, left: Relation, right: Relation, steps: Steps, ttl: str | int | None) -> None:
         self._node, self._sides, self._steps, self._ttl = node, [left, right], steps, ttl
         self._how = how_of(node)
 
     def result(self, conditions: list[exp.Expr]) -> Relation:
-        """Returns the joined rows for which all conditions hold. Raises ConfigurationError."""
+        """Returns the joined rows.
+
+        `conditions` are the conditions of ON, and all of them hold for the result. Raises ConfigurationError for
+        conditions that the kind of join does not support.
+        """
         if isinstance(self._node.this, exp.Table) and self._node.this.args.get("version") is not None:
             return self._as_of(conditions)
         parts = self._sorted(conditions)
@@ -90,7 +96,10 @@ class StreamJoin:
         return self._regular(parts)
 
     def side_of(self, column: exp.Column) -> int:
-        """Returns the side to which a column belongs. Raises ConfigurationError if neither or both sides have it."""
+        """Returns the side (0 for left, 1 for right) to which a column belongs.
+
+        Raises ConfigurationError if neither or both sides have it.
+        """
         whole = replace(self._sides[LEFT], names=(*self._sides[LEFT].names, *self._sides[RIGHT].names))
         column = whole.root(column)
         if column.table:
@@ -108,10 +117,10 @@ class StreamJoin:
     # --- conditions -----------------------------------------------------------------------------------------------
 
     def _sorted(self, conditions: list[exp.Expr], versions: bool = False) -> Parts:
-        """Sorts conditions by their use. Conditions on one side alone filter that side.
+        """Divides conditions by their use. Conditions that refer to one side only filter that side.
 
-        `versions` is True if the right rows are versions. They are not filtered, because without a version an older one
-        would be valid for longer.
+        `versions` is True if the right rows are versions of an as-of join. They are not filtered, because without a
+        version the previous version would be valid for longer.
         """
         parts = Parts()
         for node in conditions:
@@ -126,8 +135,9 @@ class StreamJoin:
         return parts
 
     def _is_key(self, node: exp.EQ, parts: Parts) -> bool:
-        """Returns whether a condition is an equality of expressions of both sides. If it is, adds it to `parts` as a
-        key.
+        """Returns whether a condition is an equality of an expression of each side.
+
+        If so, adds it to `parts` as a key or a window bound.
         """
         of = [{self.side_of(each) for each in columns_in(part)} for part in (node.this, node.expression)]
         if sorted(map(sorted, of)) != [[LEFT], [RIGHT]]:
@@ -141,7 +151,7 @@ class StreamJoin:
         return True
 
     def _bound(self, left: exp.Expr, right: exp.Expr) -> str | None:
-        """Returns the bound that two columns are, or None unless both are the same bound of the same windows."""
+        """Returns the name of the window bound if both columns are the same bound of the same windows, else None."""
         if not (isinstance(left, exp.Column) and isinstance(right, exp.Column)):
             return None
         if any(side.root(each) is not each for side, each in zip(self._sides, (left, right), strict=True)):
@@ -158,8 +168,10 @@ class StreamJoin:
         return names[LEFT].inner if same else None
 
     def _filter_sides(self, parts: Parts) -> None:
-        """Filters each side by conditions on that side alone. Raises ConfigurationError if such rows must stay in the
-        result."""
+        """Filters each side by the conditions that refer to this side only.
+
+        Raises ConfigurationError if the kind of join keeps all rows of the side.
+        """
         allowed = {LEFT: ("inner", "right", "semi"), RIGHT: ("inner", "left", "semi", "anti")}
         for side in (LEFT, RIGHT):
             nodes = parts.one_sided[side]
@@ -211,10 +223,10 @@ class StreamJoin:
         return self._rest(joined, parts, [])
 
     def _refuse_bound_conditions(self) -> None:
-        """Raises ConfigurationError for a condition on window bounds of a side whose rows stay in the result without a
-        partner.
+        """Raises ConfigurationError if a side whose rows stay in the result without a partner has conditions on window
+        bounds.
 
-        The condition is checked on the pairs.
+        Such conditions are checked only on joined pairs.
         """
         for side, allowed in ((LEFT, ("inner", "left", "semi", "anti")), (RIGHT, ("inner", "right", "semi"))):
             held = self._sides[side].bound_conditions
@@ -226,7 +238,7 @@ class StreamJoin:
                 )
 
     def _of_results(self, parts: Parts) -> Relation:
-        """Joins results of the same windows. Uses the grid of tumbling windows that end with them."""
+        """Joins results of the same windows, in tumbling windows that end together with these windows."""
         left, right = self._sides
         assert left.results is not None
         grid, spec = grid_of(left.results), left.results
@@ -336,7 +348,7 @@ class StreamJoin:
             )
 
     def _rest(self, relation: Relation, parts: Parts, more: list[exp.Expr]) -> Relation:
-        """Returns the joined rows for which the remaining conditions hold."""
+        """Returns the joined rows for which all other conditions (`parts.rest` and `more`) hold."""
         conditions = [*parts.rest, *more]
         if not conditions:
             return relation
@@ -347,9 +359,10 @@ class StreamJoin:
     def _prepared(
         self, parts: Parts, window: bool = False, extra: list[tuple[str, str]] | None = None
     ) -> tuple[list[tuple[str, str]], tuple[Name, ...]]:
-        """Prepares both streams, and returns the pairs of key columns, and the names of the result.
+        """Adds computed key columns to both streams, and renames columns. Returns the pairs of key columns, and the
+        column names of the result.
 
-        Afterwards both streams have the key columns, and no column of the right one has a name of the left one.
+        Afterwards no column of the right stream has the name of a column of the left stream.
         """
         pairs: list[tuple[str, str]] = []
         computed: tuple[dict[str, pl.Expr], dict[str, pl.Expr]] = ({}, {})
@@ -370,8 +383,8 @@ class StreamJoin:
         return self._apart(pairs, window)
 
     def _key(self, side: int, given: Typed, cast: Typed, number: int, computed: dict[str, pl.Expr], copy: bool) -> str:
-        """Returns the name of a key column: an existing column if the key is one and no copy is needed, else a computed
-        column.
+        """Returns the name of the key column for a value: an existing column if possible and `copy` is False, else a
+        new computed column.
         """
         stream = self._sides[side].stream
         column = _column_of(given)
@@ -402,12 +415,14 @@ _SUFFIX = "_right"
 
 
 def _column_of(given: Typed) -> str | None:
-    """Returns the column that an expression names, or None for any other expression."""
+    """Returns the column name if the value is a plain column, else None."""
     return given.expr.meta.output_name() if given.expr.meta.is_column() else None
 
 
 def _columns(relation: Relation, keep: Any = ()) -> list[str]:
-    """Returns the columns of a stream that are needed, in their order."""
+    """Returns the columns of a relation's stream that are needed, and the columns in `keep`, in the order of the
+    stream.
+    """
     stream = relation.stream
     needed = {each.inner for each in relation.names} | {*keep}
     if stream.timestamp is not None:
@@ -418,7 +433,7 @@ def _columns(relation: Relation, keep: Any = ()) -> list[str]:
 
 
 def pruned(relation: Relation, wanted: Callable[[Name], bool], steps: Steps) -> Relation:
-    """Returns a relation with only the wanted names, and a stream without the other columns."""
+    """Returns a relation with only the wanted names, over a stream without the other columns."""
     names = tuple(each for each in relation.names if each.bound or wanted(each))
     kept = replace(relation, names=names)
     keep = [WINDOW_START, WINDOW_END] if relation.results is not None else []
@@ -434,7 +449,10 @@ Sides = tuple[Relation, Relation]
 
 @dataclass(slots=True)
 class Between:
-    """Bounds of the difference `right time - left time`, in ms. None for a bound that no condition sets."""
+    """The interval to which conditions restrict the difference `right time - left time`, in ms.
+
+    A bound is None if no condition sets it.
+    """
 
     lower: int | None = None
     upper: int | None = None
@@ -445,17 +463,18 @@ class Between:
 
     @property
     def is_whole(self) -> bool:
-        """Returns True if there are both bounds."""
+        """Returns True if both bounds are set."""
         return self.lower is not None and self.upper is not None
 
 
 def between_of(
     conditions: list[exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int], filtered: bool
 ) -> Between:
-    """Returns the interval to which conditions restrict the event times of two streams. A bound may be missing.
+    """Returns the interval to which conditions restrict the event times of two streams. Bounds may be missing.
 
-    `filtered` is True if the conditions are checked on the pairs again where times are finer than milliseconds. A join
-    that also returns rows without a partner cannot do that. Its times count in whole milliseconds.
+    `filtered` is True if the conditions can be checked again on the joined pairs, which is necessary if times are finer
+    than milliseconds. A join that also returns rows without a partner cannot check them again, and compares whole
+    milliseconds.
     """
     found = Between(conditions=[])
     if any(each.stream.timestamp is None for each in sides):
@@ -474,7 +493,10 @@ def between_of(
 
 
 def _narrow(found: Between, is_lower: bool, apart_ms: int, strict: bool) -> None:
-    """Adds one more bound. Where times are finer than ms, bounds are 1 ms wider and conditions are checked again."""
+    """Adds one more bound to an interval.
+
+    If times are finer than 1 ms, the bound is 1 ms wider, and the conditions are checked again.
+    """
     if is_lower:
         bound = apart_ms + (1 if strict else 0) if found.exact else apart_ms - 1
         found.lower = bound if found.lower is None else max(found.lower, bound)
@@ -497,9 +519,9 @@ def _comparisons(node: exp.Expr) -> list[tuple[type[exp.Expr], exp.Expr, exp.Exp
 def _bound(
     comparison: tuple[type[exp.Expr], exp.Expr, exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int]
 ) -> tuple[bool, int, bool] | None:
-    """Returns the bound of `right time - left time` that a comparison sets, or None.
+    """Returns the bound of `right time - left time` that a comparison sets, or None if it sets none.
 
-    The result is whether it is a lower bound, its ms, and whether it is strict.
+    The result is whether it is a lower bound, the bound in ms, and whether it is strict (`<` or `>`).
     """
     kind, one, other = comparison
     a, b = _moment(one, sides, side_of), _moment(other, sides, side_of)
@@ -511,7 +533,11 @@ def _bound(
 
 
 def _moment(node: exp.Expr, sides: Sides, side_of: Callable[[exp.Column], int]) -> tuple[int, int] | None:
-    """Returns the side whose event time an expression is, plus an offset in ms. None for other expressions."""
+    """Returns the side (0 for left, 1 for right) and the offset in ms, if an expression is the event time of a side
+    plus an offset.
+
+    None for other expressions.
+    """
     if isinstance(node, exp.Paren):
         return _moment(node.this, sides, side_of)
     if isinstance(node, exp.Column):
@@ -542,6 +568,6 @@ def _interval(node: exp.Expr) -> Interval | None:
 
 
 def _in_ms(relation: Relation) -> bool:
-    """Returns whether the event time of a side is in whole milliseconds."""
+    """Returns whether the event time of a side has a resolution of whole milliseconds."""
     found: Any = types_of(relation.stream.schema)[str(relation.stream.timestamp)]
     return not isinstance(found, pl.Datetime) or found.time_unit == "ms"

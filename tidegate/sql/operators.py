@@ -1,7 +1,8 @@
-"""Operators of SQL: arithmetic and comparisons, and their treatment of nulls, types and zeros.
+"""Translates the operators of SQL: arithmetic and comparisons. Defines how they treat nulls, types and divisions by
+zero.
 
-Where Spark and polars differ, Spark is followed. `/` of integers is a double, a division by zero is null, `%` and `DIV`
-round towards zero, and decimals keep the digits of their types. Integers that overflow wrap around. A product of
+Where Spark and polars differ, the result is Spark's. `/` of integers is a double, a division by zero is null, `%` and
+`DIV` round towards zero, and decimals keep the digits of their types. Integers that overflow wrap around. A product of
 decimals with more than 38 digits fails the job.
 """
 
@@ -47,7 +48,7 @@ COMPARISONS: dict[type[exp.Expr], Compare] = {
 
 
 def compared(node: exp.Expr, one: Typed, other: Typed, how: Compare) -> Typed:
-    """Compares two values in their common type. Raises ConfigurationError if they have none."""
+    """Compares two values in their common type by `how`. Raises ConfigurationError if they have no common type."""
     wanted = needed_common_type(node, [one.type, other.type])
     if isinstance(wanted, pl.Null):
         wanted = pl.Boolean()
@@ -66,7 +67,9 @@ def negated(node: exp.Expr, given: Typed) -> Typed:
 
 
 def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
-    """Returns a sum, or a difference with a `sign` of -1, of numbers, of intervals, or of a time and an interval."""
+    """Returns the sum (`sign` 1) or the difference (`sign` -1) of two numbers, two intervals, or a time and an
+    interval.
+    """
     intervals = [isinstance(each.value, Interval) for each in (one, other)]
     if all(intervals):
         a, b = one.value, other.value if sign > 0 else other.value.negated()
@@ -96,7 +99,7 @@ def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
 
 
 def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
-    """Returns a time plus an interval."""
+    """Returns a date or timestamp plus an interval."""
     if not is_time(time.type):
         raise refused(
             node,
@@ -115,7 +118,10 @@ def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
 
 
 def multiplied(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """Returns a product."""
+    """Returns the product of two numbers.
+
+    Raises ConfigurationError for decimals whose product may have too many digits.
+    """
     wanted = _number(node, one, other)
     if not isinstance(wanted, pl.Decimal):
         return Typed(as_type(node, one, wanted).expr * as_type(node, other, wanted).expr, wanted)
@@ -132,7 +138,7 @@ def multiplied(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def divided(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """Returns a quotient. It is null for a division by zero, and a double for integers."""
+    """Returns the quotient of two numbers. It is null for a division by zero, and a double for integers."""
     wanted = _number(node, one, other)
     if not isinstance(wanted, pl.Decimal):
         x, y = as_type(node, one, pl.Float64()).expr, as_type(node, other, pl.Float64()).expr
@@ -145,7 +151,7 @@ def divided(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """Returns `DIV`: the whole part of a quotient, rounded towards zero, as a BIGINT. Null for a division by zero."""
+    """Translates `DIV`: the integer quotient, rounded towards zero, as a BIGINT. Null for a division by zero."""
     for each in (one, other):
         if not (is_integer(each.type) or each.is_null):
             raise refused(
@@ -158,7 +164,10 @@ def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """Returns the remainder of a division towards zero, with the sign of the dividend. Null for a division by zero."""
+    """Translates `%`: the remainder of a division that rounds towards zero, with the sign of the dividend.
+
+    Null for a division by zero.
+    """
     wanted = _number(node, one, other)
     x, y = as_type(node, one, wanted).expr, as_type(node, other, wanted).expr
     y = _not_zero(other, y)
@@ -173,15 +182,16 @@ def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def _not_zero(given: Typed, expr: pl.Expr) -> pl.Expr:
-    """Returns a divisor in which zero is replaced by null."""
+    """Returns the expression of a divisor, with zero replaced by null."""
     if given.value:
         return expr
     return pl.when(expr != 0).then(expr)
 
 
 def _decimal(given: Typed, wanted: pl.Decimal) -> pl.Decimal:
-    """Returns the decimal type in which a number is calculated. An integer literal has only the digits that it
-    needs.
+    """Returns the decimal type in which a number is calculated.
+
+    An integer literal has only as many digits as it needs.
     """
     if given.is_null:
         return wanted
@@ -189,7 +199,7 @@ def _decimal(given: Typed, wanted: pl.Decimal) -> pl.Decimal:
 
 
 def _number(node: exp.Expr, one: Typed, other: Typed) -> Any:
-    """Returns the type in which two numbers are calculated. Raises ConfigurationError unless both are numbers."""
+    """Returns the type in which two numbers are calculated. Raises ConfigurationError if a value is not a number."""
     for each in (one, other):
         if not (is_number(each.type) or each.is_null):
             advice = ": cast it" if isinstance(each.type, pl.String) else ""

@@ -1,4 +1,4 @@
-"""`translate`: translates a query into a stream, made of steps of the public API.
+"""`translate` translates a query into a stream, by adding steps of the public API to a program.
 
 A query in FROM is translated before its outer query, and becomes a `Relation`. A SELECT is translated in this order:
 FROM and joins, WHERE, groups, HAVING, its columns, and LIMIT. Only the outermost query names columns in the stream.
@@ -60,9 +60,9 @@ def translate(
     uid: str | None = None,
     functions: UserFunctions | None = None,
 ) -> Stream:
-    """Returns the stream of a query over the views of a program.
+    """Returns the stream of a query over the registered streams and tables (`views`) of a program.
 
-    Raises ConfigurationError, with the place in the query, for parts that are not covered.
+    Raises ConfigurationError, with the line and column in the query, for parts that are not supported.
     """
     if emit not in ("changes", "update", "final"):
         raise ConfigurationError(f'sql: emit must be "changes", "update" or "final", not {emit!r}')
@@ -81,7 +81,7 @@ def translate(
 
 
 def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
-    """Returns the stream with exactly the columns that the query names."""
+    """Returns the stream with exactly the columns that the query selects, under their names."""
     if relation.windows is not None:
         raise refused(
             tree,
@@ -102,13 +102,13 @@ def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
 
 
 class _Query:
-    """Translates queries that can refer to the same queries of WITH."""
+    """Translates the queries that can use the same queries of WITH (`queries`)."""
 
     def __init__(self, steps: Steps, views: Views, emit_options: EmitOptions, queries: Queries) -> None:
         self._steps, self._views, self._emit_options, self._queries = steps, views, emit_options, queries
 
     def relation(self, node: exp.Expr, outermost: bool = False) -> Relation:
-        """Returns the rows of a query."""
+        """Returns the rows of a query. `outermost` is True for the whole query, and False for a query inside it."""
         node = node.this if isinstance(node, exp.Paren) else node
         for word, why in _REFUSED.items():
             if node.args.get(word):
@@ -144,7 +144,7 @@ class _Query:
         return _Query(self._steps, self._views, self._emit_options, queries)
 
     def named(self, name: str) -> Relation | None:
-        """Returns the rows of a query of WITH, or None if there is none of that name."""
+        """Returns the rows of a query of WITH, or None if WITH has no query with this name."""
         found = self._queries.get(name.lower())
         if found is None:
             return None
@@ -181,7 +181,10 @@ class _Query:
         return self._chosen(node, relation, expressions, items, emit_options)
 
     def _options_of(self, outermost: bool) -> EmitOptions:
-        """Returns how results of a query are emitted. Updates are for the outermost query alone."""
+        """Returns how a query emits its results.
+
+        Only the outermost query may emit updates. Inner queries emit changes.
+        """
         if outermost or self._emit_options.emit == "final":
             return self._emit_options
         return replace(self._emit_options, emit="changes")
@@ -194,7 +197,7 @@ class _Query:
         items: list[Item],
         emit_options: EmitOptions,
     ) -> Relation:
-        """Returns the result columns of SELECT, limited by QUALIFY, and without duplicates for DISTINCT."""
+        """Returns the result columns of SELECT, restricted by QUALIFY, and without duplicates for DISTINCT."""
         ranks = [each for each in items if isinstance(each.node, exp.Expr) and is_ranking(each.node)]
         grouped = is_grouped(node)
         qualify = node.args.get("qualify")
@@ -226,9 +229,9 @@ class _Query:
     def _first(
         self, node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], emit_options: EmitOptions
     ) -> Relation:
-        """Returns the rows that LIMIT keeps: the first to arrive, or with ORDER BY the first rows of a ranking.
+        """Returns the rows that LIMIT keeps: the first rows to arrive, or with ORDER BY the first rows of a ranking.
 
-        `source` are the rows from which the result is made. ORDER BY may name their columns.
+        `source` are the rows from which the result columns are computed. ORDER BY may use columns of `source`.
         """
         limit = node.args.get("limit")
         if limit is None:
@@ -264,7 +267,7 @@ class _Query:
     def _qualified(
         self, node: exp.Select, relation: Relation, qualify: exp.Expr, emit_options: EmitOptions
     ) -> Relation:
-        """Returns the first rows, by `QUALIFY ROW_NUMBER() OVER (…) <= 3`."""
+        """Returns the rows that satisfy a QUALIFY clause such as `QUALIFY ROW_NUMBER() OVER (…) <= 3`."""
         condition = qualify.this.copy()
         windows = [each for each in condition.find_all(exp.Window) if is_ranking(each)]
         if len(windows) != 1:
@@ -286,7 +289,7 @@ class _Query:
             return relation.with_stream(self._steps.filtered(relation.stream, condition))
 
     def _once(self, node: exp.Expr, relation: Relation, emit_options: EmitOptions) -> Relation:
-        """Returns the rows without duplicates: the first of equal rows."""
+        """Returns the rows of a SELECT DISTINCT: the first of equal rows."""
         if relation.windows is not None or relation.rank is not None:
             raise refused(
                 node, "DISTINCT cannot be applied to rows that wait for windows or a rank: put it into an outer query"
@@ -353,14 +356,17 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A query of WITH, and the earlier queries of WITH to which it can refer."""
+    """A query of WITH, and the earlier queries of WITH that it can use."""
 
     node: exp.Expr
     queries: Queries
 
 
 def _limit_of(node: exp.Expr) -> int:
-    """Returns the number of rows that a LIMIT keeps. Raises ConfigurationError unless it is a literal."""
+    """Returns the number of rows that a LIMIT keeps.
+
+    Raises ConfigurationError if it is not a whole number as a literal.
+    """
     number = node.args.get("expression") if isinstance(node, exp.Limit) else None
     if not (isinstance(number, exp.Literal) and not number.is_string and str(number.this).isdigit()):
         raise refused(node, "LIMIT takes a whole number as a literal, as in LIMIT 10")

@@ -1,7 +1,8 @@
-"""Reads the text of a query into a tree of sqlglot, in Spark's dialect with Flink's window functions.
+"""Parses the text of a query into a tree of sqlglot nodes, in Spark's dialect with Flink's window functions.
 
-Only the grammar is sqlglot's. Every call of a function stays as it is written, `exp.Anonymous`. The tables of this
-package (`functions/`) alone define functions, so their meaning does not depend on the version of sqlglot.
+Only the grammar of sqlglot is used. A call of a function becomes an `exp.Anonymous` node with the name as it was
+written. Functions are defined only by the tables in `functions/`, so their meaning does not depend on the version of
+sqlglot.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from sqlglot.tokenizer_core import Token, TokenType
 from tidegate.storage.errors import ConfigurationError
 
 WINDOW_TABLES = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
-"""Functions in FROM that return the rows of a table, assigned to windows."""
+"""Names of the window functions in FROM, which assign the rows of a table to windows."""
 
 _KEPT = ("CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "POSITION")
-"""Functions that sqlglot parses with a grammar of their own. They keep their nodes."""
+"""Functions with a special grammar, for which the nodes of sqlglot are kept."""
 
 
 class _Parser(SparkParser):
@@ -68,8 +69,10 @@ def is_call(node: object, *names: str) -> bool:
 
 
 def parse(text: str) -> exp.Expr:
-    """Returns the tree of one statement. Raises ConfigurationError, with line and column, for a text that is not
-    SQL."""
+    """Returns the sqlglot tree of a query text with one statement.
+
+    Raises ConfigurationError, with line and column, for a text that is not SQL.
+    """
     if not isinstance(text, str):
         raise ConfigurationError(f"sql takes the text of a query, not {type(text).__name__}")
     dialect = _Dialect()
@@ -91,8 +94,9 @@ def parse(text: str) -> exp.Expr:
 
 
 def _plain(tokens: Iterable[Token]) -> list[Token]:
-    """Returns the tokens of a query. `window(` becomes a call of Spark's function, and not a clause of named
-    windows.
+    """Returns the tokens of a query.
+
+    Changes the token of `window` before `(`, so that it is parsed as a call of Spark's function and not as a clause.
     """
     found = list(tokens)
     for token, following in pairwise(found):
@@ -102,7 +106,7 @@ def _plain(tokens: Iterable[Token]) -> list[Token]:
 
 
 def _column(end: int, error: dict[str, Any]) -> int:
-    """Returns the column at which a word begins. sqlglot reports the column at which it ends."""
+    """Returns the column at which a word begins, given the column `end` at which sqlglot reports that it ends."""
     return max(1, end - len(str(error.get("highlight") or "x")) + 1)
 
 
@@ -115,7 +119,7 @@ _SHOWN = 80
 
 
 def place(node: exp.Expr) -> str:
-    """Returns `line 1, column 8` of a node, or "" if it is unknown."""
+    """Returns the place of a node in the query, such as `line 1, column 8`. Empty if unknown."""
     metas = [each.meta for each in node.find_all(exp.Expr) if "line" in each.meta]
     if not metas:
         return place(node.parent) if node.parent is not None else ""
@@ -132,12 +136,15 @@ def shown(node: exp.Expr) -> str:
 
 
 def refused(node: exp.Expr, why: str) -> ConfigurationError:
-    """Returns the error that refuses a part of a query: its place, its text, and `why`, with what to write instead."""
+    """Returns the error for a part of the query that is not supported.
+
+    The text has the place, the part, and `why`: the reason and what to write instead.
+    """
     return ConfigurationError(f"SQL, {place(node) or 'here'}: {shown(node)}: {why}")
 
 
 def check_only(node: exp.Expr, *words: str) -> None:
-    """Raises ConfigurationError for a clause of a node that is not among `words`, so that no clause is ignored."""
+    """Raises ConfigurationError if a node has a clause that is not one of `words`, so that no clause is ignored."""
     for word, found in node.args.items():
         if found and word not in words:
             parts = [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, exp.Expr)]
@@ -147,7 +154,9 @@ def check_only(node: exp.Expr, *words: str) -> None:
 
 @contextmanager
 def errors_at(node: exp.Expr) -> Iterator[None]:
-    """Adds the place of this part of a query to errors of the steps that are made within this context."""
+    """Returns a context manager that adds the place of a query part to the ConfigurationErrors of steps that are added
+    inside.
+    """
     try:
         yield
     except ConfigurationError as error:

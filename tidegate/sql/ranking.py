@@ -1,8 +1,9 @@
-"""Rankings: `ROW_NUMBER() OVER (PARTITION BY … ORDER BY …)` with a condition on it is Top-N, or deduplication.
+"""Translates rankings: `ROW_NUMBER() OVER (PARTITION BY … ORDER BY …)` with a condition on the number becomes a top-n
+or a deduplication.
 
 The inner query defines the ranking. The outer condition (or QUALIFY) limits its rows. Rows in windows, and results of
-windows, are ranked once, when their window ends. Only there RANK is supported as well. Other rows are ranked as they
-arrive, and rows that drop out of the first ones are retracted.
+windows, are ranked once, when their window ends. RANK is supported only for them. Other rows are ranked as they arrive,
+and rows that are no longer among the first rows are retracted.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.GT: exp.LT, exp.GTE: exp.
 
 
 def is_ranking(node: exp.Expr) -> bool:
-    """Returns whether an expression is a rank function with OVER."""
+    """Returns whether an expression is ROW_NUMBER or RANK with OVER."""
     return isinstance(node, exp.Window) and is_call(node.this, "ROW_NUMBER", "RANK")
 
 
 def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relation, Rank]:
-    """Returns the relation with the computed columns of a ranking, and the ranking.
+    """Returns the relation with the columns that a ranking needs, and the description of the ranking.
 
-    Raises ConfigurationError for a rank that is not a Top-N.
+    Raises ConfigurationError for a ranking that cannot become a top-n.
     """
     order = node.args.get("order")
     if order is None:
@@ -63,10 +64,11 @@ def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relatio
 
 
 def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], steps: Steps) -> Relation:
-    """Returns the result of a query with the ranking of its ORDER BY. Raises ConfigurationError.
+    """Returns the rows of a query with a pending ranking by its ORDER BY. Raises ConfigurationError for an order that
+    is not supported.
 
-    A number is the position of a column, and an expression of SELECT (`items`) is that column. Other names are columns
-    of the result, or else of `source`, the rows from which the result is made.
+    In ORDER BY, a number is the position of a result column, and an expression of SELECT (`items`) refers to its
+    column. Other names are columns of the result, or else of `source`, the rows from which the result is computed.
     """
     by: list[OrderColumn] = []
     for each in node.args["order"].expressions:
@@ -84,9 +86,8 @@ def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Ex
 
 
 def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | None:
-    """Returns the index of the result column to which a part of ORDER BY refers.
-
-    None if the part has to be computed.
+    """Returns the index of the result column to which an ORDER BY expression refers, or None if the expression has to
+    be computed.
     """
     if isinstance(node, exp.Literal) and not node.is_string:
         if not (str(node.this).isdigit() and 1 <= int(str(node.this)) <= len(made.names)):
@@ -100,14 +101,19 @@ def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | No
 
 
 def _order_column(node: exp.Expr, name: str) -> OrderColumn:
-    """Returns a part of ORDER BY whose values are in a column. By default nulls are the least values."""
+    """Returns the order by a column, from an ORDER BY expression whose values are in the column `name`.
+
+    By default nulls are less than all values.
+    """
     descending, nulls_first = bool(node.args.get("desc")), node.args.get("nulls_first")
     return OrderColumn(name, descending, descending if nulls_first is None else not nulls_first)
 
 
 def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
-    """Returns how many rows of a ranking a condition keeps, and removes the condition from the list. None if there is
-    none.
+    """Finds a condition that limits the rank, removes it from `conditions`, and returns the number of rows that it
+    keeps.
+
+    None if there is none.
     """
     for node in conditions:
         kind, column, bound = type(node), node.args.get("this"), node.args.get("expression")
@@ -126,7 +132,10 @@ def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
 
 
 def ranked(relation: Relation, limit: int, named: bool, steps: Steps, emit_options: EmitOptions) -> Relation:
-    """Returns the first rows of a ranking. `named` is whether the query reads the rank. Raises ConfigurationError."""
+    """Returns the first `limit` rows of the relation's ranking.
+
+    `named` is True if the query reads the rank. Raises ConfigurationError for a ranking that is not supported.
+    """
     rank = relation.rank
     assert rank is not None
     partition = [each.inner for each in rank.partition if not each.bound]
@@ -192,7 +201,7 @@ def _of_windows(
 
 
 def _by_columns(rank: Rank) -> tuple[list[str], list[bool], list[bool]]:
-    """Returns the columns of the order, whether each descends, and whether its nulls come last."""
+    """Returns the order columns of a ranking, and for each whether it is descending and whether its nulls come last."""
     order = rank.order
     return [each.name for each in order], [each.descending for each in order], [each.nulls_last for each in order]
 
@@ -234,8 +243,9 @@ def _running(
 
 
 def _column(node: exp.Expr, relation: Relation, steps: Steps) -> tuple[Relation, Name]:
-    """Returns the column of the stream with the values of an expression, and the relation, to which it may have been
-    added.
+    """Returns the relation and the name of its column with the values of an expression.
+
+    The column is added if the expression has to be computed.
     """
     if isinstance(node, exp.Column) and (not node.table or relation.has_table(node.table)):
         return relation, relation.find(node)

@@ -1,8 +1,8 @@
-"""`Relation`: a stream in FROM, and the names by which a query may refer to its columns.
+"""`Relation` is a stream in a query, with the names by which the query may refer to its columns.
 
-Names are not case-sensitive. A name that two columns have is refused unless a table is named before it. Columns keep
-their names in the stream while queries in FROM rename them. So event time and the bounds of windows stay, and no step
-is needed.
+Names are not case-sensitive. A name that two columns have is an error, unless the query writes the table before it. A
+query in FROM that renames columns changes only these names, and not the columns of the stream. The stream therefore
+keeps its event time and window bounds, and needs no step for it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ RESERVED = frozenset({CHANGE, WINDOW_START, WINDOW_END, WINDOW_TIME})
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of a column in a query. `inner` is its name in the stream.
+    """A name by which a query may refer to a column. `inner` is the name of the column in the stream.
 
-    `bound` marks the bounds of windows for rows that are not in windows yet. `rank` marks the rank of a ranking that is
-    not made yet. Neither is a column of the stream.
+    `bound` marks a bound of windows to which the rows are not assigned yet. `rank` marks the rank of a ranking that is
+    not applied yet. Neither is a column of the stream.
     """
 
     table: str | None
@@ -54,7 +54,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class OrderColumn:
-    """A column of the stream in ORDER BY."""
+    """A column of the stream in ORDER BY, with its direction and the place of nulls."""
 
     name: str
     descending: bool
@@ -63,7 +63,9 @@ class OrderColumn:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A ranking that is not built yet. The condition that limits its rows comes later in the query."""
+    """A ranking that is not applied yet, because the condition that limits its rows follows in an outer query or
+    QUALIFY.
+    """
 
     ties: bool
     partition: tuple[Name, ...]
@@ -73,7 +75,9 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class BoundCondition:
-    """A condition on bounds of windows that are not built yet, and the names that were visible where it was written."""
+    """A condition on the bounds of windows that are not applied yet, and the names that were visible where the query
+    has it.
+    """
 
     node: exp.Expr
     names: tuple[Name, ...]
@@ -83,8 +87,8 @@ class BoundCondition:
 class Relation:
     """A stream in a query, with the names of its columns.
 
-    `windows` are the windows to which its rows are still to be assigned. `results` are the windows that produced its
-    rows.
+    `windows` are windows to which its rows are not assigned yet. `results` are the windows whose results its rows are.
+    `rank` is a ranking that is not applied yet.
     """
 
     stream: Stream
@@ -93,9 +97,9 @@ class Relation:
     results: Spec | None = None
     rank: Rank | None = None
     sessions_by: tuple[str, ...] = ()
-    """Names, in the stream, of the key columns of sessions."""
+    """Key columns of session windows, by their names in the stream."""
     bound_conditions: tuple[BoundCondition, ...] = ()
-    """Conditions on window bounds, which are applied once the windows are built."""
+    """Conditions on window bounds, which are applied when the windows are applied."""
 
     @staticmethod
     def of(stream: Stream, table: str | None) -> Relation:
@@ -106,7 +110,7 @@ class Relation:
         return Relation(stream, tuple(Name(table, name, name) for name in names))
 
     def called(self, table: str | None, columns: Iterable[str] = ()) -> Relation:
-        """Returns the relation under an alias, and with new column names if they are given."""
+        """Returns the relation with the alias `table` and, if `columns` is given, with new column names."""
         others = list(columns)
         new = [
             replace(each, table=table, name=others[n] if n < len(others) else each.name)
@@ -115,7 +119,10 @@ class Relation:
         return replace(self, names=tuple(new))
 
     def find(self, node: exp.Column) -> Name:
-        """Returns the column with a name. Raises ConfigurationError if there is no such column, or several."""
+        """Returns the column to which a name refers.
+
+        Raises ConfigurationError if there is no such column, or more than one.
+        """
         table = node.table.lower() or None
         found = [each for each in self.names if each.name.lower() == node.name.lower()]
         if table is not None:
@@ -129,9 +136,9 @@ class Relation:
         return found[0]
 
     def typed(self, node: exp.Column) -> Typed:
-        """Returns a column of the stream, or a field of one.
+        """Returns the value of a column of the stream, or of a field of a struct column.
 
-        Raises ConfigurationError for bounds and ranks, which are not in the stream yet.
+        Raises ConfigurationError for window bounds and ranks that are not columns of the stream yet.
         """
         root = self.root(node)
         if root is not node:
@@ -139,8 +146,10 @@ class Relation:
         return self._of_stream(node, self.find(node))
 
     def root(self, node: exp.Column) -> exp.Column:
-        """Returns the column to which a name refers. For a name such as `t.point.x` or `point.x` that is the struct
-        column whose field is named. Other names are returned unchanged.
+        """Returns the column to which a name refers.
+
+        For `t.point.x` or `point.x`, where x is a field of a struct column, it is `point`. Other names are returned
+        unchanged.
         """
         if node.args.get("catalog") is not None:
             raise refused(
@@ -155,7 +164,7 @@ class Relation:
         return node
 
     def has(self, node: exp.Column) -> bool:
-        """Returns whether a name refers to a column of this relation, or to a field of one."""
+        """Returns whether a name refers to a column of this relation, or to a field of one of its struct columns."""
         root = self.root(node)
         named = [each for each in self.names if each.name.lower() == root.name.lower()]
         return any(not root.table or (each.table or "").lower() == root.table.lower() for each in named)
@@ -165,19 +174,19 @@ class Relation:
         return any((each.table or "").lower() == table.lower() for each in self.names)
 
     def listed(self) -> str:
-        """Returns the columns as text, for errors."""
+        """Returns the column names as text, separated by commas, for errors."""
         tables = {each.table for each in self.names}
         several = len(tables) > 1
         return ", ".join(f"{each.table}.{each.name}" if several and each.table else each.name for each in self.names)
 
     def of_inner(self, name: str) -> Typed:
-        """Returns the column whose name in the stream is given."""
+        """Returns the value of the column that is called `name` in the stream."""
         found = types_of(self.stream.schema)[name]
         check_known(name, found)
         return column(name, found)
 
     def with_stream(self, stream: Stream) -> Relation:
-        """Returns the relation with the same names over another stream that has the columns."""
+        """Returns the relation with the same names over another stream, which must have the columns."""
         return replace(self, stream=stream)
 
     def _of_stream(self, node: exp.Expr, name: Name) -> Typed:
@@ -193,20 +202,20 @@ class Relation:
 
 
 def columns_of(stream: Stream) -> list[str]:
-    """Returns the names of the columns of a stream. They must be known."""
+    """Returns the column names of a stream, whose schema must be known."""
     assert stream.schema is not None, "columns that are not known"
     return list(stream.schema.names)
 
 
 def types_of(schema: pa.Schema | None) -> dict[str, Any]:
-    """Returns the polars types of columns."""
+    """Returns the polars type of each column of a schema."""
     assert schema is not None, "columns that are not known"
     frame = polars_frame(pa.RecordBatch.from_pylist([], schema))
     return dict(zip(frame.columns, frame.dtypes, strict=True))
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
-    """Returns a name that is not taken, and that is not reserved for operators."""
+    """Returns `wanted`, with a number appended if the name is already used (`taken`) or reserved for operators."""
     used, number, name = {*taken, *RESERVED}, 1, wanted
     while name in used:
         number += 1
@@ -215,7 +224,7 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
 
 
 def conjuncts(node: exp.Expr | None) -> list[exp.Expr]:
-    """Returns the conditions that AND combines."""
+    """Returns the conditions that AND combines, as a list. Empty for None."""
     if node is None:
         return []
     if isinstance(node, exp.Paren) and isinstance(node.this, exp.And | exp.Paren):
@@ -226,7 +235,7 @@ def conjuncts(node: exp.Expr | None) -> list[exp.Expr]:
 
 
 def columns_in(node: exp.Expr) -> list[exp.Column]:
-    """Returns the columns that an expression names, without stars."""
+    """Returns the column references in an expression, without stars."""
     return [each for each in node.find_all(exp.Column) if not isinstance(each.this, exp.Star)]
 
 
@@ -243,7 +252,10 @@ _TEXT = re.compile(r"('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`)|(?:--[^
 
 
 def prefix_of(text: str, uid: str | None, program: Program) -> str:
-    """Returns the beginning of the uids of a query. A second query with the same text gets a number."""
+    """Returns the prefix of the uids of a query's steps: the given `uid`, or else a hash of the query text.
+
+    A second query with the same text gets a number.
+    """
     if uid is not None:
         return uid
     plain = _TEXT.sub(lambda found: found[1] or " ", text).strip().rstrip("; ")
@@ -256,19 +268,19 @@ def prefix_of(text: str, uid: str | None, program: Program) -> str:
 
 
 class Steps:
-    """Adds the steps of one query."""
+    """Adds the steps of one query to the program, with uids that begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._made: Counter[str] = Counter()
 
     def uid(self, kind: str) -> str:
-        """Returns the uid of the next step of a kind."""
+        """Returns the uid of the next step of a kind, such as `<prefix>-where-1`."""
         self._made[kind] += 1
         return f"{self._prefix}-{kind}-{self._made[kind]}"
 
     def computed(self, stream: Stream, columns: Mapping[str, pl.Expr]) -> Stream:
-        """Returns the stream with additional columns."""
+        """Returns the stream with additional computed columns."""
         if not columns:
             return stream
         expressions = [expr.alias(name) for name, expr in columns.items()]
@@ -282,7 +294,10 @@ class Steps:
         return stream.filter(condition, name="sql where", uid=self.uid("where"), parallelism=wide)
 
     def selected(self, stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
-        """Returns these columns, each with its new name. Returns the same stream if nothing changes."""
+        """Returns the stream with only these columns.
+
+        `columns` are pairs of a column and its new name. Returns the same stream if nothing changes.
+        """
         assert stream.schema is not None, "columns that are not known"
         kept = [name for name, _ in columns]
         changing = stream._changelog is not None and stream._changelog.changes
@@ -292,9 +307,9 @@ class Steps:
         return self.chosen(stream, {new: exact_column(name) for name, new in columns}, "select")
 
     def chosen(self, stream: Stream, columns: Mapping[str, pl.Expr], kind: str) -> Stream:
-        """Returns a stream with exactly these computed columns. `kind` names the step.
+        """Returns the stream with exactly these computed columns. `kind` names the step.
 
-        Event time that the query does not name is dropped silently.
+        If the event-time column is not among them, the resulting stream has no event time.
         """
         kept = {expr.meta.output_name() for expr in columns.values() if expr.meta.is_column()}
         if stream.timestamp not in kept:

@@ -1,4 +1,6 @@
-"""The columns of SELECT: stars, columns that stay where they are in the stream, and computed expressions."""
+"""Translates the columns of SELECT: stars, columns of the stream that are only renamed, computed expressions, and
+`explode`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tidegate.sql.typed_values import Interval, named
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A column of SELECT: an expression under a name, or a column that a star stands for."""
+    """A column of SELECT: an expression `node` with its name, or one column (`column`) of an expanded star."""
 
     name: str
     node: exp.Expr
@@ -27,7 +29,10 @@ class Item:
 
 
 def items_of(select: exp.Select, relation: Relation) -> list[Item]:
-    """Returns the columns, with stars expanded. A column without a name is called by its position: `_c0`, `_c1`."""
+    """Returns the columns of SELECT, with stars expanded.
+
+    A column without a name is named by its position: `_c0`, `_c1`.
+    """
     return list(_items(select, relation))
 
 
@@ -78,8 +83,8 @@ def selected(
 ) -> Relation:
     """Returns the relation with the columns of SELECT under their names.
 
-    - `rank`: the ranking that one of the columns is, or None.
-    - `plain`: whether columns of the relation keep their types. Otherwise `expressions` translates them.
+    - `rank`: the ranking that one of the columns defines, or None.
+    - `plain`: True if columns of the relation are copied with their types. If False, `expressions` translates them.
     """
     names: list[Name] = []
     computed: dict[str, pl.Expr] = {}
@@ -116,8 +121,9 @@ def selected(
 
 
 def _waiting(node: exp.Expr, relation: Relation) -> Name | None:
-    """Returns a window bound or rank that is passed on without a value, because it is not computed yet. None for other
-    items.
+    """Returns the window bound or rank to which a SELECT item refers, if its value is not computed yet.
+
+    None for other items.
     """
     if not isinstance(node, exp.Column) or relation.root(node) is not node:
         return None
@@ -128,7 +134,10 @@ def _waiting(node: exp.Expr, relation: Relation) -> Name | None:
 
 
 def _plain_column(node: exp.Expr, relation: Relation) -> str | None:
-    """Returns the column of the stream that an expression is, whatever its type, or None."""
+    """Returns the column of the stream to which an expression refers, whatever its type is.
+
+    None for other expressions.
+    """
     if not isinstance(node, exp.Column) or relation.root(node) is not node:
         return None
     return relation.find(node).inner
@@ -144,10 +153,10 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """A call that makes a row for each element of a list.
+    """A call such as `explode` that makes a row for each element of a list.
 
-    It has the node, the list, whether a row without elements stays, and the new names. `expands` is whether the fields
-    of a struct become columns.
+    `values` is the list. `outer` is True if a row without elements stays. `table` and `columns` are the new names.
+    `expands` is True if the fields of a struct element become columns.
     """
 
     node: exp.Expr
@@ -159,14 +168,14 @@ class Generator:
 
 
 def is_generator(node: exp.Expr) -> bool:
-    """Returns whether an expression calls `explode` or a similar function."""
+    """Returns whether an expression is a call of `explode` or `explode_outer`."""
     return is_call(node, _PLAIN, _OUTER)
 
 
 def joined_generator(join: exp.Join) -> Generator | None:
-    """Returns the generator after a JOIN or a comma, or None for a table or a query.
+    """Returns the generator (UNNEST or LATERAL) after a JOIN or a comma, or None for a table or a query.
 
-    Raises ConfigurationError for a form that is not covered.
+    Raises ConfigurationError for a form that is not supported.
     """
     if not isinstance(join.this, exp.Unnest | exp.Lateral):
         return None
@@ -191,7 +200,10 @@ def joined_generator(join: exp.Join) -> Generator | None:
 
 
 def lateral_generator(node: exp.Lateral) -> Generator:
-    """Returns the generator after LATERAL. Raises ConfigurationError for any function but `explode`."""
+    """Returns the generator after LATERAL.
+
+    Raises ConfigurationError for functions other than `explode` and `explode_outer`.
+    """
     if node.args.get("ordinality"):
         raise refused(node, "WITH ORDINALITY is not covered")
     check_only(node, "this", "view", "outer", "alias")
@@ -204,7 +216,7 @@ def lateral_generator(node: exp.Lateral) -> Generator:
 def exploded(
     relation: Relation, generator: Generator, steps: Steps, narrow: Callable[[Relation], Relation]
 ) -> Relation:
-    """Returns a row for each element of a list, with the other columns repeated.
+    """Returns the relation with a row for each element of a list, and the other columns repeated.
 
     `narrow` removes columns that are not needed afterwards.
     """
@@ -238,9 +250,9 @@ def exploded(
 def selected_generator(
     node: exp.Select, relation: Relation, items: list[Item], steps: Steps
 ) -> tuple[Relation, list[Item]]:
-    """Returns the rows and the columns of a SELECT after applying an `explode` among its columns.
+    """Applies an `explode` among the columns of a SELECT. Returns the new rows and the columns of SELECT.
 
-    Without `explode` they are unchanged.
+    Without `explode` both are returned unchanged.
     """
     found = [place for place, each in enumerate(items) if each.column is None and is_generator(each.node)]
     if not found:
@@ -258,7 +270,7 @@ def selected_generator(
 
 
 def pruned_to(select: exp.Select, relation: Relation, steps: Steps, besides: exp.Expr | None = None) -> Relation:
-    """Returns a relation without columns that a query does not name, or names only in one part of it (`besides`)."""
+    """Returns a relation without the columns that a query does not use, or uses only in the part `besides`."""
     if any(not isinstance(star.parent, exp.Anonymous) for star in select.find_all(exp.Star)):
         return relation
     inside = set() if besides is None else {id(each) for each in besides.find_all(exp.Column)}
@@ -272,7 +284,7 @@ def pruned_to(select: exp.Select, relation: Relation, steps: Steps, besides: exp
 
 _ELEMENT = "element of explode"
 _HIDDEN = "list to explode"
-"""The name of the column of lists until its elements become rows."""
+"""Name of the column of lists before its elements become rows."""
 
 
 def _called(call: exp.Expr, outer: bool, table: str | None, columns: tuple[str, ...]) -> Generator:
@@ -290,7 +302,10 @@ def _alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _names_of(generator: Generator, element: Any) -> Sequence[str]:
-    """Returns the names of the new columns. Raises ConfigurationError if there are too many, or one is missing."""
+    """Returns the names of the new columns.
+
+    Raises ConfigurationError if the query gives too many names, or lacks one.
+    """
     given, node = generator.columns, generator.node
     if generator.expands and isinstance(element, pl.Struct):
         fields = [field.name for field in element.fields]

@@ -1,8 +1,8 @@
-"""`Typed`: an expression of polars with its SQL type, and the casts between types.
+"""`Typed` is a polars expression with its SQL type. This module also has the casts between types.
 
 Rules of casts: a value that cannot be read or does not fit becomes null, as in Spark's `try_cast`. Numbers lose their
-fraction when they become integers, and are rounded half up when they become decimals. Timestamps without a zone are UTC
-when combined with timestamps that have one.
+fraction when they become integers, and are rounded half up when they become decimals. Timestamps without a time zone
+count as UTC when they are combined with timestamps that have a time zone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A length of time: months, whose lengths differ, and milliseconds."""
+    """A duration: a number of months, whose lengths differ, and a number of milliseconds."""
 
     months: int
     ms: int
@@ -50,25 +50,25 @@ class Typed:
 
 
 def literal(value: Any, data_type: Any) -> Typed:
-    """Returns a text literal as a `Typed`."""
+    """Returns a literal value as a `Typed`."""
     return Typed(pl.lit(value, dtype=data_type), data_type, value)
 
 
 def null() -> Typed:
-    """Returns the literal NULL, which takes the type of the other operands."""
+    """Returns the literal NULL, which gets the type of the other operands."""
     return Typed(pl.lit(None), pl.Null())
 
 
 def column(name: str, data_type: Any) -> Typed:
-    """Returns a column of a stream, converted to the type in which SQL calculates it."""
+    """Returns a column of a stream as a `Typed`, converted to the type in which SQL calculates."""
     of_kind = calculated(data_type)
     return Typed(exact_column(name) if of_kind == data_type else exact_column(name).cast(of_kind), of_kind)
 
 
 def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
-    """Returns the same values in another type.
+    """Returns a value converted to the type `wanted`.
 
-    Raises ConfigurationError if SQL has no such cast, or a literal does not fit.
+    Raises ConfigurationError if SQL has no such cast, or if a literal does not fit.
     """
     has = given.type
     if has == wanted:
@@ -106,7 +106,7 @@ def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
 
 
 def truth(node: exp.Expr, given: Typed) -> pl.Expr:
-    """Returns a condition. Raises ConfigurationError for an expression of another type."""
+    """Returns a boolean value as a polars condition. Raises ConfigurationError for a value that is not boolean."""
     if given.is_null:
         return pl.lit(None, dtype=pl.Boolean)
     if not isinstance(given.type, pl.Boolean):
@@ -115,7 +115,7 @@ def truth(node: exp.Expr, given: Typed) -> pl.Expr:
 
 
 def _literal_as(node: exp.Expr, given: Typed, wanted: Any) -> Typed | None:
-    """Returns a literal in another type, or None if the value has to be cast when the job runs."""
+    """Returns a literal converted to another type, or None if the value has to be cast when the job runs."""
     value = given.value
     if isinstance(value, str) and is_time(wanted):
         found = _parsed(value)
@@ -182,7 +182,10 @@ def _of_text(node: exp.Expr, given: Typed, wanted: Any) -> pl.Expr:
 
 
 def read_decimal(text: pl.Expr, wanted: pl.Decimal) -> pl.Expr:
-    """Returns text as a decimal, rounded half up. A polars cast would read 0.125 with two digits as 0.12."""
+    """Returns text converted to a decimal, rounded half up.
+
+    (A cast of polars would convert 0.125 with two digits to 0.12.)
+    """
     spare = DIGITS_MAX - wanted.precision
     if not spare:
         return text.cast(wanted, strict=False)
@@ -210,7 +213,10 @@ def _as_time(expr: pl.Expr, has: Any, wanted: Any) -> pl.Expr:
 
 
 def python_value(node: exp.Expr, given: Typed, *kinds: type) -> Any:
-    """Returns the value of a literal. Raises ConfigurationError unless it is a literal of one of these kinds."""
+    """Returns the Python value of a literal.
+
+    Raises ConfigurationError for a value that is not a literal of one of these types (`kinds`).
+    """
     value = given.value
     if isinstance(value, bool) or not isinstance(value, kinds):
         words = {int: "a whole number", str: "a text", Interval: "an INTERVAL", float: "a number", Decimal: "a number"}
@@ -220,10 +226,12 @@ def python_value(node: exp.Expr, given: Typed, *kinds: type) -> Any:
 
 DIGITS_MAX = 38
 _SCALE_KEPT = 6
-"""Number of digits after the decimal point that a product keeps if it would have too many digits."""
+"""Number of digits after the decimal point that a result keeps if it would have too many digits."""
 
 _INTS: dict[Any, int] = {pl.Int8: 3, pl.Int16: 5, pl.Int32: 10, pl.Int64: 20}
-"""Signed integer types from narrow to wide, each with the number of decimal digits that holds all of its values."""
+"""Signed integer types from narrow to wide, each with the number of decimal digits that represents all of its
+values.
+"""
 _SIGNED: dict[Any, Any] = {pl.UInt8: pl.Int16, pl.UInt16: pl.Int32, pl.UInt32: pl.Int64}
 _UNITS = ("ms", "us", "ns")
 
@@ -245,7 +253,7 @@ _TIMES = ("TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ", "TIMESTAMPLTZ", "DATETIME"
 
 
 def type_of_name(node: exp.DataType) -> Any:
-    """Returns the type that a cast names. Raises ConfigurationError for an unknown one."""
+    """Returns the polars type that a CAST names. Raises ConfigurationError for an unknown type."""
     kind = str(getattr(node.this, "value", node.this)).upper()
     numbers = [int(each.name) for each in node.expressions if each.name.isdigit()]
     if kind == "DECIMAL":
@@ -264,7 +272,7 @@ def type_of_name(node: exp.DataType) -> Any:
 
 
 def named(data_type: Any) -> str:
-    """Returns the SQL name of a type."""
+    """Returns the SQL name of a polars type."""
     if isinstance(data_type, pl.Decimal):
         return f"DECIMAL({data_type.precision},{data_type.scale})"
     if isinstance(data_type, pl.Datetime):
@@ -275,9 +283,9 @@ def named(data_type: Any) -> str:
 
 
 def calculated(data_type: Any) -> Any:
-    """Returns the type in which a column is calculated.
+    """Returns the type in which SQL calculates the values of a column.
 
-    Categories become text, and unsigned integers become wider signed integers.
+    Categories become strings, and unsigned integers become wider signed integers.
     """
     if isinstance(data_type, pl.Categorical | pl.Enum):
         return pl.String()
@@ -305,14 +313,17 @@ def is_time(data_type: Any) -> bool:
 
 
 def decimal_of(data_type: Any) -> pl.Decimal:
-    """Returns the decimal type that holds all values of an integer type, or the decimal type itself."""
+    """Returns the decimal type that can represent all values of an integer type, or the decimal type itself."""
     if isinstance(data_type, pl.Decimal):
         return data_type
     return pl.Decimal(_INTS[data_type.base_type()], 0)
 
 
 def bounded_decimal(precision: int, scale: int) -> pl.Decimal:
-    """Returns a decimal type with this precision. If it is too large the scale is reduced, as in Spark."""
+    """Returns a decimal type with this precision and scale.
+
+    If the precision is over the limit, both are reduced, as in Spark.
+    """
     if precision <= DIGITS_MAX:
         return pl.Decimal(precision, scale)
     whole = precision - scale
@@ -320,7 +331,10 @@ def bounded_decimal(precision: int, scale: int) -> pl.Decimal:
 
 
 def common_type(one: Any, other: Any) -> Any:
-    """Returns the type in which values of both types are compared, or are in one column. None if there is none."""
+    """Returns the type in which values of both types can be compared, or be in one column.
+
+    None if there is no such type.
+    """
     if one == other:
         return one
     if isinstance(one, pl.Null) or isinstance(other, pl.Null):
@@ -350,7 +364,7 @@ def needed_common_type(node: exp.Expr, types: list[Any]) -> Any:
 
 
 def check_known(name: str, data_type: Any) -> None:
-    """Raises ConfigurationError for a column of uint64, which has no SQL type."""
+    """Raises ConfigurationError for a column of type uint64, which SQL does not support."""
     if data_type.base_type() == pl.UInt64:
         raise ConfigurationError(
             f"column {name!r} is uint64, for which SQL has no type: cast it before, as in "

@@ -1,4 +1,4 @@
-"""Windows of a query: Flink's table functions, and Spark's functions in GROUP BY."""
+"""Translates the windows of a query: Flink's table functions in FROM, and Spark's functions in GROUP BY."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Translate = Callable[[exp.Expr], Typed]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A window function: its arguments after the table and the time column, and how they become a window
+    """A window function of Flink: its arguments after the table and the time column, and how they become a window
     specification.
     """
 
@@ -43,7 +43,7 @@ _BEFORE = ("DATA", "TIMECOL")
 
 
 def window_call(node: exp.Table) -> exp.Expr | None:
-    """Returns the call of a window function in FROM, also within TABLE(…). None if there is none."""
+    """Returns the call of a window function in FROM, also if it is inside TABLE(…). None if there is none."""
     call = node.this
     if is_call(call, "TABLE") and len(call.expressions) == 1:
         call = call.expressions[0]
@@ -51,8 +51,9 @@ def window_call(node: exp.Table) -> exp.Expr | None:
 
 
 def windowed_table(call: exp.Expr, table: Callable[[exp.Expr], Relation], translate: Translate) -> Relation:
-    """Returns the relation of a table with a window function. Raises ConfigurationError for a call that differs from
-    Flink's form.
+    """Returns the relation of a table with a window function. `table` translates the table.
+
+    Raises ConfigurationError for a call that differs from Flink's form.
     """
     name = str(call.name)
     form = _FORMS[name]
@@ -78,7 +79,7 @@ def windowed_table(call: exp.Expr, table: Callable[[exp.Expr], Relation], transl
 
 
 def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = ()) -> Relation:
-    """Returns the relation with windows to which its rows are still to be assigned, and with the names of the
+    """Returns the relation with windows to which its rows are not assigned yet, and with the names of the window
     bounds.
     """
     if relation.windows is not None:
@@ -92,7 +93,7 @@ def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = 
 
 
 def check_time(node: exp.Expr, relation: Relation) -> None:
-    """Raises ConfigurationError unless a column is the event time of the stream."""
+    """Raises ConfigurationError if a node is not the event-time column of the stream."""
     if not isinstance(node, exp.Column):
         raise refused(node, "windows need a column here: the column of event time")
     found, time = relation.find(node), relation.stream.timestamp
@@ -108,7 +109,9 @@ def check_time(node: exp.Expr, relation: Relation) -> None:
 
 
 def spark_window(node: exp.Expr, relation: Relation) -> Spec:
-    """Returns the windows of `window(ts, '10 minutes', '5 minutes')` or `session_window(ts, '5 minutes')`."""
+    """Returns the window specification for a call such as `window(ts, '10 minutes', '5 minutes')` or
+    `session_window(ts, '5 minutes')`.
+    """
     name, (time, *rest) = str(node.name).lower(), node.expressions or [None]
     session = name == "session_window"
     if time is None or not 1 <= len(rest) <= (1 if session else 3):
@@ -128,7 +131,7 @@ def spark_window(node: exp.Expr, relation: Relation) -> Spec:
 
 
 def grid_of(spec: Spec) -> Tumbling | None:
-    """Returns tumbling windows, each of which ends with one window of `spec` and holds its results.
+    """Returns tumbling windows that group the results of `spec`: each contains the end of exactly one window of `spec`.
 
     None for sessions.
     """
@@ -143,7 +146,7 @@ def grid_of(spec: Spec) -> Tumbling | None:
 
 
 def _by_name(call: exp.Expr, name: str, form: _Form) -> dict[str, exp.Expr]:
-    """Returns the arguments by name, whether they are given by name or by position."""
+    """Returns the arguments of a window function by name, whether the query gives them by name or by position."""
     order, found = (*_BEFORE, *form.arguments), dict[str, exp.Expr]()
     for place, each in enumerate(call.expressions):
         if isinstance(each, exp.PropertyEQ):
@@ -171,7 +174,7 @@ def _duration(node: exp.Expr, translate: Translate) -> int:
 
 
 def _spark_duration(node: exp.Expr) -> int:
-    """Returns a duration in Spark's form, '10 seconds' or '1 hour', in ms."""
+    """Returns the length of a duration in Spark's form, such as '10 seconds' or '1 hour', in ms."""
     if not isinstance(node, exp.Literal) or not node.is_string:
         raise refused(node, "a duration as a text is needed here, as in '10 seconds'")
     words = str(node.this).lower().removeprefix("interval ").split()
@@ -185,15 +188,15 @@ def _spark_duration(node: exp.Expr) -> int:
 
 
 def names_bound(node: exp.Expr, relation: Relation) -> bool:
-    """Returns whether a condition names a bound of windows that are not built yet."""
+    """Returns whether a condition refers to a bound of windows that are not applied yet."""
     return relation.windows is not None and any(_is_bound(each, relation) for each in columns_in(node))
 
 
 def with_bound_conditions(relation: Relation, conditions: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
-    """Returns the relation with the conditions on window bounds added to it, and the remaining conditions.
+    """Moves the conditions on window bounds into the relation. Returns the new relation, and the other conditions.
 
-    Raises ConfigurationError for a condition that names another column besides a bound, because there are no single
-    rows after the windows.
+    Raises ConfigurationError for a condition that refers to a window bound and to another column, because a window has
+    no single row.
     """
     conditions_on_bounds = [each for each in conditions if names_bound(each, relation)]
     for node in conditions_on_bounds:
@@ -214,7 +217,7 @@ def with_bound_conditions(relation: Relation, conditions: list[exp.Expr]) -> tup
 
 
 def filtered_by_bounds(made: Relation, conditions_on_bounds: tuple[BoundCondition, ...], steps: Steps) -> Relation:
-    """Returns the results of built windows whose bounds satisfy the conditions."""
+    """Returns the results of windows whose bounds satisfy the conditions."""
     if not conditions_on_bounds:
         return made
     conditions = [_translated(each, made) for each in conditions_on_bounds]

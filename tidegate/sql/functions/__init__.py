@@ -1,1 +1,1 @@
-"""The functions and aggregates of SQL, by name, with their translations."""
+"""The functions and aggregates of SQL by name, and their translations into polars expressions and aggregates."""

@@ -1,4 +1,4 @@
-"""The aggregates of SQL, by name, and the aggregates of the public API that they become."""
+"""The aggregates of SQL by name, and their translations into aggregates of the public API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Column = str | pl.Expr
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
-    """A call of an aggregate: its arguments, and modifiers such as DISTINCT and FILTER."""
+    """A call of an aggregate function: its arguments, and the modifiers DISTINCT and IGNORE NULLS."""
 
     node: exp.Expr
     name: str
@@ -28,11 +28,11 @@ class AggregateCall:
     ignore_nulls: bool = False
 
     def column(self, place: int = 0) -> Column:
-        """Returns an argument as a column, or an expression."""
+        """Returns the argument at the index `place` as a column name, or as a polars expression."""
         return column_of(self.args[place])
 
     def number(self) -> Column:
-        """Returns an argument that is a literal number. Raises ConfigurationError otherwise."""
+        """Returns the first argument as a column name or expression. Raises ConfigurationError if it is not numeric."""
         if not (is_number(self.args[0].type) or self.args[0].is_null):
             raise refused(
                 self.node, f"{self.name} takes a number, not {named(self.args[0].type)}: convert it with CAST"
@@ -41,7 +41,7 @@ class AggregateCall:
 
 
 def column_of(given: Typed) -> Column:
-    """Returns the name of a column if the value is one, else the expression."""
+    """Returns the column name if the value is a plain column, else its polars expression."""
     return given.expr.meta.output_name() if given.expr.meta.is_column() else given.expr
 
 
@@ -110,7 +110,7 @@ AGGREGATES: dict[str, tuple[int, Callable[[AggregateCall], Aggregate]]] = {
     "APPROX_PERCENTILE": (2, _quantile),
     "PERCENTILE_APPROX": (2, _quantile),
 }
-"""For each aggregate, by name, the number of its arguments and the function that translates it."""
+"""For each aggregate, by name, the number of its arguments and the function that translates a call."""
 
 _ELSEWHERE = ("COLLECT_LIST", "COLLECT_SET", "ARRAY_AGG", "LISTAGG", "STRING_AGG", "GROUP_CONCAT")
 
@@ -123,7 +123,7 @@ def is_aggregate(node: exp.Expr) -> bool:
 
 
 def aggregate_of(node: exp.Expr, translate: Callable[[exp.Expr], Typed]) -> Aggregate:
-    """Returns the aggregate of a node. `translate` translates its arguments.
+    """Translates an aggregate, maybe with FILTER or IGNORE NULLS. `translate` translates its arguments.
 
     Raises ConfigurationError for an aggregate that is not supported.
     """

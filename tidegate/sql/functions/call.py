@@ -1,4 +1,4 @@
-"""`Call`: a call of a function with its arguments, which the translations of functions receive."""
+"""`Call`: a call of a function with its arguments, from which the translations of functions read the arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tidegate.sql.typed_values import Typed, as_type, is_number, is_time, named,
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function. Methods that return an argument raise ConfigurationError if it is of another kind."""
+    """A call of a function.
+
+    In all methods `place` is the index of an argument. They raise ConfigurationError for an argument of another kind.
+    """
 
     node: exp.Expr
     name: str
@@ -23,27 +26,27 @@ class Call:
     nodes: tuple[exp.Expr, ...]
 
     def text(self, place: int) -> pl.Expr:
-        """Returns an argument as text. Numbers and times are converted."""
+        """Returns an argument as a text expression. Numbers and times are converted."""
         return as_type(self.nodes[place], self.args[place], pl.String()).expr
 
     def integer(self, place: int) -> pl.Expr:
-        """Returns an argument as a whole number."""
+        """Returns a numeric argument as a BIGINT expression."""
         self._check_number(place)
         return as_type(self.nodes[place], self.args[place], pl.Int64()).expr
 
     def double(self, place: int) -> pl.Expr:
-        """Returns an argument as a double."""
+        """Returns a numeric argument as a DOUBLE expression."""
         self._check_number(place)
         return as_type(self.nodes[place], self.args[place], pl.Float64()).expr
 
     def number(self, place: int) -> Typed:
-        """Returns an argument that is a number, in its own type."""
+        """Returns a numeric argument in its own type. The literal NULL becomes a double."""
         self._check_number(place)
         given = self.args[place]
         return as_type(self.nodes[place], given, pl.Float64()) if given.is_null else given
 
     def time(self, place: int) -> Typed:
-        """Returns an argument that is a date or a timestamp. Text is read as a timestamp."""
+        """Returns a date or timestamp argument. Text is converted to a timestamp."""
         given = self.args[place]
         if is_time(given.type):
             return given
@@ -55,21 +58,23 @@ class Call:
         return as_type(self.nodes[place], given, pl.Datetime("us"))
 
     def as_(self, place: int, data_type: Any) -> pl.Expr:
-        """Returns an argument, cast to a type."""
+        """Returns an argument as an expression, cast to `data_type`."""
         return as_type(self.nodes[place], self.args[place], data_type).expr
 
     def literal_text(self, place: int) -> str:
-        """Returns an argument that is a literal text."""
+        """Returns the text of an argument, which must be a literal."""
         return str(python_value(self.nodes[place], self.args[place], str))
 
     def literal_int(self, place: int, otherwise: int | None = None) -> int:
-        """Returns an argument that is a literal whole number, or `otherwise` if it is missing."""
+        """Returns the number of an argument, which must be a whole number as a literal, or `otherwise` if the argument
+        is missing.
+        """
         if otherwise is not None and place >= len(self.args):
             return otherwise
         return int(python_value(self.nodes[place], self.args[place], int))
 
     def refused(self, why: str) -> Exception:
-        """Returns the error that refuses the call."""
+        """Returns the error for this call. `why` has the reason and what to write instead."""
         return refused(self.node, why)
 
     def _check_number(self, place: int) -> None:
@@ -85,7 +90,7 @@ Make: TypeAlias = Callable[[Call], Typed]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """How a function is translated, and how many arguments it takes."""
+    """The translation of a function (`make`), and the least and greatest number of its arguments."""
 
     make: Make
     least: int
@@ -93,7 +98,10 @@ class Function:
 
 
 def of(least: int, most: int | None = None) -> Callable[[Make], Function]:
-    """Returns the entry for a function with `least` to `most` arguments. By default `most` is `least`."""
+    """Returns a function that makes a `Function` with `least` to `most` arguments from a translation.
+
+    By default `most` equals `least`.
+    """
     return lambda make: Function(make, least, least if most is None else most)
 
 

@@ -1,12 +1,13 @@
 """`json_objects` and `json_structs`: values of JSON texts, as Spark 3.5 returns them for GET_JSON_OBJECT and FROM_JSON.
 
-Tasks import this module, and need no sqlglot for it. Rules:
+Tasks import this module, so it does not import sqlglot. Rules:
 
 - A text is read up to the end of its first value, with strings in double or in single quotes. A text that cannot be
   read gives null, or a struct of nulls in FROM_JSON.
-- GET_JSON_OBJECT returns a string as it is, and everything else as compact JSON. Of equal names the first one counts.
-- FROM_JSON returns null for a value that has another type than its field, and other fields keep their values. Of equal
-  names the last one counts. A value of any kind is a text for a STRING.
+- GET_JSON_OBJECT returns a string as it is, and everything else as compact JSON. If an object has a name twice, the
+  first value is used.
+- FROM_JSON returns null for a value that has another type than its field, and other fields keep their values. If an
+  object has a name twice, the last value is used. A STRING field accepts a value of any kind, as text.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import Any, TypeAlias
 import polars as pl
 
 _NUMBER_CHARACTERS_MAX = 1_000
-"""Limit of characters of a number in JSON. A longer number counts as unreadable, as in Jackson."""
+"""Greatest number of characters of a JSON number. A longer number cannot be read, as in Jackson."""
 
 
 class _Object(list[tuple[str, Any]]):
-    """The members of a JSON object, in order, equal names included."""
+    """The members of a JSON object as pairs of name and value, in order, with duplicate names."""
 
 
 class _Float(float):
-    """A number with a fraction or an exponent, and its original text."""
+    """A JSON number with a fraction or an exponent, which keeps its original text."""
 
     text: str
 
@@ -60,18 +61,23 @@ _DECODERS = {
     )
     for lenient in (False, True)
 }
-"""JSON decoders: for FROM_JSON (True), which accepts NaN and Infinity, and for GET_JSON_OBJECT (False), which accepts
+"""JSON decoders.
+
+The decoder for FROM_JSON (key True) accepts NaN and Infinity. The decoder for GET_JSON_OBJECT (key False) accepts
 control characters.
 """
 _BLANKS = " \t\n\r"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'', re.DOTALL)
 _ESCAPED = re.compile(r'\\.|"', re.DOTALL)
 _BAD = object()
-"""Marks a text that is not JSON."""
+"""Returned for a text that is not JSON."""
 
 
 def _read(text: str, of_schema: bool) -> Any:
-    """Returns the first value of a text: `_BAD` if there is none, and None for `null`."""
+    """Returns the first JSON value of a text.
+
+    `_BAD` if there is none, and None for the JSON value `null`. `of_schema` is True for FROM_JSON.
+    """
     text = text.lstrip(_BLANKS)
     try:
         value, end = _DECODERS[of_schema].raw_decode(text)
@@ -86,8 +92,8 @@ def _read(text: str, of_schema: bool) -> Any:
 
 
 def _ends(value: Any, following: str) -> bool:
-    """Returns whether the text after the first value is valid: a blank must follow a number, and a character that
-    cannot be in a name must follow a word.
+    """Returns whether the first value may end before the text `following`: a number must be followed by a blank, and a
+    word by a character that cannot be part of a name.
     """
     if not following or isinstance(value, str | list):
         return True
@@ -106,18 +112,23 @@ def _in_double_quotes(found: re.Match[str]) -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 _IN_TEXT = re.compile(r'["\\\x00-\x1f]')
-"""Characters that are escaped in arrays that a wildcard makes, as Jackson does when it writes characters."""
+"""Matches the characters that are written as escapes in arrays that come from a wildcard, as Jackson does for character
+output.
+"""
 _IN_BYTES = re.compile(r'["\\\x00-\x1f\ud800-\udfff\U00010000-\U0010ffff]')
-"""Escapes for outputs that are not bytes. A character beyond the first plane becomes two escapes."""
+"""Matches the characters that are written as escapes elsewhere, as Jackson does for byte output.
+
+A character beyond U+FFFF becomes two escapes.
+"""
 _HALVES = re.compile("[\ud800-\udfff]")
-"""Matches halves of surrogate pairs, which UTF-8 cannot represent."""
+"""Matches single surrogates (halves of a pair), which UTF-8 cannot represent."""
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN_FROM, _PLAIN_TO = -3, 7
 """Powers of ten between which Java writes a double without an exponent."""
 
 
 def _written(value: Any, escape: re.Pattern[str]) -> str:
-    """Returns a value as compact JSON. `escape` matches the characters of texts that are written as escapes."""
+    """Returns a value as compact JSON text. `escape` matches the characters of strings that are written as escapes."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -144,7 +155,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _java_double(value: float) -> str:
-    """Returns a double as Java writes it: 1.0E10 where Python has 10000000000.0."""
+    """Returns the text of a double as Java writes it, for example 1.0E10 where Python writes 10000000000.0."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):
@@ -171,9 +182,10 @@ _RAW, _QUOTE, _FLATTEN = "raw", "quoted", "flatten"
 
 
 def _found(value: Any, path: Sequence[Step], style: str, escape: re.Pattern[str] = _IN_BYTES) -> tuple[list[str], bool]:
-    """Returns the output of Spark's evaluator for a path, and whether it found a value.
+    """Evaluates a path as Spark does. Returns the output texts, and whether a value was found.
 
-    Two consecutive wildcards flatten their matches. A single wildcard unwraps its only match.
+    `style` determines how matches are written. Two consecutive wildcards flatten their matches. A single wildcard
+    unwraps a single match.
     """
     if not path:
         if isinstance(value, str) and style == _RAW:
@@ -212,7 +224,9 @@ def _found(value: Any, path: Sequence[Step], style: str, escape: re.Pattern[str]
 
 
 def json_objects(path: tuple[Step, ...], inputs: Sequence[pl.Series]) -> pl.Series:
-    """Returns the value at a path in each text of the first input, or null if there is none."""
+    """Returns, for each text of the first input, the value at a path as text, or null if there is none
+    (GET_JSON_OBJECT).
+    """
     return pl.Series([_object_of(text, path) for text in inputs[0].to_list()], dtype=pl.String)
 
 
@@ -229,7 +243,7 @@ def _object_of(text: str | None, path: tuple[Step, ...]) -> str | None:
 
 
 class _NoValueError(Exception):
-    """Raised if a JSON value has another type than its field."""
+    """Raised if a JSON value cannot be converted to the type of its field."""
 
 
 Read: TypeAlias = Callable[[Any], Any]
@@ -333,6 +347,6 @@ def _struct_of(text: str | None, readers: dict[str, Read]) -> dict[str, Any] | N
 
 
 def json_structs(data_type: Any, inputs: Sequence[pl.Series]) -> pl.Series:
-    """Returns each text of the first input as a struct type, or null for a text without a value."""
+    """Returns each JSON text of the first input as a struct (FROM_JSON), or null for a text without a value."""
     readers = {field.name: _reader(field.dtype) for field in data_type.fields}
     return pl.Series([_struct_of(text, readers) for text in inputs[0].to_list()], dtype=data_type)

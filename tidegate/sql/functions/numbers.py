@@ -1,4 +1,4 @@
-"""Functions of numbers, and functions that choose among their arguments."""
+"""Functions of numbers, and functions that return one of their arguments (COALESCE, GREATEST, IF and similar)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _double(change: Callable[[pl.Expr], pl.Expr]) -> Function:
 
 
 def _positive(change: Callable[[pl.Expr], pl.Expr]) -> Function:
-    """Returns a function that is null for numbers that are not positive, as in Spark."""
+    """Returns a function of a double that is null for arguments that are not greater than 0, as in Spark."""
     return of(1)(lambda call: Typed(change(pl.when(call.double(0) > 0).then(call.double(0))), pl.Float64()))
 
 
@@ -37,7 +37,9 @@ def _abs(call: Call) -> Typed:
 
 
 def _whole(change: Callable[[pl.Expr], pl.Expr]) -> Function:
-    """Returns a rounding function with result type BIGINT for doubles, and a decimal of scale 0 for decimals."""
+    """Returns a function that rounds to whole numbers: the result is BIGINT for doubles, and a decimal of scale 0 for
+    decimals.
+    """
 
     def make(call: Call) -> Typed:
         given = call.number(0)
@@ -52,7 +54,7 @@ def _whole(change: Callable[[pl.Expr], pl.Expr]) -> Function:
 
 
 def _round(call: Call) -> Typed:
-    """Returns ROUND: half up, away from zero."""
+    """Translates ROUND, which rounds half away from zero."""
     given, digits = call.number(0), call.literal_int(1, otherwise=0)
     if is_integer(given.type):
         if digits < 0:
@@ -69,9 +71,9 @@ def _round(call: Call) -> Typed:
 
 
 def _rounded(value: pl.Expr, digits: int) -> pl.Expr:
-    """Rounds doubles by their decimal text: 1.005 becomes 1.01, though in binary it is a little less.
+    """Rounds doubles by their decimal text: 1.005 becomes 1.01, although its binary value is a little less.
 
-    Doubles too large to have that many exact digits stay as they are.
+    Doubles that are too large for `digits` exact digits are returned unchanged.
     """
     if digits > _ROUNDED_DIGITS_MAX:
         return value
@@ -104,7 +106,7 @@ def _coalesce(call: Call) -> Typed:
 
 
 def _extreme(greatest: bool) -> Function:
-    """Returns GREATEST or LEAST. Nulls are skipped, as in Spark. NaN is greater than any number."""
+    """Returns the function GREATEST or LEAST. Nulls are skipped, as in Spark. NaN is greater than any number."""
 
     def make(call: Call) -> Typed:
         found, data_type = _in_common(call, call.args)

@@ -1,13 +1,14 @@
-"""`RowCalls`: a function of the user inside a polars expression.
+"""`RowCalls` calls a function of the user inside a polars expression.
 
-Tasks import this module, and need no sqlglot for it. Rules:
+Tasks import this module, so it does not import sqlglot. Rules:
 
-- A function of rows is called with the values of each row, None for null, in the types that all functions of the user
-  get. A function of columns is called with a polars Series for each argument, all of one length.
+- A function of rows is called once for each row, with its values as Python objects and None for null. A function of
+  columns is called with a polars Series for each argument, all of the same length.
 - Its result is checked like a result of `map`: a value that the declared type cannot hold is an error.
-- It is a part of a larger expression, so it is called for every row of a batch, whichever branch of a CASE needs it.
-- polars turns an exception into a new one that has only its text. So the exception and its row are stored here, and
-  polars gets a number for them (`call_failed`).
+- The call is part of a larger expression, so the function is called for every row of a batch, also for rows that take
+  another branch of a CASE.
+- polars replaces an exception by a new one with only its text. The original exception and its row are therefore stored
+  under a number, and polars gets an exception with this number (`call_failed`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from tidegate.operators.row_values import InexactValueError, column_of, exact_ar
 
 
 class RowCalls:
-    """Calls `function` for a polars expression: with whole columns (`columns`), or with the values of each row."""
+    """Calls `function` for a polars expression: with whole columns if `columns` is True, else with the values of each
+    row.
+
+    `returns` is the result type.
+    """
 
     def __init__(self, name: str, function: Callable[..., Any], returns: pa.DataType, columns: bool) -> None:
         self._name = name
@@ -33,12 +38,17 @@ class RowCalls:
         self._columns = columns
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles with cloudpickle, also where polars pickles, because the function may be defined in a notebook."""
+        """Pickles this object by cloudpickle, because the function may be defined in a notebook and polars uses plain
+        pickle.
+        """
         parts = (self._name, self._function, self._returns, self._columns)
         return _loaded, (cloudpickle.dumps(parts),)
 
     def __call__(self, inputs: Sequence[pl.Series]) -> pl.Series:
-        """Returns the results for all inputs except the last, which only carries the name."""
+        """Returns the results of the function.
+
+        The last input is ignored, because it only contributes the name of the expression.
+        """
         given = inputs[:-1]
         lengths = [len(each) for each in given]
         rows = 0 if 0 in lengths else max(lengths)
@@ -80,7 +90,7 @@ class RowCalls:
             raise self._misfit(results, error) from error
 
     def _misfit(self, results: Sequence[Any], error: Exception) -> Exception:
-        """Returns the error for the first result that the declared type cannot represent."""
+        """Returns the error to raise for the first result that the declared type cannot represent."""
         for row, result in enumerate(results):
             try:
                 exact_array([result], self._returns, complete=True)

@@ -23,7 +23,11 @@ def _test(test: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Function:
 
 
 def sliced(text: pl.Expr, start: pl.Expr, length: pl.Expr | None) -> pl.Expr:
-    """Returns characters from a position, which counts from 1, or from the end if it is negative. 0 means 1."""
+    """Returns `length` characters of a text from the position `start`. Positions count from 1, or from the end if
+    negative. 0 means 1.
+
+    `length` is None for all characters up to the end.
+    """
     size = text.str.len_chars().cast(pl.Int64)
     first = pl.when(start > 0).then(start - 1).when(start < 0).then(size + start).otherwise(start)
     end = size if length is None else first + length
@@ -32,9 +36,9 @@ def sliced(text: pl.Expr, start: pl.Expr, length: pl.Expr | None) -> pl.Expr:
 
 
 def _part(text: pl.Expr, begin: pl.Expr, size: pl.Expr) -> pl.Expr:
-    """Returns `size` characters of a text, or null if `size` is null.
+    """Returns `size` characters of a text from the index `begin`, or null if `size` is null.
 
-    In polars a null size means the whole rest.
+    (In polars a null size means all characters up to the end.)
     """
     return pl.when(size.is_not_null()).then(text.str.slice(begin, size))
 
@@ -76,7 +80,9 @@ def _regexp_replace(call: Call) -> Typed:
 
 
 def _replacement(call: Call, pattern: str) -> str:
-    """Translates a Java replacement with `$1` and `\\$` for Rust, where `$1st` would be a group named `1st`."""
+    r"""Translates a Java replacement text with `$1` and `\$` to the syntax of Rust, in which `$1st` would be a group
+    named `1st`.
+    """
     try:
         groups = re.compile(pattern).groups
     except re.error:  # The pattern may be valid in Rust alone, which reports errors itself.
@@ -96,14 +102,14 @@ def _replacement(call: Call, pattern: str) -> str:
 
 
 def _regexp_extract(call: Call) -> Typed:
-    """Returns REGEXP_EXTRACT. The result is an empty text if nothing matches, as in Spark."""
+    """Translates REGEXP_EXTRACT. The result is an empty text if nothing matches, as in Spark."""
     text, group = call.text(0), call.literal_int(2, otherwise=1)
     found = text.str.extract(call.literal_text(1), group).fill_null("")
     return Typed(pl.when(text.is_not_null()).then(found), pl.String())
 
 
 def _split_index(call: Call) -> Typed:
-    """Returns a part by Flink's rules: parts count from 0, and a missing part is null."""
+    """Translates SPLIT_INDEX by Flink's rules: parts count from 0, and a missing part is null."""
     place = call.literal_int(2)
     if place < 0:
         return Typed(pl.lit(None, dtype=pl.String), pl.String())
@@ -111,9 +117,10 @@ def _split_index(call: Call) -> Typed:
 
 
 def _split_part(call: Call) -> Typed:
-    """Returns a part by Spark's rules.
+    """Translates SPLIT_PART by Spark's rules.
 
-    Parts count from 1, or from the end if negative, and a missing part is empty. An empty separator does not split.
+    Parts count from 1, or from the end if negative, and a missing part is an empty text. An empty separator does not
+    split.
     """
     text, between, place = call.text(0), call.literal_text(1), call.literal_int(2)
     if not place:
@@ -124,7 +131,10 @@ def _split_part(call: Call) -> Typed:
 
 
 def _split(call: Call) -> Typed:
-    """Splits by Spark's rules: at the matches of a regular expression. An empty pattern splits into characters."""
+    """Translates SPLIT by Spark's rules: splits at the matches of a regular expression.
+
+    An empty pattern splits into characters.
+    """
     text, pattern = call.text(0), call.literal_text(1)
     plain = re.sub(r"\\([^A-Za-z0-9])", r"\1", pattern)
     if not set(re.sub(r"\\[^A-Za-z0-9]", "", pattern)) & set(".^$*+?{}[]\\|()"):
@@ -157,7 +167,7 @@ def _padded(start: bool) -> Function:
 
 
 def position(text: pl.Expr, part: str) -> pl.Expr:
-    """Returns the position at which a part begins, from 1, or 0 if the text does not contain it."""
+    """Returns the position at which `part` first occurs in a text, from 1, or 0 if the text does not contain it."""
     if not part:
         return pl.when(text.is_not_null()).then(pl.lit(1, dtype=pl.Int32))
     before = text.str.splitn(part, 2).struct.field("field_0").str.len_chars().cast(pl.Int32) + 1
@@ -237,7 +247,10 @@ def _mapped(
 
 
 def _path_of(call: Call, text: str) -> tuple[Step, ...]:
-    """Returns the steps of a path such as `$.a.b[0]`. Raises ConfigurationError for other paths."""
+    """Returns the steps of a JSON path such as `$.a.b[0]`.
+
+    Raises ConfigurationError for a path that is not supported.
+    """
     steps: list[Step] = []
     place = 1
     while text.startswith("$") and place < len(text):
@@ -259,7 +272,10 @@ def _from_json(call: Call) -> Typed:
 
 
 def _schema_of(call: Call, text: str) -> pl.Struct:
-    """Returns the type that a schema such as `id INT, tags ARRAY<STRING>` describes. Raises ConfigurationError."""
+    """Returns the struct type for a schema text such as `id INT, tags ARRAY<STRING>`.
+
+    Raises ConfigurationError if the text cannot be read.
+    """
     words = _Schema(call, text)
     whole = words.peek().upper() == "STRUCT" and words.peek(1) == "<"
     found = words.type() if whole else words.fields("")
@@ -270,7 +286,7 @@ def _schema_of(call: Call, text: str) -> pl.Struct:
 
 
 class _Schema:
-    """Parses the text of a schema word by word. The parser of sqlglot would ignore words that it does not support."""
+    """Parses the text of a schema word by word. (The parser of sqlglot would ignore words that it does not support.)"""
 
     def __init__(self, call: Call, text: str) -> None:
         self._call, self._text = call, text
@@ -278,18 +294,18 @@ class _Schema:
         self._place = 0
 
     def refused(self, why: str = "") -> Exception:
-        """Returns the error for the next word of the schema."""
+        """Returns the error for the next word of the schema. `why` is the reason, or empty for a general one."""
         found = f"{self.peek()!r}" if self.peek() else "the end"
         reason = why or f"{found} is not understood; write names and types, as in 'id INT, tags ARRAY<STRING>'"
         return self._call.refused(f"the schema {self._text!r}: {reason}")
 
     def peek(self, further: int = 0) -> str:
-        """Returns the next word, or a later one, without consuming it. "" at the end."""
+        """Returns the next word, or the word `further` words later, without consuming it. An empty text at the end."""
         place = self._place + further
         return self._words[place] if place < len(self._words) else ""
 
     def fields(self, end: str) -> pl.Struct:
-        """Reads fields (names with types) up to a closing word."""
+        """Reads fields (names with types) up to the closing word `end`, and returns them as a struct type."""
         found: dict[str, Any] = {}
         while True:
             word = self._next()
@@ -307,7 +323,7 @@ class _Schema:
             self._expect(",")
 
     def type(self) -> Any:
-        """Reads a type."""
+        """Reads and returns a type."""
         word = self.peek().upper()
         if word == "STRUCT":
             self._next()

@@ -1,6 +1,7 @@
 """Functions of dates and timestamps. All of them calculate in UTC.
 
-Functions that read the clock are refused, because a replay would return other values.
+Functions that read the clock, such as NOW, raise an error, because they would return other values when rows are
+replayed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ _FORMS = {
 
 
 def unit_of(node: exp.Expr, word: str) -> str:
-    """Returns a unit of time in the singular, in capitals. Raises ConfigurationError for an unknown unit."""
+    """Returns the name of a unit of time in the singular and in capitals.
+
+    Raises ConfigurationError for an unknown unit.
+    """
     found = word.upper().strip()
     found = found if found in UNIT_MS or found in UNIT_MONTHS else found.removesuffix("S")
     if found not in UNIT_MS and found not in UNIT_MONTHS:
@@ -67,13 +71,13 @@ def unit_of(node: exp.Expr, word: str) -> str:
 
 
 def in_utc(given: Typed) -> pl.Expr:
-    """Returns a time converted to UTC, so that its parts are in UTC."""
+    """Returns a time as an expression in UTC, so that its parts (such as the hour) are in UTC."""
     zone = getattr(given.type, "time_zone", None)
     return given.expr if zone in (None, "UTC") else given.expr.dt.convert_time_zone("UTC")
 
 
 def part_of(node: exp.Expr, word: str, given: Typed) -> Typed:
-    """Returns a part of a time: EXTRACT(HOUR FROM …), HOUR(…)."""
+    """Returns the part of a time that `word` names, such as the hour. For functions such as HOUR(…)."""
     name = word.upper()
     name = _NAMES.get(name, name)
     name = name if name in _PARTS else name.removesuffix("S")
@@ -85,7 +89,7 @@ def part_of(node: exp.Expr, word: str, given: Typed) -> Typed:
 
 
 def extracted(node: exp.Expr, word: str, given: Typed) -> Typed:
-    """Returns EXTRACT: like `part_of`, but seconds include their fraction, as in Spark."""
+    """Translates EXTRACT. Like `part_of`, but seconds include their fraction, as in Spark."""
     if word.upper().removesuffix("S") != "SECOND":
         return part_of(node, word, given)
     time = in_utc(as_type(node, given, pl.Datetime("us")) if isinstance(given.type, pl.Date) else given)
@@ -95,7 +99,7 @@ def extracted(node: exp.Expr, word: str, given: Typed) -> Typed:
 
 
 def strftime_of(node: exp.Expr, pattern: str) -> str:
-    """Returns Java's pattern of a date as a pattern of strftime. Raises ConfigurationError for an unknown letter."""
+    """Converts a date pattern of Java to a pattern of strftime. Raises ConfigurationError for unknown letters."""
     found = []
     for quoted, letters, other in re.findall(r"'([^']*)'|([A-Za-z]+)|([^A-Za-z']+)", pattern):
         if letters:
@@ -169,7 +173,7 @@ def _datediff(call: Call) -> Typed:
 
 
 def _timestampdiff(call: Call) -> Typed:
-    """Returns the number of whole units from the first time to the second."""
+    """Translates TIMESTAMPDIFF: the number of whole units from the first time to the second time."""
     unit = unit_of(call.node, call.nodes[0].name)
     if unit in UNIT_MONTHS:
         raise call.refused("months have no fixed length: use a unit from MILLISECOND to WEEK")
@@ -186,7 +190,7 @@ def _timestampadd(call: Call) -> Typed:
 
 
 def _moments(call: Call, place: int, unit: str) -> pl.Expr:
-    """Returns a time as a whole number of units since 1970."""
+    """Returns a time argument as a whole number of units ("s", "ms" or "us") since 1970."""
     given = as_type(call.nodes[place], call.time(place), pl.Datetime("us"))
     return (
         given.expr.cast(pl.Int64) if unit == "us" else given.expr.cast(pl.Int64) // (1_000 if unit == "ms" else 10**6)
@@ -198,7 +202,7 @@ def _since_1970(unit: str) -> Function:
 
 
 def _of_number(unit: str) -> Function:
-    """Returns a function that converts a number of units since the beginning of 1970 to a timestamp."""
+    """Returns a function that converts a number of units ("s", "ms" or "us") since 1970 to a timestamp."""
 
     def make(call: Call) -> Typed:
         if unit == "s" and is_number(call.args[0].type) and not is_integer(call.args[0].type):
