@@ -283,17 +283,122 @@ def start_fresh(items: PostgresDatabase, folder: Path) -> Running:
         ("ALTER TABLE items DROP COLUMN n", "column 'n' was dropped or renamed"),
         ("ALTER TABLE items RENAME COLUMN n TO m", "column 'n' was dropped or renamed"),
         ("ALTER TABLE items ALTER COLUMN n TYPE float8", "column 'n' was int32, and is double now"),
+        ("ALTER TABLE items ALTER COLUMN name TYPE char(9)", "column 'name' has another type or fewer digits"),
+        ("ALTER TABLE items ALTER COLUMN at TYPE timestamp(0)", "column 'at' has another type or fewer digits"),
+        ("ALTER TABLE items DROP COLUMN n, ADD COLUMN n int DEFAULT 7", "column 'n' was dropped and added again"),
+        (
+            "ALTER TABLE items ADD UNIQUE (name), ALTER name SET NOT NULL, REPLICA IDENTITY USING INDEX items_name_key",
+            "deleted rows are identified by (name) now, and the job needs (id)",
+        ),
+        (
+            "ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (name)",
+            "deleted rows are identified by (name) now, and the job needs (id)",
+        ),
     ],
 )
 def test_a_change_of_the_table_that_does_not_fit_is_named(
     statement: str, error: str, items: PostgresDatabase, start: Callable[..., Running]
 ) -> None:
     """When the next row comes."""
+    items.execute("ALTER TABLE items ADD COLUMN at timestamp")
     running = start()
     running.equals()
     items.execute(statement)
-    items.execute("INSERT INTO items (id) VALUES (7000)")
+    items.execute("INSERT INTO items (id, name) VALUES (7000, 'new')")
     assert f"table public.items has changed: {error}" in running.error()
+
+
+def test_a_table_that_is_renamed_is_named(items: PostgresDatabase, start: Callable[..., Running]) -> None:
+    """Its changes come under another name, and must not be passed over."""
+    running = start()
+    running.equals()
+    items.execute("ALTER TABLE items RENAME TO others")
+    items.execute("UPDATE others SET n = 0")
+    assert "table public.items was renamed to public.others" in running.error()
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        ("ALTER PUBLICATION p SET (publish = 'insert')", "publication 'p' leaves out some changes"),
+        ("ALTER PUBLICATION p SET TABLE others", "publication 'p' does not have table public.items"),
+        ("ALTER PUBLICATION p SET TABLE items WHERE (id < 50)", "leaves out rows of public.items: WHERE (id < 50)"),
+        ("DROP TABLE items; ALTER TABLE others RENAME TO items", "table public.items was dropped, or created again"),
+        (
+            "BEGIN; ALTER TABLE items RENAME TO old; ALTER TABLE others RENAME TO items; COMMIT",
+            "table public.items was renamed to public.old",
+        ),
+    ],
+)
+def test_changes_that_the_server_does_not_send_are_an_error(
+    statement: str, error: str, items: PostgresDatabase, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row comes that could show it, so the reader compares the catalog from time to time."""
+    monkeypatch.setattr(cdc_source, "SLOT_CHECK_MS", 50)
+    items.execute("CREATE TABLE others (LIKE items INCLUDING ALL)")
+    items.execute("CREATE PUBLICATION p FOR TABLE items")
+    running = start(publication="p")
+    running.equals()
+    items.execute(statement)
+    assert error in running.error()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["ALTER TABLE items DROP COLUMN n, ADD COLUMN n int DEFAULT 7"],
+        [
+            "DROP TABLE items",
+            "CREATE TABLE items (id bigint PRIMARY KEY, name text, n int)",
+            "ALTER PUBLICATION p ADD TABLE items",
+        ],
+    ],
+)
+def test_a_restore_finds_the_same_table_and_columns(
+    statements: list[str], items: PostgresDatabase, start: Callable[..., Running]
+) -> None:
+    """Others of the same names have rows that the state of the job does not have."""
+    items.execute("CREATE PUBLICATION p FOR TABLE items")
+    running = start(publication="p")
+    running.equals()
+    path = running.stop()
+    for statement in statements:
+        items.execute(statement)
+    with pytest.raises(tg.ConfigurationError, match=r"table public\.items is not what it was at the checkpoint"):
+        start(restore=path, publication="p")
+
+
+def test_a_publication_that_leaves_out_rows_or_columns_is_refused(items: PostgresDatabase, tmp_path: Path) -> None:
+    """The snapshot would have them."""
+    if int(items.execute("SHOW server_version_num")[0][0]) < 150_000:
+        pytest.skip("publications have filters since PostgreSQL 15")
+    items.execute("CREATE PUBLICATION some_rows FOR TABLE items WHERE (id < 3)")
+    items.execute("CREATE PUBLICATION some_columns FOR TABLE items (id, n)")
+    for publication, match in (("some_rows", "leaves out rows"), ("some_columns", "leaves out columns .* name")):
+        with local(1) as env:
+            env.from_postgres_cdc(items.dsn, tables=["items"], slot="s", publication=publication)["items"].collect()
+            with pytest.raises(tg.ConfigurationError, match=match):
+                env.execute("job", checkpoints=config(tmp_path))
+
+
+def test_row_security_hides_no_rows_of_the_snapshot(items: PostgresDatabase, tmp_path: Path) -> None:
+    """A user that may see only some rows gets an error, because the log has all rows."""
+    user = f"u_{items.name}"
+    items.execute(f"CREATE ROLE {user} LOGIN REPLICATION")
+    try:
+        items.execute(f"GRANT SELECT ON items TO {user}")
+        items.execute("ALTER TABLE items ENABLE ROW LEVEL SECURITY")
+        items.execute("CREATE POLICY p ON items USING (id < 3)")
+        items.execute("CREATE PUBLICATION p FOR TABLE items")
+        with local(1) as env:
+            dsn = items.dsn.replace("//tidegate@", f"//{user}@")
+            env.from_postgres_cdc(dsn, tables=["items"], slot=slot_of(items), publication="p")["items"].collect()
+            job = env.execute("job", checkpoints=config(tmp_path, interval="20ms"))
+            with pytest.raises(tg.JobFailedError, match="row-level security policy"):
+                job.wait("4min")
+    finally:
+        items.execute(f"DROP OWNED BY {user}")
+        items.execute(f"DROP ROLE {user}")
 
 
 def test_a_change_that_widens_is_taken(
@@ -336,6 +441,8 @@ def test_tables_that_cannot_be_followed_are_refused(items: PostgresDatabase, tmp
             ({"tables": ["nothing"]}, "REPLICA IDENTITY DEFAULT"),
             ({"tables": ["v"]}, "not a table"),
             ({"tables": "items"}, "give a list"),
+            ({"tables": ["items", "public.items"]}, r"public\.items is there twice"),
+            ({"tables": ["one too many.dots.in.it"]}, "no table 'one too"),
             ({"slot": "Upper"}, "lower-case"),
             ({"dsn": "nonsense"}, "not an address"),
             ({"dsn": "postgresql://127.0.0.1:1/x"}, "does not answer"),

@@ -121,6 +121,15 @@ def test_floats_that_the_database_does_not_have_are_refused(database: Database) 
         run.write(2, infinite)
 
 
+def test_dates_that_python_does_not_have_are_refused(database: Database) -> None:
+    """Before the checkpoint, because the drivers take Python values: the commit would be tried again without end."""
+    database.execute("CREATE TABLE t (d DATE)")
+    run = SinkRun(database_sink(database.url, pa.schema({"d": pa.date32()})))
+    days = pa.table({"d": pa.array([2_932_897], pa.int32()).cast(pa.date32())})
+    with pytest.raises(tg.ConfigurationError, match=r"outside of the range of DATE \(years 1 to 9999\)"):
+        run.write(1, days)
+
+
 @pytest.mark.parametrize(
     ("columns", "stream", "options", "message"),
     [

@@ -101,6 +101,76 @@ def test_a_query_that_cannot_be_read_is_refused(postgres: PostgresDatabase, quer
         sql_source(postgres.dsn, query, EMPTY, None, 1)
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted", "message"),
+    [
+        ("'0x10'", pa.int64(), "0x10'.* is not a value"),
+        ("'1e999'", pa.float64(), "is not a value"),
+        ("1e300", pa.float32(), "too great"),
+        ("1.5", pa.int64(), "not an integer"),
+        ("1700000000", pa.timestamp("us"), "1700000000 is int"),
+        ("1700000000", pa.date32(), "1700000000 is int"),
+        ("2", pa.bool_(), "neither 0 nor 1"),
+        ("'2026-01-01 10:00:00.5'", pa.timestamp("s"), "is not a value"),
+        ("'2026-01-01 10:00:00+02'", pa.timestamp("us"), "is not a value"),
+        ("'10:00:00.5'", pa.time32("s"), "is not a value"),
+        ("x'ff'", pa.string(), "utf8"),
+        ("7", pa.string(), "7 is int"),
+        ("'x'", pa.binary(), "'x' is str"),
+    ],
+)
+def test_a_value_that_another_type_would_change_is_an_error(
+    tmp_path: Path, value: str, wanted: pa.DataType, message: str
+) -> None:
+    """SQLite's columns have values of any type. The value is never cut, or read with another meaning."""
+    database = Database(f"sqlite:///{tmp_path}/test.db")
+    database.execute("CREATE TABLE t (x)")
+    database.execute(f"INSERT INTO t VALUES ({value})")
+    source = sql_source(database.url, "SELECT x FROM t", pa.schema([("x", wanted)]), None, 1)
+    with pytest.raises(tg.ConfigurationError, match=rf"column 'x' has a value that does not fit.*({message})"):
+        check_source(source)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "found"),
+    [
+        (["1.0", "2", "'+3'", "NULL"], pa.int32(), [1, 2, 3, None]),
+        (["'23:59:59.5'"], pa.time64("us"), [datetime.time(23, 59, 59, 500_000)]),
+        (["'1.10'"], pa.decimal128(5, 2), [Decimal("1.10")]),
+        (["1", "0"], pa.bool_(), [True, False]),
+        (["'2026-01-01 10:00:00'"], pa.timestamp("ms"), [datetime.datetime(2026, 1, 1, 10)]),
+        (["1.5", "2"], pa.float32(), [1.5, 2.0]),
+    ],
+)
+def test_values_of_sqlite_are_read_as_other_types(
+    tmp_path: Path, values: list[str], wanted: pa.DataType, found: list[object]
+) -> None:
+    """Where the value stays the same."""
+    database = Database(f"sqlite:///{tmp_path}/test.db")
+    for number, value in enumerate(values):
+        database.execute(f"CREATE TABLE t{number} (x)")
+        database.execute(f"INSERT INTO t{number} VALUES ({value})")
+        source = sql_source(database.url, f"SELECT x FROM t{number}", pa.schema([("x", wanted)]), None, 1)
+        assert [row["x"] for row in check_source(source)] == [found[number]]
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        ("now()", pa.timestamp("us")),
+        ("now()::timestamp", pa.timestamp("us", "UTC")),
+        ("now()::timestamp", pa.date32()),
+        ("1", pa.timestamp("us")),
+        ("1", pa.bool_()),
+        ("1.5::float8", pa.int64()),
+    ],
+)
+def test_a_type_of_another_meaning_is_refused(postgres: PostgresDatabase, column: str, wanted: pa.DataType) -> None:
+    """When the program is made."""
+    with pytest.raises(tg.ConfigurationError, match=r"column 'x' has type .*, and schema= has"):
+        sql_source(postgres.dsn, f"SELECT {column} AS x", pa.schema([("x", wanted)]), None, 1)
+
+
 def test_rows_that_would_be_in_no_range_are_refused(tmp_path: Path) -> None:
     """A null in the column of ranges, and a column without an order."""
     database = sqlite(tmp_path)

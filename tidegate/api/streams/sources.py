@@ -710,6 +710,9 @@ class StreamSources(OtherNames):
         limit_bytes = parse_size_bytes(warn_bytes, setting="from_postgres_cdc(warn_bytes)")
         with connected(dsn) as connection:
             found = tuple(describe_table(connection, each) for each in names)
+        same = next((each for each in found if sum(other.oid == each.oid for other in found) > 1), None)
+        if same is not None:
+            raise ConfigurationError(f"from_postgres_cdc(tables={names}): {same.text} is there twice; name it once")
         source = PostgresCdcSource(dsn, found, slot, publication or slot, limit_bytes)
         stream = self._begun(source, name, uid, 1, slot_sharing_group, source.schema.names)
         streams = {}

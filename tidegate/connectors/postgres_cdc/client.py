@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONNECT_S = 10
 _SETTINGS = (
     "-c datestyle=ISO -c timezone=UTC -c intervalstyle=postgres -c extra_float_digits=3 -c bytea_output=hex "
-    "-c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
+    "-c statement_timeout=0 -c idle_in_transaction_session_timeout=0 -c row_security=off"
 )
 _EPOCH_2000_MS = 946_684_800_000
 _WAL_DATA = struct.Struct(">QQq")
@@ -80,10 +80,11 @@ def connected(dsn: str) -> Iterator[Connection]:
 _TABLE = """
 SELECT n.nspname::text, c.relname::text, c.oid::int8, c.relkind::text, c.relreplident::text, c.relhassubclass,
        c.relpersistence::text
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
 """
 _COLUMNS = """
-SELECT a.attname::text, a.atttypid::int8, a.atttypmod, t.typtype::text, t.typbasetype::int8, t.typtypmod, a.attnotnull
+SELECT a.attname::text, a.attnum, a.atttypid::int8, a.atttypmod, t.typtype::text, t.typbasetype::int8, t.typtypmod,
+       a.attnotnull
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
@@ -94,10 +95,29 @@ WHERE i.indrelid = %s AND i.indisprimary AND a.attrelid = i.indrelid AND a.attnu
 
 
 def describe_table(connection: Connection, name: str) -> CdcTable:
-    """Returns columns and primary key of a table. Raises ConfigurationError if its changes cannot be replicated."""
-    found = connection.execute(_TABLE, (name,)).fetchone()
-    if found is None:
+    """Returns a table. Raises ConfigurationError if its changes cannot be followed."""
+    psycopg = driver()
+    try:
+        found = connection.execute("SELECT to_regclass(%s)::oid::int8", (name,)).fetchone()
+    except psycopg.errors.Error as error:
+        if not str(error.sqlstate).startswith(_NAME_ERRORS):
+            raise
+        found = None
+    table = None if found is None or found[0] is None else _table_of(connection, found[0])
+    if table is None:
         raise ConfigurationError(f"{_METHOD}(tables=): there is no table {name!r}; give names such as 'public.orders'")
+    return table
+
+
+_NAME_ERRORS = ("42", "0A", "22")
+"""Classes of SQLSTATE for a text that is no name of a table."""
+
+
+def _table_of(connection: Connection, oid: int) -> CdcTable | None:
+    """Returns a table, or None if it does not exist. Raises ConfigurationError if its changes cannot be followed."""
+    found = connection.execute(_TABLE, (oid,)).fetchone()
+    if found is None:
+        return None
     schema, table, oid, kind, identity, has_children, persistence = found
     text = f"{schema}.{table}"
     if kind not in ("r", "p") or persistence != "p":
@@ -105,11 +125,18 @@ def describe_table(connection: Connection, name: str) -> CdcTable:
     if kind == "r" and has_children:
         raise ConfigurationError(f"{_METHOD}(tables=): {text} has tables that inherit from it; give these tables")
     columns = []
-    for column, type_oid, modifier, type_kind, base, base_modifier, required in connection.execute(_COLUMNS, (oid,)):
-        is_domain = type_kind == "d"
+    for name, number, type_oid, modifier, kind_of_type, base, base_modifier, required in connection.execute(
+        _COLUMNS, (oid,)
+    ):
+        is_domain = kind_of_type == "d"
         columns.append(
             CdcColumn(
-                column, type_oid, base_modifier if is_domain else modifier, base if is_domain else type_oid, required
+                name=name,
+                number=number,
+                oid=type_oid,
+                modifier=base_modifier if is_domain else modifier,
+                base_oid=base if is_domain else type_oid,
+                required=required,
             )
         )
     keys = tuple(key for (key,) in connection.execute(_KEYS, (oid,)))
@@ -120,7 +147,35 @@ def describe_table(connection: Connection, name: str) -> CdcTable:
             f"{_METHOD}(tables=): the log has no primary key of deleted rows of {text}. Run ALTER TABLE {text} REPLICA "
             "IDENTITY DEFAULT (or FULL)"
         )
-    return CdcTable(schema, table, tuple(columns), keys)
+    return CdcTable(oid, schema, table, tuple(columns), keys)
+
+
+def changed_table(was: CdcTable, now: CdcTable | None) -> str | None:
+    """Returns how a table differs from what it was when the job was made, so that rows would be wrong, or None."""
+    if now is None:
+        return f"table {was.text} was dropped, or created again"
+    if was.text != now.text:
+        return f"table {was.text} was renamed to {now.text}"
+    if set(was.keys) != set(now.keys):
+        keys = f"its primary key was ({', '.join(was.keys)}), and is ({', '.join(now.keys)}) now"
+        return f"table {was.text} has changed: {keys}"
+    found = {column.name: column for column in now.columns}
+    for column in was.columns:
+        after = found.get(column.name)
+        if after is None:
+            return f"table {was.text} has changed: column {column.name!r} was dropped or renamed"
+        if after.number != column.number:
+            return f"table {was.text} has changed: column {column.name!r} was dropped and added again"
+    return None
+
+
+def check_tables(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
+    """Raises ConfigurationError if tables or the publication have changed so that changes of rows are missing."""
+    for table in tables:
+        fault = changed_table(table, _table_of(connection, table.oid))
+        if fault is not None:
+            raise ConfigurationError(fault)
+    _check_publication(connection, publication, tables)
 
 
 def prepare_publication(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
@@ -140,9 +195,32 @@ def prepare_publication(connection: Connection, publication: str, tables: Sequen
             )
         )
         return
-    asked = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = %s"
-    has = set(connection.execute(asked, (publication,)).fetchall())
+    _check_publication(connection, publication, tables)
+
+
+_FILTERS_SINCE = 150_000
+"""The first version of the server in which publications have row filters and lists of columns."""
+
+
+def _check_publication(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
+    """Raises ConfigurationError if a publication leaves out rows, columns or changes of the tables."""
+    has_filters = connection.info.server_version >= _FILTERS_SINCE
+    more = "rowfilter::text, attnames::text[]" if has_filters else "NULL, NULL"
+    asked = f"SELECT schemaname::text, tablename::text, {more} FROM pg_publication_tables WHERE pubname = %s"
+    has = {(schema, name): rest for schema, name, *rest in connection.execute(asked, (publication,))}
     for table in tables:
+        row_filter, columns = has.get((table.schema, table.name), (None, None))
+        if row_filter is not None:
+            raise ConfigurationError(
+                f"{_METHOD}: publication {publication!r} leaves out rows of {table.text}: WHERE {row_filter}. The "
+                "snapshot would have them. Give another publication=, and filter the stream"
+            )
+        lacks = [each.name for each in table.columns if columns is not None and each.name not in columns]
+        if lacks:
+            raise ConfigurationError(
+                f"{_METHOD}: publication {publication!r} leaves out columns of {table.text}: {', '.join(lacks)}. Give "
+                "another publication=, and drop the columns in a step"
+            )
         if (table.schema, table.name) not in has:
             raise ConfigurationError(
                 f"{_METHOD}: publication {publication!r} does not have table {table.text}; run ALTER PUBLICATION "

@@ -18,9 +18,13 @@ Phase = Literal["new", "snapshot", "clear", "log"]
 
 @dataclass(frozen=True, slots=True)
 class CdcColumn:
-    """A column of a PostgreSQL table, with its type. `base_oid` differs from `oid` for domains."""
+    """A column of a table, with its PostgreSQL type. `base_oid` differs from `oid` for domains.
+
+    `number`: identifies the column. A column that is dropped and added again has another one.
+    """
 
     name: str
+    number: int
     oid: int
     modifier: int
     base_oid: int
@@ -29,8 +33,9 @@ class CdcColumn:
 
 @dataclass(frozen=True, slots=True)
 class CdcTable:
-    """A PostgreSQL table: its columns, in order, and its primary key."""
+    """A table: its columns, in their order, and its primary key. `oid` identifies it."""
 
+    oid: int
     schema: str
     name: str
     columns: tuple[CdcColumn, ...]
@@ -40,6 +45,11 @@ class CdcTable:
     def text(self) -> str:
         """Schema and name of the table, for errors."""
         return f"{self.schema}.{self.name}"
+
+    @property
+    def identity(self) -> str:
+        """Returns what a job that continues must find again: the table and its columns."""
+        return f"{self.oid}: {' '.join(str(each.number) for each in self.columns)}"
 
 
 @wire
@@ -52,12 +62,14 @@ class CdcPosition:
     - "clear": a snapshot was lost. TRUNCATE was emitted for the first `skip` tables.
     - "log": all transactions that end before `lsn` were read, and `skip` rows after it.
 
-    `system` identifies the server whose log has these positions. `tables` are the tables that are read.
+    `system` identifies the server whose log has these numbers. `tables` are the tables that are read, and `identities`
+    identify them and their columns in the database.
     """
 
     phase: Phase
     slot: str
     tables: tuple[str, ...]
+    identities: tuple[str, ...] = ()
     lsn: int = 0
     skip: int = 0
     system: str = ""

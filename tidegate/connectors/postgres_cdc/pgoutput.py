@@ -49,11 +49,15 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Message: describes a table for the rows that follow. `oid` identifies the table in rows."""
+    """A table as it is from now on. `oid` identifies it in the rows.
+
+    `identity`: its replica identity, "d" for the primary key, "f" for all columns, "i" for an index, "n" for none.
+    """
 
     oid: int
     schema: str
     name: str
+    identity: str
     columns: tuple[RelationColumn, ...]
 
 
@@ -143,6 +147,7 @@ def _relation(data: bytes) -> Relation:
     (oid,) = _UINT32.unpack_from(data, 1)
     schema, at = _text(data, 5)
     name, at = _text(data, at)
+    identity = chr(data[at])
     (count,) = _UINT16.unpack_from(data, at + 1)
     at += 3
     columns = []
@@ -152,7 +157,7 @@ def _relation(data: bytes) -> Relation:
         type_oid, modifier = _COLUMN.unpack_from(data, at)
         at += _COLUMN.size
         columns.append(RelationColumn(is_key, column, type_oid, modifier - (1 << 32) if modifier >> 31 else modifier))
-    return Relation(oid, schema or "pg_catalog", name, tuple(columns))
+    return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:

@@ -10,11 +10,13 @@ Rules:
 - The server sends transactions in commit order, and sends them again from any position that was not confirmed. A
   position within a transaction is the end of the previous transaction, and the number of rows after it.
 - Positions are confirmed to the server only when a completed checkpoint contains them. The server keeps its log until
-  then. The size of this log is checked once a minute.
-- Without changes of the tables the position still advances with the log, so that the server can delete changes of other
-  tables.
-- The reader waits for a server that does not answer, and for a slot that another process still reads. Lost changes, and
-  incompatible changes of a table's columns, raise a ConfigurationError.
+  then. It is checked once a minute how much that is.
+- Without changes of the tables the position follows the end of the log, so that other tables do not hold it back.
+- Rows of the log are read only while the tables are what they were when the job began. The catalog is compared when the
+  reader begins, whenever the log describes a table anew, and once a minute: a table that was renamed or created again,
+  a column that was dropped and added again, and a publication that leaves out changes would make rows wrong silently.
+- The reader waits for a server that does not answer, and for a slot that another process still reads. Changes that are
+  lost, and tables that have changed in a way that rows do not fit, are a ConfigurationError.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tidegate.connectors.postgres_cdc.client import (
     LogStream,
     SlotCreation,
     SnapshotRows,
+    check_tables,
     connect,
     connected,
     driver,
@@ -52,7 +55,7 @@ from tidegate.connectors.postgres_cdc.pgoutput import (
     Values,
     parse,
 )
-from tidegate.connectors.postgres_cdc.text_values import TextColumns, arrow_type, column_type, row_schema
+from tidegate.connectors.postgres_cdc.text_values import TextColumns, arrow_type, column_type, keeps_values, row_schema
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.codec import decode, encode
@@ -103,7 +106,7 @@ class PostgresCdcSource:
         with connected(self.dsn) as connection:
             prepare_publication(connection, self.publication, self.tables)
             existed = find_slot(connection, self.slot) is not None
-        return [self._split(CdcPosition("new", self.slot, self._names, existed=existed))]
+        return [self._split(CdcPosition("new", self.slot, self._names, self._identities, existed=existed))]
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
         """Raises ConfigurationError if the slot or the tables differ from the checkpoint."""
@@ -114,6 +117,12 @@ class PostgresCdcSource:
                     f"it read {', '.join(at.tables)} through slot {at.slot!r}, and now reads {', '.join(self._names)} "
                     f"through {self.slot!r}; both cannot change"
                 )
+            for name, was, now in zip(at.tables, at.identities, self._identities, strict=True):
+                if was != now:
+                    raise ConfigurationError(
+                        f"table {name} is not what it was at the checkpoint: it was created again, or columns were "
+                        f"added, dropped, or dropped and added again. {_RESUBMIT}"
+                    )
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
         """Raises ConfigurationError unless the server still has the changes after the checkpoint's position."""
@@ -123,6 +132,7 @@ class PostgresCdcSource:
                 continue
             with connected(self.dsn) as connection:
                 lost = lost_changes(find_slot(connection, self.slot), at)
+                check_tables(connection, self.publication, self.tables)
             if lost is not None:
                 raise ConfigurationError(lost)
 
@@ -133,6 +143,10 @@ class PostgresCdcSource:
     @property
     def _names(self) -> tuple[str, ...]:
         return tuple(table.text for table in self.tables)
+
+    @property
+    def _identities(self) -> tuple[str, ...]:
+        return tuple(table.identity for table in self.tables)
 
     def _split(self, at: CdcPosition) -> SourceSplit:
         return SourceSplit(f"slot {self.slot}", encode(at))
@@ -173,6 +187,8 @@ class PostgresCdcReader:
         self._at: CdcPosition | None = None
         """The position behind the rows that were returned last."""
         self._relations: dict[int, _Relation | None] = {}
+        self._tables_are_checked = False
+        """False if the log has described a table since the catalog was compared."""
         self._pending: list[_Event] = []
         self._skip_left = 0
         self._in_transaction = False
@@ -273,6 +289,8 @@ class PostgresCdcReader:
         lsn, name = created
         position = replace(at, phase="snapshot", lsn=lsn, system=self._creation.system)
         self._snapshot = _Snapshot(position, snapshot_connection(self._source.dsn, name), offset)
+        with connect(self._source.dsn) as connection:
+            self._check_tables(connection)
         self._creation.close()
         self._creation = None
         log.info("a snapshot of %s at %s is read", ", ".join(at.tables), lsn_text(lsn))
@@ -341,6 +359,9 @@ class PostgresCdcReader:
             events += found[:room]
             self._rows_after += len(found[:room])
             self._pending += found[room:]
+        if not self._tables_are_checked:
+            with connect(self._source.dsn) as connection:
+                self._check_tables(connection)
         self._keep_contact(stream)
         return self._result(at, offset, events, stream)
 
@@ -364,6 +385,8 @@ class PostgresCdcReader:
         self._disconnect()
         with connect(self._source.dsn) as connection:
             lost = lost_changes(find_slot(connection, self._source.slot), at)
+            if lost is None:
+                self._check_tables(connection)
         if lost is None:
             self._stream = LogStream(self._source.dsn, self._source.slot, self._source.publication, at.lsn)
             lost = lost_changes(None, at, self._stream.system) if self._stream.system != at.system else None
@@ -391,12 +414,21 @@ class PostgresCdcReader:
         self._checked_ms = now_ms
         with connect(self._source.dsn) as connection:
             slot = find_slot(connection, self._source.slot)
+            self._check_tables(connection)
         kept_bytes = 0 if slot is None else slot.retained_bytes
         if kept_bytes >= self._source.warn_bytes and (
             self._warned_ms is None or now_ms - self._warned_ms >= WARN_EVERY_MS
         ):
             self._warned_ms = now_ms
             log.warning("%s", retained_text(self._source.slot, kept_bytes))
+
+    def _check_tables(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """Raises ConfigurationError if the tables are not what they were when the job began."""
+        try:
+            check_tables(connection, self._source.publication, self._source.tables)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"changes of rows would be missing: {error}. {_RESUBMIT}") from error
+        self._tables_are_checked = True
 
     def _events(self, data: bytes) -> list[_Event]:
         """Parses a message. Returns its rows, and updates the state of transactions and tables."""
@@ -418,6 +450,7 @@ class PostgresCdcReader:
                 self._rows_after = 0
             case Relation():
                 self._relations[message.oid] = self._relation(message)
+                self._tables_are_checked = False
             case Truncate(relations=oids):
                 found = (self._relations[oid] for oid in oids)
                 return [_Event(each.table, TRUNCATE, []) for each in found if each is not None]
@@ -426,8 +459,12 @@ class PostgresCdcReader:
     def _relation(self, message: Relation) -> _Relation | None:
         """Returns how the rows of a table are decoded from now on, or None for a table that is not read."""
         for number, table in enumerate(self._source.tables):
-            if (table.schema, table.name) == (message.schema, message.name):
+            same_name = (table.schema, table.name) == (message.schema, message.name)
+            if table.oid == message.oid and same_name:
                 return _Relation.of(number, table, message)
+            if table.oid == message.oid or same_name:
+                how = "was created again" if same_name else f"was renamed to {message.schema}.{message.name}"
+                raise ConfigurationError(f"table {table.text} {how}. {_RESUBMIT}")
         return None
 
     def _log_batch(self, events: Sequence[_Event], at: CdcPosition) -> pa.RecordBatch:
@@ -538,6 +575,13 @@ class _Relation:
         Raises ConfigurationError if they are incompatible.
         """
         found = {column.name: (place, column) for place, column in enumerate(message.columns)}
+        identified_by = {column.name for column in message.columns if column.is_key}
+        if message.identity != "f" and identified_by != set(table.keys):
+            by = ", ".join(sorted(identified_by))
+            raise ConfigurationError(
+                f"table {table.text} has changed: deleted rows are identified by ({by}) now, and the job needs "
+                f"({', '.join(table.keys)}). {_RESUBMIT}"
+            )
         places = []
         for column in table.columns:
             if column.name not in found:
@@ -545,14 +589,15 @@ class _Relation:
                     f"table {table.text} has changed: column {column.name!r} was dropped or renamed. {_RESUBMIT}"
                 )
             place, now = found[column.name]
-            wanted, has = column_type(column), arrow_type(now.oid, now.modifier)
-            if now.oid == column.oid != column.base_oid:
-                has = wanted  # A domain has the modifier of its base type.
-            if wanted != has and not _widens(has, wanted):
-                raise ConfigurationError(
-                    f"table {table.text} has changed: column {column.name!r} was {wanted}, and is {has} now. "
-                    f"{_RESUBMIT}"
+            if not keeps_values(column, now.oid, now.modifier):
+                wanted, has = column_type(column), arrow_type(now.oid, now.modifier)
+                how = (
+                    f"column {column.name!r} was {wanted}, and is {has} now"
+                    if wanted != has
+                    else f"column {column.name!r} has another type or fewer digits, and the log does not have the rows "
+                    "that PostgreSQL has converted"
                 )
+                raise ConfigurationError(f"table {table.text} has changed: {how}. {_RESUBMIT}")
             places.append(place)
         new = [name for name in found if name not in {column.name for column in table.columns}]
         if new:
@@ -578,6 +623,11 @@ class _Relation:
                 gone: Values = [None] * len(before)
                 for key in self.keys:
                     gone[key] = before[key]
+                    if before[key] is None:
+                        raise ConfigurationError(
+                            "the log has a deleted row without its primary key: a partition has another REPLICA "
+                            f"IDENTITY than DEFAULT or FULL. Change it. {_RESUBMIT}"
+                        )
                 found.append(_Event(self.table, DELETE_ROW, gone))
         if after is not None:
             found.append(_Event(self.table, UPSERT, after))
@@ -585,15 +635,6 @@ class _Relation:
 
 
 _RESUBMIT = "Stop the job, and submit it without a checkpoint and with another slot=; it begins with a new snapshot"
-
-
-def _widens(has: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether values of a changed column type can still be parsed exactly, or are refused if they do not
-    fit.
-    """
-    if pa.types.is_decimal(has) and pa.types.is_decimal(wanted):
-        return bool(has.scale == wanted.scale)
-    return bool(pa.types.is_string(wanted) or (pa.types.is_integer(has) and pa.types.is_integer(wanted)))
 
 
 def _columns_of_csv(lines: Sequence[bytes], count: int) -> list[pa.Array]:

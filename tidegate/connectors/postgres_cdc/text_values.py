@@ -58,6 +58,30 @@ def column_type(column: CdcColumn) -> pa.DataType:
     return arrow_type(column.base_oid, column.modifier)
 
 
+_VARCHAR = 1043
+_INTEGERS = (20, 21, 23)
+_TEXTS = (25, _VARCHAR)
+_TIMES = (1083, 1114, 1184, 1266)
+
+
+def keeps_values(column: CdcColumn, oid: int, modifier: int) -> bool:
+    """Returns whether the rows of a column stay what they were when its type becomes this one.
+
+    PostgreSQL rewrites a table for most other changes of a type, and its log does not have the rows that this changes.
+    """
+    if oid == column.oid and (modifier == column.modifier or column.oid != column.base_oid):
+        return True  # A domain has the modifier of its base type.
+    if oid != column.base_oid:
+        return any(oid in alike and column.base_oid in alike for alike in (_INTEGERS, _TEXTS))
+    if oid == _NUMERIC:
+        was = arrow_type(oid, column.modifier)
+        now = arrow_type(oid, modifier)
+        return bool(was == now or (pa.types.is_decimal(was) and pa.types.is_decimal(now) and was.scale == now.scale))
+    if oid in _TIMES:
+        return modifier == -1 or (column.modifier != -1 and modifier >= column.modifier)
+    return oid == _VARCHAR
+
+
 def row_schema(table: CdcTable) -> pa.Schema:
     """Returns the Arrow columns of a table."""
     return pa.schema([pa.field(each.name, column_type(each)) for each in table.columns])

@@ -68,6 +68,16 @@ def engine_of(url: str, where: str, *, writes: bool = False) -> sa.Engine:
         ) from error
 
 
+def use_utc(engine: sa.Engine) -> None:
+    """Makes MySQL and MariaDB return timestamps in UTC."""
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET time_zone = '+00:00'")
+
+
 def _begin_at_once(engine: sa.Engine) -> None:
     """Makes SQLite lock the database when a transaction begins, as SQLAlchemy's page on pysqlite shows.
 
@@ -400,11 +410,25 @@ def _column(found: Any, dialect: str, collation: str | None, is_key: bool) -> Ta
         may_be_missing=bool(missing),
         format="json" if isinstance(data_type, sa.JSON) else None,
         characters_max=characters,
+        limits=_limits(arrow),
+        years="1 to 9999",
         no_nan=True,
         no_infinity=dialect in _MYSQL,
         why_no_key=why,
         why_not="is computed by the database" if generated else None,
     )
+
+
+_DAYS = (-719_162, 2_932_896)
+"""The dates that Python has, in days since 1970. These drivers take Python values."""
+
+
+def _limits(arrow: pa.DataType | None) -> tuple[int, int] | None:
+    """Returns the range of the dates and timestamps that can be sent, in the unit of their type."""
+    if arrow is None or not (pa.types.is_date(arrow) or pa.types.is_timestamp(arrow)):
+        return None
+    per_day = 1 if pa.types.is_date(arrow) else 86_400 * {"s": 1, "ms": 1_000, "us": 1_000_000}[arrow.unit]
+    return _DAYS[0] * per_day, (_DAYS[1] + 1) * per_day - 1
 
 
 def _accepted(data_type: Any, dialect: str) -> tuple[Any, pa.DataType | None, int | None]:

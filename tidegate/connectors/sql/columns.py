@@ -48,7 +48,8 @@ class TableColumn:
     - `may_be_missing`: whether rows may lack it, because it is nullable, or has a default.
     - `cast`: whether values are sent as text, which the database casts to the type of the column.
     - `why_no_key`: why it cannot be a key, None if it can.
-    - `limits`: the least and the greatest value as integers of `arrow`, for dates and timestamps.
+    - `limits`: the least and the greatest value as integers of `arrow`, for dates and timestamps. `years`: the same
+      in words.
     - `no_nan`, `no_infinity`: the database has no such floats. SQLite would store a null for NaN.
     """
 
@@ -63,6 +64,7 @@ class TableColumn:
     labels: tuple[str, ...] | None = None
     characters_max: int | None = None
     limits: tuple[int, int] | None = None
+    years: str = "4713 BC to 294276 for timestamps, to 5874897 for dates"
     no_nan: bool = False
     no_infinity: bool = False
     why_no_key: str | None = None
@@ -314,6 +316,6 @@ def _check_limits(values: pa.Array, column: TableColumn, where: str) -> None:
     least, greatest = found["min"].as_py(), found["max"].as_py()
     if least < column.limits[0] or greatest > column.limits[1]:
         raise ConfigurationError(
-            f"{where}: column {column.name!r}: a value is outside of the range of {column.type_text} (years 4713 BC to "
-            "294276 for timestamps, to 5874897 for dates). Filter such rows before the sink"
+            f"{where}: column {column.name!r}: a value is outside of the range of {column.type_text} (years "
+            f"{column.years}). Filter such rows before the sink"
         )

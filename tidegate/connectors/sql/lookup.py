@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from tidegate.connectors.sql import alchemy as sql_alchemy
 from tidegate.connectors.sql import postgres
-from tidegate.connectors.sql.alchemy import alchemy, bound_type, engine_of, named_errors, reason
+from tidegate.connectors.sql.alchemy import alchemy, bound_type, engine_of, named_errors, reason, use_utc
 from tidegate.connectors.sql.client import DatabaseError, first_line
 from tidegate.connectors.sql.columns import UUID_OF_A_KEY, TableColumn
 from tidegate.connectors.sql.options import table_name
@@ -489,7 +489,7 @@ class AlchemyLookup(LookupSession):
         if self._engine is None:
             self._engine = engine_of(self._table.address, self._table.where)
             if self._engine.dialect.name != "sqlite":
-                _use_utc(self._engine)
+                use_utc(self._engine)
             self._statement = self._select()
         return self._engine
 
@@ -502,13 +502,3 @@ class AlchemyLookup(LookupSession):
         # Results are decoded by the types of the table here, so they must come as the driver returns them.
         read = [sa.type_coerce(column, sa.types.NullType()).label(column.name) for column in table.columns]
         return sa.select(*read).where(of_keys.in_(sa.bindparam("keys", expanding=True)))
-
-
-def _use_utc(engine: sa.Engine) -> None:
-    """Makes MySQL and MariaDB return timestamps in UTC."""
-    from sqlalchemy import event
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, _: object) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET time_zone = '+00:00'")

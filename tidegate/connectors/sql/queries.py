@@ -5,16 +5,20 @@ Rows have exactly the types that the program expects. A value that does not fit 
 
 from __future__ import annotations
 
+import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.connectors.sql.alchemy import alchemy, engine_of, reason
+from tidegate.connectors.formats.text import DEFAULTS, converted, converter_of
+from tidegate.connectors.sql.alchemy import alchemy, engine_of, reason, use_utc
 from tidegate.connectors.sql.client import DatabaseError, first_line
+from tidegate.connectors.sql.columns import kind_of
 from tidegate.connectors.sql.postgres import (
     DATES,
     TIMESTAMPS,
@@ -128,7 +132,15 @@ class PostgresQueries(QueryClient):
                 f"{self.where}: column {field.name!r} has type {name or field.type}, which is not supported; "
                 f"{self.advice}"
             )
-        return self.given.field(field.name) if field.name in self.given.names else found
+        if field.name not in self.given.names:
+            return found
+        given = self.given.field(field.name)
+        if not _is_read_as(found.type, given.type):
+            raise ConfigurationError(
+                f"{self.where}: column {field.name!r} has type {name}, and schema= has {given.type}; give "
+                f"{found.type}, or {self.advice}"
+            )
+        return given
 
     def one_row(self, query: str) -> tuple[Any, ...]:
         """Returns the only row of a query."""
@@ -207,19 +219,54 @@ class PostgresRows(Rows):
             self._on_close()
 
 
+_NUMBERS_OF = frozenset({"int", "float32", "float64", "decimal"})
+_READ_AS = {
+    "int": _NUMBERS_OF,
+    "float32": frozenset({"float32", "float64"}),
+    "float64": frozenset({"float32", "float64"}),
+    "text": _NUMBERS_OF | {"text", "bool", "date", "time", "naive", "zoned"},
+}
+"""The kinds of types that values of a kind may be read as. Each value is then exact, or an error."""
+
+
+def _is_read_as(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether values of a type keep their meaning as another. A number is no time, and a time has its zone."""
+    kind = kind_of(found)
+    return kind_of(wanted) in _READ_AS.get(kind, {kind})
+
+
 def _exact(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
     """Returns a column in its type. Raises ConfigurationError for a value that the type cannot hold."""
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     try:
         check_finite(values, field.name, where)
-        found = values if values.type == field.type else values.cast(field.type)
-    except pa.ArrowInvalid as error:
+        found = _cast(values, field)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
         raise ConfigurationError(
             f"{where}: column {field.name!r} has a value that does not fit {field.type}: {error}. Give another type "
             "in schema=, or change the query"
         ) from error
     if found.null_count and not field.nullable:
         raise ConfigurationError(f"{where}: column {field.name!r} has a null, and schema= forbids it")
+    return found
+
+
+def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
+    """Returns values in the type of a field. Raises pa.ArrowInvalid or ValueError for a value that would change."""
+    if values.type == field.type:
+        return values
+    if kind_of(values.type) == "text" and kind_of(field.type) != "text":
+        # Arrow's own cast reads 0x10 as 16, and 1e999 as infinity.
+        reasons: dict[int, str] = {}
+        nullable = field.with_nullable(True)
+        convert = converter_of(nullable, DEFAULTS)
+        found = converted(values.cast(pa.string()), nullable, convert, reasons, blank_is_null=False)
+        if reasons:
+            raise ValueError(reasons[min(reasons)].removeprefix(f"column {field.name!r}: "))
+        return found
+    found = values.cast(field.type)
+    if pa.types.is_floating(values.type) and pc.sum(pc.is_inf(found)) != pc.sum(pc.is_inf(values)):
+        raise ValueError(f"a number is too great for {field.type}")
     return found
 
 
@@ -286,6 +333,8 @@ class AlchemyQueries(QueryClient):
 
     def _started(self, query: str, schema: pa.Schema, failure: type[ConfigurationError | DatabaseError]) -> AlchemyRows:
         engine = engine_of(self.url, self.where)
+        if engine.dialect.name != "sqlite":
+            use_utc(engine)
         try:
             connection = engine.connect().execution_options(stream_results=True, yield_per=ROWS_AT_ONCE)
             if engine.dialect.paramstyle in ("format", "pyformat"):
@@ -331,14 +380,34 @@ class AlchemyRows(Rows):
             self._on_close()
 
 
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (int,),
+    "int": (int, float, Decimal),
+    "float32": (float, int, Decimal),
+    "float64": (float, int, Decimal),
+    "decimal": (Decimal, int),
+    "text": (str, bytes),
+    "binary": (bytes, bytearray, memoryview),
+    "date": (datetime.date,),
+    "time": (datetime.time,),
+    "naive": (datetime.date,),
+    "zoned": (datetime.datetime,),
+    "interval": (datetime.timedelta,),
+}
+"""The Python values of drivers that are read as a kind of types. Texts are read as all but binary."""
+
+
 def _from_python(values: Sequence[Any], field: pa.Field, where: str) -> pa.Array:
     """Returns Python values of a driver as a column. SQLite has times as text and booleans as numbers."""
+    kind = kind_of(field.type)
+    types = {type(value) for value in values if value is not None}
     try:
-        if any(isinstance(value, str) for value in values) and not _is_text(field.type):
-            return _exact(pc.cast(pa.array(values, pa.string()), field.type), field, where)
-        if pa.types.is_boolean(field.type):
-            values = [None if value is None else _as_bool(value) for value in values]
-        return _exact(pa.array(values, field.type), field, where)
+        if types == {str} and kind != "binary":
+            return _exact(pa.array(values, pa.string()), field, where)
+        for value in values if len(types) > 1 or not types <= set(_PYTHON_TYPES.get(kind, ())) else ():
+            if value is not None and not isinstance(value, _PYTHON_TYPES.get(kind, ())):
+                raise ValueError(f"{value!r} is {type(value).__name__}")
+        return _exact(_array(values, kind, field.type), field, where)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
         raise ConfigurationError(
             f"{where}: column {field.name!r} has a value that does not fit {field.type}: {error}. Give another type "
@@ -346,8 +415,39 @@ def _from_python(values: Sequence[Any], field: pa.Field, where: str) -> pa.Array
         ) from error
 
 
-def _is_text(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
+def _array(values: Sequence[Any], kind: str, wanted: pa.DataType) -> pa.Array:
+    """Returns values as an array that has all of their digits. Arrow itself drops digits of Python values."""
+    if kind == "bool":
+        return pa.array([None if value is None else _as_bool(value) for value in values], pa.bool_())
+    if kind == "int":
+        return pa.array([value if value is None or type(value) is int else _as_int(value) for value in values], wanted)
+    if kind in ("float32", "float64"):
+        return pa.array([float(value) if isinstance(value, Decimal) else value for value in values], pa.float64())
+    if kind == "date":
+        times = [value for value in values if isinstance(value, datetime.datetime)]
+        if times:
+            raise ValueError(f"{times[0]} is a time, and not a date")
+        return pa.array(values, pa.date32())
+    if kind == "time":
+        return pa.array(values, pa.time64("us"))
+    if kind in ("naive", "zoned"):
+        found = [None if value is None else _as_datetime(value, kind) for value in values]
+        return pa.array(found, pa.timestamp("us", wanted.tz))
+    return pa.array(values, wanted)
+
+
+def _as_datetime(value: datetime.date, kind: str) -> datetime.datetime:
+    if not isinstance(value, datetime.datetime):
+        return datetime.datetime.combine(value, datetime.time())
+    if value.tzinfo is not None and kind == "naive":
+        raise ValueError(f"{value} has a time zone")
+    return value
+
+
+def _as_int(value: Any) -> int:
+    if value != int(value):
+        raise ValueError(f"{value!r} is not an integer")
+    return int(value)
 
 
 def _as_bool(value: object) -> bool:
