@@ -277,6 +277,42 @@ def test_a_table_may_change_while_a_job_runs(lake: Lake) -> None:
     assert len(lake.table().scan(row_filter="k == 3").to_arrow()) == 4
 
 
+def test_an_upsert_does_not_write_to_another_column_of_the_same_name(lake: Lake) -> None:
+    """The column of the job was renamed, and its rows would be split over two columns."""
+    lake.create()
+    sink = lake.sink(("k",))
+    committed(sink, 1, prepared(sink, pa.table({"k": [1], "x": [10]})))
+    with lake.table().update_schema() as schema:
+        schema.rename_column("x", "former")
+    with lake.table().update_schema() as schema:
+        schema.add_column("x", LongType())
+    with pytest.raises(tg.TableError, match="another column 'x' than when the job was submitted"):
+        committed(sink, 2, prepared(sink, pa.table({"k": [1], "x": [11]})))
+    assert lake.rows() == [{"k": 1, "former": 10, "x": None}]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.timestamp("ns"),
+        pa.timestamp("us", "Europe/Berlin"),
+        pa.duration("us"),
+        pa.time32("ms"),
+        pa.decimal256(50, 2),
+        pa.date64(),
+        pa.uint64(),
+        pa.null(),
+    ],
+    ids=str,
+)
+def test_a_new_table_has_every_value_of_the_stream(lake: Lake, kind: pa.DataType) -> None:
+    """A type that Iceberg does not have is refused before there is a table."""
+    rows = pa.table({"k": [1], "v": pa.nulls(1, kind)})
+    with pytest.raises(tg.TableError, match=r"(?s)(cannot be created|column 'v').*(v|cast)"):
+        local().from_batches(rows).to_iceberg(catalog=lake.properties, table=NAME, create=True)
+    assert not lake.catalog.table_exists(NAME)
+
+
 def test_an_upsert_replaces_and_deletes(lake: Lake) -> None:
     """Files without one of the keys stay, and files of waiting rows are gone afterwards."""
     lake.create()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.connectors.iceberg.options import CatalogOptions, partition_transforms
+from tidegate.connectors.iceberg.options import CatalogOptions, check_columns, partition_transforms
 from tidegate.connectors.sink import CommitContext
 from tidegate.storage.errors import ConfigurationError, StorageError, TableError
 
@@ -74,6 +74,7 @@ class TablePlace:
         catalog = self.catalog.open()
         if catalog.table_exists(self.table):
             return
+        self._check_new(schema, where)
         namespace = self.table.rpartition(".")[0]
         try:
             if not catalog.namespace_exists(namespace):
@@ -93,6 +94,23 @@ class TablePlace:
                 f"{where}: {self.named} cannot be created: {error}"
                 "; create it yourself, or correct what the catalog refuses"
             ) from error
+
+    def _check_new(self, schema: pa.Schema, where: str) -> None:
+        """Raises TableError for columns that a new table would not have, or would have with another type."""
+        from pyiceberg.catalog import Catalog
+        from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
+
+        try:
+            wanted = Catalog._convert_schema_if_needed(schema)
+        except UnsupportedPyArrowTypeException as error:
+            raise TableError(
+                f"{where}: {self.named} cannot be created: column {error.field.name!r} is {error.field.type}, which "
+                'Iceberg does not have. Cast it in a step before: times to pa.timestamp("us") or ("us", "UTC") or '
+                'pa.time64("us"), decimals to up to 38 digits, other columns to numbers or strings'
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise TableError(f"{where}: {self.named} cannot be created: {error}") from error
+        check_columns(wanted, schema, f"{where}: {self.named}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,11 +211,23 @@ class IcebergUpsert(Sink):
                 if io.new_input(path).exists():
                     io.delete(path)
 
+    def _check_columns(self, metadata: TableMetadata, rows: pa.Schema) -> None:
+        """Raises TableError if the table lacks a column of the rows, or has another column of this name by now."""
+        check_columns(metadata.schema(), rows, self._place.named)
+        before = next((each for each in metadata.schemas if each.schema_id == self._layout.schema_id), None)
+        numbers = {} if before is None else {field.name: field.field_id for field in before.fields}
+        for name in rows.names:
+            if numbers.get(name, -1) not in (-1, metadata.schema().find_field(name).field_id):
+                raise TableError(
+                    f"{self._place.named} has another column {name!r} than when the job was submitted: the former one "
+                    'was renamed or dropped. Execute the job again with restore="latest"'
+                )
+
     def _changed(self, table: Table, update: UpdateSnapshot, paths: Sequence[str]) -> _SnapshotProducer[Any] | None:
         staged = [pq.read_table(BytesIO(_content(table, path))) for path in paths]
         changes = last_of_each_key(pa.concat_tables(staged), self._keys)
         metadata = table.metadata
-        check_columns(metadata.schema(), split_changes(changes)[0].schema, self._place.named)
+        self._check_columns(metadata, split_changes(changes)[0].schema)
         counter = itertools.count()
         replaced: list[DataFile] = []
         added: list[DataFile] = []
