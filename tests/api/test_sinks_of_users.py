@@ -205,3 +205,25 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         job = env.execute("wrong", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         with pytest.raises(tg.JobFailedError, match=r"'mine'.*committable must be bytes, not str.*in prepare of Wrong"):
             job.wait("4min")
+
+
+class RefusedSink(tg.Sink):
+    """A sink with a system that refuses the rows of the first checkpoint."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        pass
+
+    def prepare(self) -> list[bytes]:
+        return [b"rows"]
+
+    def commit(self, committables: Sequence[bytes], context: tg.CommitContext) -> None:
+        raise tg.TableError("the table has another column 'x' now")
+
+
+def test_a_commit_that_is_refused_fails_the_job_at_once(tmp_path: Path) -> None:
+    """It is not repeated for ten minutes, as a commit that fails for a while is."""
+    with local(1) as env:
+        env.from_batches(pa.table({"x": [1]}), uid="rows").to_sink(RefusedSink(), uid="sink")
+        job = env.execute("job", checkpoints=config(tmp_path, interval="20ms"))
+        with pytest.raises(tg.JobFailedError, match="the table has another column 'x' now"):
+            job.wait("4min")

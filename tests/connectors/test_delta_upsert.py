@@ -378,25 +378,26 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_that_the_table_cannot_hold_are_refused(tmp_path: Path) -> None:
-    """A key without a value, a null in a required column, and an empty string where Delta would store a null."""
+    """A key without a value, a null in a required column, and an empty string where Delta would store a null: before
+    the checkpoint, which could never be committed.
+    """
     url = str(tmp_path / "required")
     required = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("x", pa.int64(), nullable=False)])
     DeltaTable.create(url, Schema.from_arrow(required))
     sink = sink_of(url)
     with pytest.raises(tg.ConfigurationError, match="key column 'k'"):
         prepared(sink, pa.table({"k": [None], "x": [1]}, SCHEMA))
-    rows = prepared(sink, pa.table({"k": [1], "x": [None]}, SCHEMA))
     with pytest.raises(tg.TableError, match="requires a value in the column 'x'"):
-        committed(sink, 1, rows)
+        prepared(sink, pa.table({"k": [1], "x": [None]}, SCHEMA))
     committed(sink, 1, prepared(sink, changes({1: 1, 2: None})))
     assert by_key(url) == {1: 1}
     url = str(tmp_path / "texts")
     schema = pa.schema([("s", pa.string()), ("x", pa.int64())])
     sink = sink_of(url, ("s",), schema, ("s",))
     with pytest.raises(tg.TableError, match="empty string in the column 's'"):
-        committed(sink, 1, prepared(sink, pa.table({"s": ["", "a"], "x": [1, 2]}, schema)))
+        prepared(sink, pa.table({"s": ["", "a"], "x": [1, 2]}, schema))
     with pytest.raises(tg.TableError, match="bytes, but names of folders"):
-        committed(sink, 1, prepared(sink, pa.table({"s": ["a" * 300], "x": [1]}, schema)))
+        prepared(sink, pa.table({"s": ["a" * 300], "x": [1]}, schema))
 
 
 def test_a_table_that_was_put_back_needs_its_rows(url: str) -> None:

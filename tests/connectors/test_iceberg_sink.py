@@ -411,6 +411,8 @@ def test_what_cannot_be_written_is_refused(lake: Lake) -> None:
         prepared(lake.sink(("k",)), pa.table({"k": pa.array([None], pa.int64()), "x": [1]}))
     with pytest.raises(tg.TableError, match="requires a value in the column 'k'"):
         prepared(lake.sink(), pa.table({"k": pa.array([None], pa.int64()), "x": [1]}))
+    with pytest.raises(tg.TableError, match="requires a value in the column 'k'"):
+        prepared(lake.sink(("x",)), pa.table({"k": pa.array([None], pa.int64()), "x": [1]}))
 
 
 _PROGRAM = """

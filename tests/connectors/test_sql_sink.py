@@ -121,6 +121,20 @@ def test_floats_that_the_database_does_not_have_are_refused(database: Database) 
         run.write(2, infinite)
 
 
+@pytest.mark.parametrize("names", [["id"], ["id", "w"]])
+def test_rows_that_wait_are_refused_if_the_sink_has_other_columns(database: Database, names: list[str]) -> None:
+    """A restored program would drop their values, or try to commit them for ten minutes."""
+    database.execute("CREATE TABLE t (id BIGINT, v VARCHAR(9), w VARCHAR(9))")
+    before = SinkRun(database_sink(database.url, ROWS.schema))
+    prepared = before.write(1, ROWS)
+    changed = pa.schema([(name, pa.int64() if name == "id" else pa.string()) for name in names])
+    after = SinkRun(database_sink(database.url, changed))
+    after.files = before.files
+    with pytest.raises(tg.ConfigurationError, match="not committed yet have the columns 'id' int64, 'v' string, and"):
+        after.commit(1, prepared)
+    assert database.execute("SELECT count(*) FROM t") == [(0,)]
+
+
 def test_dates_that_python_does_not_have_are_refused(database: Database) -> None:
     """Before the checkpoint, because the drivers take Python values: the commit would be tried again without end."""
     database.execute("CREATE TABLE t (d DATE)")

@@ -171,6 +171,29 @@ def test_a_type_of_another_meaning_is_refused(postgres: PostgresDatabase, column
         sql_source(postgres.dsn, f"SELECT {column} AS x", pa.schema([("x", wanted)]), None, 1)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("time '24:00'", "the time 24:00"),
+        ("date 'infinity'", "an infinite time"),
+        ("timestamp '-infinity'", "an infinite time"),
+    ],
+)
+def test_times_that_arrow_does_not_have_are_an_error(postgres: PostgresDatabase, value: str, message: str) -> None:
+    """They would be other times."""
+    source = sql_source(postgres.dsn, f"SELECT {value} AS x", EMPTY, None, 1)
+    with pytest.raises(tg.ConfigurationError, match=f"column 'x' has {message}"):
+        check_source(source)
+
+
+@pytest.mark.parametrize("value", ["date 'infinity'", "timestamp '0044-03-15 BC'"])
+def test_ranges_of_times_that_python_does_not_have_are_refused(postgres: PostgresDatabase, value: str) -> None:
+    """With what to do, before the job starts."""
+    query = f"SELECT {value} AS x UNION ALL SELECT '2020-01-01'"
+    with pytest.raises(tg.ConfigurationError, match=r"infinite, or outside of the years 1 to 9999.*Filter"):
+        sql_source(postgres.dsn, query, EMPTY, "x", 3)
+
+
 def test_rows_that_would_be_in_no_range_are_refused(tmp_path: Path) -> None:
     """A null in the column of ranges, and a column without an order."""
     database = sqlite(tmp_path)

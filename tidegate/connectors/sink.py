@@ -95,7 +95,8 @@ class Sink:
 
         After an exception it is called again, with growing pauses, for as long as storage may be unavailable
         (`storage_outage`). Then the job fails, and a job that is restored from the checkpoint commits. A single call
-        that takes this long, and at least a minute, also fails the job.
+        that takes this long, and at least a minute, also fails the job. ConfigurationError and TableError fail it at
+        once.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method commit(self, committables, context)")
 

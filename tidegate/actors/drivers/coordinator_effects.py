@@ -14,7 +14,7 @@ from tidegate.actors.coordinator.invariants import COPIES_MAX
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.drivers.outages import delete_files
 from tidegate.actors.drivers.threads import leave_if_forked
-from tidegate.actors.drivers.user_sinks import SinkCommitters, SinkFailedError, SinkHangsError
+from tidegate.actors.drivers.user_sinks import SinkCommitters, SinkFailedError, SinkHangsError, SinkRefusedError
 from tidegate.actors.drivers.work_folders import remove_work
 from tidegate.connectors.source import MasterHook
 from tidegate.protocol.failures import failure_text, log_failure
@@ -236,7 +236,7 @@ class CoordinatorEffects:
             self._sinks.commit(self._context.job_id, instruction.checkpoint_id, of_sinks)
         except FencedError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
-        except SinkHangsError as error:
+        except (SinkHangsError, SinkRefusedError) as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
         except CorruptionError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)

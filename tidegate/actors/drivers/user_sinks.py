@@ -25,7 +25,7 @@ from tidegate.operators.operator_errors import is_failure, own_copy
 from tidegate.protocol.failures import OperatorError, error_text, failure_text, log_failure
 from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.checkpoints.metadata import Committable, DataFile, PreparedPart
-from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.errors import ConfigurationError, TableError, TidegateError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
 
 log = logging.getLogger(__name__)
@@ -322,6 +322,10 @@ class SinkFailedError(TidegateError):
     """Raised when a sink of the user could not commit."""
 
 
+class SinkRefusedError(SinkFailedError):
+    """Raised when a sink has raised ConfigurationError or TableError. Calling it again would not help."""
+
+
 class SinkHangsError(SinkFailedError):
     """Raised when a call of a user's sink has not returned. Calling it again would not help."""
 
@@ -333,7 +337,7 @@ class SinkCommitters:
 
     - Each sink has one committer, a copy that is never opened. Its calls do not overlap.
     - What a sink raises becomes a `SinkFailedError` with the sink and the reason. The caller retries: commits are
-      idempotent.
+      idempotent. ConfigurationError and TableError become a `SinkRefusedError`, which fails the job at once.
     - A call that does not come back is waited for as long as storage may be away, a minute at least, and no longer. Its
       sink is not called after that, as calls must not overlap: the job fails, and a job that is restored commits with a
       new copy.
@@ -373,7 +377,8 @@ class SinkCommitters:
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    raise SinkFailedError(
+                    refused = isinstance(error, ConfigurationError | TableError)
+                    raise (SinkRefusedError if refused else SinkFailedError)(
                         f"sink {spec.name!r} (uid {spec.uid!r}) failed to {what}: {failure_text(error)}"
                     ) from error
 

@@ -71,6 +71,8 @@ class DeltaUpsert(Sink):
         self._place = place
         self._keys = keys
         self._table_id: str | None = None
+        self._required: tuple[str, ...] = ()
+        self._partition_by: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Checks the table, and creates it if it does not exist."""
@@ -79,6 +81,9 @@ class DeltaUpsert(Sink):
             self._place.create()
             found = self._place.check()
         self._table_id = found
+        table = self._place.load()
+        self._required = tuple(required_columns(table))
+        self._partition_by = tuple(table.metadata().partition_columns)
 
     def open(self, context: SinkContext) -> None:
         """Opens the store for staged rows."""
@@ -87,6 +92,7 @@ class DeltaUpsert(Sink):
         names = (f"{unique}-{number}.parquet" for number in itertools.count())
 
         def write(rows: pa.Table) -> str:
+            self._check_rows(rows, self._required, self._partition_by)
             path = f"{STAGED_FOLDER}/{next(names)}"
             data = pa.BufferOutputStream()
             pq.write_table(rows, data)
@@ -100,7 +106,10 @@ class DeltaUpsert(Sink):
         self._staged.add(batch)
 
     def prepare(self) -> Iterable[bytes]:
-        """Returns one committable with all files staged since the last call, or none if there are no rows."""
+        """Returns one committable with all files staged since the last call, or none if there are no rows.
+
+        Raises TableError for rows that the table cannot store: a checkpoint that has them could never be committed.
+        """
         paths = self._staged.take()
         if not paths:
             return []
@@ -140,8 +149,7 @@ class DeltaUpsert(Sink):
         store.delete_all(f"{STAGED_FOLDER}/{name}" for name in store.list(STAGED_FOLDER) if name.startswith(prefix))
 
     def _merge(self, table: DeltaTable, changes: pa.Table, properties: CommitProperties) -> None:
-        by = table.metadata().partition_columns
-        self._check_rows(table, changes, by)
+        self._check_rows(changes, required_columns(table), table.metadata().partition_columns)
         columns = [name for name in changes.schema.names if name != DELETED_COLUMN]
         source = {name: f"c{number}" for number, name in enumerate(columns)}
         values = {_quoted(name): f"{_SOURCE}.{source[name]}" for name in columns}
@@ -167,14 +175,14 @@ class DeltaUpsert(Sink):
                 ", ".join(self._keys),
             )
 
-    def _check_rows(self, table: DeltaTable, changes: pa.Table, partition_by: Sequence[str]) -> None:
+    def _check_rows(self, changes: pa.Table, required: Sequence[str], partition_by: Sequence[str]) -> None:
         """Raises TableError for rows that the table cannot store, and for keys that Delta would store as another
         value.
         """
         rows = changes
         if DELETED_COLUMN in changes.schema.names:
             rows = changes.filter(pc.invert(changes.column(DELETED_COLUMN)))
-        for name in required_columns(table):
+        for name in required:
             if count := rows.column(name).null_count:
                 raise TableError(
                     f"{self._place.named} requires a value in the column {name!r}, and {count} rows have none: filter "

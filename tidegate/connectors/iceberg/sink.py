@@ -168,8 +168,10 @@ class IcebergUpsert(Sink):
         unique = f"{context.prefix}-{uuid4().hex[:8]}"
         names = (f"{unique}-{number}.parquet" for number in itertools.count())
         folder = f"{table.location().rstrip('/')}/{STAGED_FOLDER}"
+        required = [field.name for field in table.schema().fields if field.required]
 
         def write(rows: pa.Table) -> str:
+            _check_required(split_changes(rows)[0], required, self._place)
             path = f"{folder}/{next(names)}"
             data = BytesIO()
             pq.write_table(rows, data)
@@ -184,7 +186,10 @@ class IcebergUpsert(Sink):
         self._staged.add(batch)
 
     def prepare(self) -> Iterable[bytes]:
-        """Returns one committable with all files staged since the last call, or none if there are no files."""
+        """Returns one committable, with all files since the last call.
+
+        Raises TableError for a required column without a value: a checkpoint that has it could never be committed.
+        """
         paths = self._staged.take()
         return [encode(IcebergRows(self._layout.uuid, tuple(paths)))] if paths else []
 
@@ -314,13 +319,19 @@ def rows_of_table(batches: Sequence[pa.RecordBatch], schema: Schema, place: Tabl
             column = plain if plain.type.equals(field.type) else plain.cast(field.type)
         else:
             column = pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
-        if not field.nullable and column.null_count:
-            raise TableError(
-                f"{place.named} requires a value in the column {field.name!r}, and {column.null_count} rows have none: "
-                "filter them, or make the column optional"
-            )
         columns.append(column)
+    _check_required(pa.table(columns, names=wanted.names), [each.name for each in wanted if not each.nullable], place)
     return pa.Table.from_arrays(columns, schema=wanted)
+
+
+def _check_required(rows: pa.Table, required: Sequence[str], place: TablePlace) -> None:
+    """Raises TableError if a required column has no value in some rows."""
+    for name in required:
+        if count := rows.column(name).null_count:
+            raise TableError(
+                f"{place.named} requires a value in the column {name!r}, and {count} rows have none: filter them, or "
+                "make the column optional"
+            )
 
 
 def new_files(metadata: TableMetadata, rows: pa.Table, io: Any, counter: Iterator[int]) -> list[DataFile]:

@@ -171,11 +171,14 @@ def changed_table(was: CdcTable, now: CdcTable | None) -> str | None:
 
 def check_tables(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
     """Raises ConfigurationError if tables or the publication have changed so that changes of rows are missing."""
-    for table in tables:
-        fault = changed_table(table, _table_of(connection, table.oid))
-        if fault is not None:
-            raise ConfigurationError(fault)
-    _check_publication(connection, publication, tables)
+    with connection.transaction():
+        # All queries see one state of the catalog.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        for table in tables:
+            fault = changed_table(table, _table_of(connection, table.oid))
+            if fault is not None:
+                raise ConfigurationError(fault)
+        _check_publication(connection, publication, tables)
 
 
 def prepare_publication(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:

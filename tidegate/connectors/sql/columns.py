@@ -32,6 +32,7 @@ Accepts = Literal[
 Format = Literal["json", "uuid"]
 
 _UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_ESCAPED_NUL = r"(^|[^\\])(\\\\)*\\u0000"
 UUID_OF_A_KEY = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 """Two spellings of one key would count as two keys here, and as one in the database."""
 _DECIMAL128_DIGITS_MAX = 38
@@ -282,6 +283,8 @@ def _check_text(values: pa.Array, column: TableColumn, is_key: bool, where: str)
         checks.append((pc.invert(pc.match_substring_regex(values, pattern)), f"is not a UUID with four hyphens{case}"))
     if column.format == "json":
         checks.append((_is_no_json(values), "is not valid JSON"))
+        if column.type_text == "jsonb":
+            checks.append((pc.match_substring_regex(values, _ESCAPED_NUL), r"has \u0000, which jsonb cannot store"))
     for wrong, what in checks:
         if pc.any(wrong).as_py():
             value = values.filter(pc.fill_null(wrong, False))[0].as_py()

@@ -148,6 +148,11 @@ class PostgresQueries(QueryClient):
             connection = PostgresConnection(self.dsn)
             try:
                 return connection.rows(query)[0]
+            except (OverflowError, ValueError) as error:
+                raise ConfigurationError(
+                    f"{self.where}: a date or time is infinite, or outside of the years 1 to 9999: {error}. Filter "
+                    "such rows in the query"
+                ) from error
             finally:
                 connection.close()
         except driver().Error as error:
@@ -271,7 +276,11 @@ def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def check_finite(values: pa.Array, name: str, where: str) -> None:
-    """Raises ConfigurationError for PostgreSQL's infinite times, which Arrow cannot represent."""
+    """Raises ConfigurationError for PostgreSQL's infinite times and the time 24:00, which Arrow cannot represent."""
+    if pa.types.is_time64(values.type) and pc.max(values.cast(pa.int64())).as_py() == _DAY[values.type.unit]:
+        raise ConfigurationError(
+            f"{where}: column {name!r} has the time 24:00, which Arrow cannot represent; change it in the query"
+        )
     is_date = pa.types.is_date32(values.type)
     if not (is_date or pa.types.is_timestamp(values.type)) or values.null_count == len(values):
         return
@@ -281,6 +290,9 @@ def check_finite(values: pa.Array, name: str, where: str) -> None:
         raise ConfigurationError(
             f"{where}: column {name!r} has an infinite time, which Arrow cannot represent; filter it in the query"
         )
+
+
+_DAY = {"us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 
 
 # --- SQLAlchemy ---------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class DatabaseSink(CommittingSink):
 
     def open_committer(self, context: CommittingContext) -> DatabaseCommitter:
         """Returns the committer of a subtask."""
-        return DatabaseCommitter(context.uid, context.files, self.client.open(self.columns, self.sent))
+        return DatabaseCommitter(context.uid, context.files, self.client.open(self.columns, self.sent), self)
 
 
 def database_sink(
@@ -224,8 +224,8 @@ def newest_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
 class DatabaseCommitter(Committer):
     """Commits what one subtask has prepared."""
 
-    def __init__(self, uid: str, files: SinkFiles, session: TableSession) -> None:
-        self._uid, self._files, self._session = uid, files, session
+    def __init__(self, uid: str, files: SinkFiles, session: TableSession, sink: DatabaseSink) -> None:
+        self._uid, self._files, self._session, self._sink = uid, files, session, sink
 
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
         """Writes the rows of the buckets that are not committed yet, and their tokens."""
@@ -255,6 +255,17 @@ class DatabaseCommitter(Committer):
         """Returns ranges of the rows of a file."""
         with pa.ipc.open_stream(pa.py_buffer(self._files.read(path))) as stream:
             rows = one_batch(stream.read_all(), path)
+        sent = self._sink.sent
+        if not rows.schema.equals(sent):
+            raise ConfigurationError(
+                f"{self._sink.client.where}: rows of the checkpoint that are not committed yet have the columns "
+                f"{_described(rows.schema)}, and the sink has {_described(sent)} now. Restore the program as it was, "
+                "stop it with a savepoint, and restore the changed program from that; or give the sink another uid"
+            )
         if sum(count for _, count in ranges) == rows.num_rows:
             return rows
         return pa.concat_batches([rows.slice(start, count) for start, count in ranges])
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name!r} {field.type}" for field in schema if field.name != DELETED)
