@@ -1,11 +1,11 @@
-"""The content of an edge of the job graph: rows by a partitioning, or the side output of an operator.
+"""The kinds of edges of the job graph: partitioned rows of a vertex, or a side output of an operator.
 
 Rules of side outputs:
 
-- An operator declares the tags of its side outputs when it is added to the program. A stream can be made of those
-  tags only.
-- Rows under a tag leave the task over edges of their own. Barriers, watermarks and credit treat these edges like all
-  others. A side output is therefore exactly once, as the main output is.
+- An operator declares the tags of its side outputs when it is added to the program. A program can read only declared
+  tags.
+- Each side output that is read has its own edges. Barriers, watermarks and credit treat these edges like all other
+  edges. A side output is therefore exactly once, as the main output is.
 - Rows under a tag that no step reads are dropped.
 """
 
@@ -26,7 +26,11 @@ from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 
 @wire
 class PartitioningKind(enum.Enum):
-    """The receiver of a row: the same subtask, the owner of its key, each subtask in turn, or all subtasks."""
+    """The rule that chooses the receiving subtask of a row.
+
+    FORWARD: the subtask with the sender's index. HASH: the owner of the row's key. REBALANCE: each subtask in turn.
+    BROADCAST: all subtasks.
+    """
 
     FORWARD = "forward"
     HASH = "hash"
@@ -37,7 +41,11 @@ class PartitioningKind(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The kind, and the key columns. Raises ConfigurationError unless exactly HASH has key columns."""
+    """The partitioning of an edge: its kind, and the key columns, which only HASH has.
+
+    Raises ConfigurationError for a HASH partitioning without keys, for keys of another kind, or for a repeated key
+    column.
+    """
 
     kind: PartitioningKind
     keys: tuple[str, ...] = ()
@@ -61,7 +69,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 class OutputTag:
     """Names a side output and the columns of its rows: `tg.OutputTag("bad", {"k": str, "reason": str})`.
 
-    The name has letters, digits, `_`, `-` and `.`, at most 100 of them. Raises ConfigurationError.
+    The name has 1 to 100 letters, digits, `_`, `-` and `.`, and begins with a letter or digit. Raises
+    ConfigurationError for another name or a missing schema.
     """
 
     name: str
@@ -79,7 +88,7 @@ class OutputTag:
 
 
 class ErrorTag(OutputTag):
-    """The tag of rows for which the function of a step has failed."""
+    """The tag of a side output that receives the rows for which the function of a step failed."""
 
     __slots__ = ()
 
@@ -87,14 +96,16 @@ class ErrorTag(OutputTag):
 @wire
 @dataclass(frozen=True, slots=True)
 class SideOutput:
-    """The rows that one operator emits under one tag."""
+    """Identifies a side output by its operator and the name of its tag."""
 
     operator: OperatorUid
     tag: str
 
 
 def check_tag_name(name: str) -> None:
-    """Raises ConfigurationError for a name that a side output cannot have."""
+    """Raises ConfigurationError unless the name has 1 to 100 letters, digits, `_`, `-` or `.`, and begins with a letter
+    or digit.
+    """
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"a side output cannot be called {name!r}: use 1 to 100 letters, digits, '_', '-' and '.', and begin with "
@@ -103,7 +114,7 @@ def check_tag_name(name: str) -> None:
 
 
 def check_tags(operator: str, tags: Sequence[OutputTag]) -> None:
-    """Raises ConfigurationError for a value that is not a tag, and for two tags of one name."""
+    """Raises ConfigurationError if a value is not an `OutputTag`, or if two tags of the operator have one name."""
     names: set[str] = set()
     for tag in tags:
         if not isinstance(tag, OutputTag):

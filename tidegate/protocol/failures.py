@@ -1,11 +1,10 @@
-"""Reasons for failures of checkpoints and tasks: a closed list, the error of an operator, and errors as bounded text.
+"""The reasons why checkpoints fail, the errors of operators, and functions that turn an error into bounded text.
 
-The list contains the reasons of Flink's `CheckpointFailureReason` that can happen in tidegate. A *counted* reason
-counts towards the tolerable number of failed checkpoints. The other reasons are not a fault of the job: a request that
-came too early, a task that had just finished, an attempt that failed for another reason.
+The reasons are those in Flink's `CheckpointFailureReason` that can happen in tidegate. A *counted* reason counts
+towards the tolerable number of failed checkpoints. The other reasons are not a fault of the job: a request that came
+too early, a task that had just finished, an attempt that failed for another reason.
 
-Runtimes, drivers and the API turn errors into text with the functions of this module. They never raise, whatever the
-class of a user's error does.
+The functions that return text never raise, whatever the class of a user's error does.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tidegate.storage.user_values import logged_text, with_marks_of_cut
 
 @wire
 class CheckpointFailureReason(enum.Enum):
-    """One reason for each checkpoint that fails, and for each request that is refused."""
+    """The reason why a checkpoint failed, or why a request for a checkpoint was refused."""
 
     # Before the trigger: the request is refused.
     SCHEDULER_SHUTDOWN = "the checkpoint scheduler is shut down"
@@ -51,7 +50,7 @@ class CheckpointFailureReason(enum.Enum):
 
     @property
     def counted(self) -> bool:
-        """Returns whether the failure counts against the tolerable number of failed checkpoints."""
+        """Returns whether a checkpoint that fails for this reason counts against the tolerable number of failures."""
         return self in _COUNTED
 
 
@@ -74,7 +73,7 @@ _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), 
 _LIBRARIES = frozenset(
     {"pyarrow", "polars", "numpy", "numba", "pandas", "ray", "fsspec", "s3fs", "pyspark", "py4j", "cloudpickle"}
 )
-"""Frames of these libraries alone do not show where the user's code failed."""
+"""Libraries that user code calls. Stack frames of these libraries alone do not show where the user's code failed."""
 _FRAMES_MAX = 8
 _TRACE_FRAMES_MAX = 200
 _CAUSES_MAX = 10
@@ -84,8 +83,8 @@ _SOURCE_CHARACTERS_MAX = 160
 def bounded_text(text: str) -> str:
     """Returns the text in at most `TEXT_BYTES_MAX` bytes of UTF-8, for events, logs and messages.
 
-    A longer text loses its middle: an error begins with what failed and ends with the cause. Lone surrogates are
-    escaped, because UTF-8 cannot encode them.
+    A longer text loses its middle, because an error begins with the failed step and ends with the cause. Lone
+    surrogates are escaped, because UTF-8 cannot encode them.
     """
     if len(text) <= TEXT_BYTES_MAX:
         encoded = text.encode("utf-8", "backslashreplace")
@@ -99,7 +98,9 @@ def bounded_text(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Returns the error's class and message, bounded. Never raises, even if the error's own code does."""
+    """Returns the class and the message of an error, cut to `TEXT_BYTES_MAX` bytes. Never raises, even if the code of
+    the error does.
+    """
     try:
         name = str.__str__(type(error).__name__)
         message = str.__str__(str(error))
@@ -109,9 +110,10 @@ def error_text(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """Returns `error_text`, and below it the frames of the user's code: file, line and source, outermost first.
+    """Returns the class and message of an error, and below them the stack frames of the user's code, outermost first.
 
-    Frames of tidegate are omitted. The frames belong to the first error in the chain of causes. Never raises.
+    Each frame has the file, line and source. Frames of tidegate are omitted. The frames belong to the deepest cause
+    that has frames of user code. Never raises.
     """
     try:
         frames = _user_frames(error)
@@ -121,7 +123,9 @@ def failure_text(error: BaseException) -> str:
 
 
 def _user_frames(error: BaseException) -> list[str]:
-    """Returns the innermost frames of code that is not tidegate's, as Python prints them, bounded."""
+    """Returns the lines of up to `_FRAMES_MAX` innermost stack frames of user code, as Python prints them, outermost
+    first.
+    """
     found: list[str] = []
     seen: set[int] = set()
     at: BaseException | None = error
@@ -151,9 +155,10 @@ def _is_of_library(filename: str) -> bool:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Returns whether the program itself is wrong, so that a restart does not help.
+    """Returns whether a restart cannot help, because the program itself is wrong.
 
-    True for a ConfigurationError, also inside an operator, and for an operator's error that would come again.
+    True for a ConfigurationError, also as the cause of an OperatorError, and for an OperatorError that is marked
+    permanent.
     """
     at: BaseException | None = error
     while isinstance(at, OperatorError):
@@ -164,23 +169,25 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def fingerprint(error: BaseException) -> str:
-    """Returns `OperatorError.fingerprint`, by which a repeated error is recognised. Empty for other errors."""
+    """Returns the fingerprint of an OperatorError, which is equal for repeated failures at one row, or "" for other
+    errors.
+    """
     return error.fingerprint if isinstance(error, OperatorError) else ""
 
 
 def interrupts(error: BaseException) -> bool:
-    """Returns whether this is Ctrl-C. It reaches only the main thread, and is not a fault of the code that ran there.
+    """Returns whether the error is a KeyboardInterrupt of Ctrl-C, which reaches only the main thread.
 
-    In any other thread user code has raised KeyboardInterrupt itself. There it is an error like any other.
+    In another thread, user code has raised KeyboardInterrupt itself, and the function returns False.
     """
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def log_failure(log: logging.Logger, message: str, error: BaseException) -> None:
-    """Logs what failed, its cause and the frames of the user's code, and all frames at DEBUG.
+    """Logs a failure as a warning, with its cause and the frames of the user's code, and at DEBUG with all frames.
 
-    Values of users' rows are withheld unless `log_rows` is on. Never raises: user code may have closed the stream that
-    the log writes to, and the failure is reported elsewhere too.
+    Values of users' rows are withheld unless `log_rows` is on. Never raises: user code may have closed the stream of
+    the log.
     """
     try:
         log.warning("%s: %s", message, logged_text(failure_text(error)))
@@ -191,9 +198,11 @@ def log_failure(log: logging.Logger, message: str, error: BaseException) -> None
 
 
 def stack_text(error: BaseException) -> str:
-    """Returns all frames of an error and of its causes, the error itself last, bounded.
+    """Returns all stack frames of an error and of its causes, cut to `TEXT_BYTES_MAX` bytes. The error itself comes
+    last.
 
-    The message of a cause is omitted: it may have values of rows without marks, and the last error repeats it.
+    Of a cause that is not a TidegateError only the class is given: its message may contain unmarked values of rows, and
+    the last error repeats it.
     """
     parts: list[str] = []
     seen: set[int] = set()
@@ -213,13 +222,17 @@ class OperatorError(TidegateError):
     """
 
     permanent = False
-    """True if a restart would fail in the same way. Then the job is not restarted."""
+    """True if a restart would fail in the same way. The job is then not restarted."""
 
     fingerprint = ""
-    """Equal for two failures of one operator with the same error at the same row. Empty for failures that may pass."""
+    """Text that is equal for two failures of an operator with the same error at the same row. Empty if the failure may
+    pass.
+    """
 
 
 class ChangedTypeError(OperatorError):
-    """A batch has other types than the operator's state. The same rows come again after a restart."""
+    """Raised if a batch has other column types than the operator's state. A restart would read the same rows and fail
+    again.
+    """
 
     permanent = True

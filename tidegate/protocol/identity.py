@@ -1,4 +1,4 @@
-"""`TaskId` and `ChannelId`: names of a subtask, and of a channel between two subtasks."""
+"""`TaskId` names a subtask. `ChannelId` names a channel between two subtasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.storage.ids import SubtaskIndex, VertexId
 @wire
 @dataclass(frozen=True, slots=True, order=True)
 class TaskId:
-    """Names one subtask of one vertex."""
+    """Names a subtask of a vertex of the job graph, such as `map[2]`."""
 
     vertex: VertexId
     subtask: SubtaskIndex
@@ -23,7 +23,7 @@ class TaskId:
 @wire
 @dataclass(frozen=True, slots=True, order=True)
 class ChannelId:
-    """Names the channel from an upstream subtask to a downstream subtask, on one edge of the job graph."""
+    """Names the channel from an upstream to a downstream subtask. `edge` is the index of its edge in the job graph."""
 
     edge: int
     upstream: SubtaskIndex

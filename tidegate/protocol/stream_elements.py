@@ -1,6 +1,6 @@
-"""The elements of a channel: record batches, and control elements that keep their place among them.
+"""The elements that a channel carries in one sequence: record batches, and control elements such as barriers.
 
-Batches and control elements share one sequence. On an aligned checkpoint a barrier therefore never overtakes a batch.
+Batches and control elements share one order. In an aligned checkpoint a barrier therefore never overtakes a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
 
 MIN_WATERMARK_MS = -(2**63)
-"""Event time before the first watermark."""
+"""The event time before the first watermark, in ms."""
 MAX_WATERMARK_MS = 2**63 - 1
 """The watermark that ends event time: no element with a timestamp follows."""
 
@@ -83,10 +83,10 @@ ALIGNED_BARRIER = BarrierOptions()
 @wire
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Separates the elements of checkpoint `checkpoint_id`, before it, from the later elements.
+    """Separates the elements that belong to checkpoint `checkpoint_id` from the later elements of a channel.
 
-    `base`: a completed checkpoint that an incremental snapshot may build on. Its files are kept meanwhile. With None
-    the snapshot is full.
+    `base`: a completed checkpoint on which an incremental snapshot may build. The coordinator keeps its files until
+    this checkpoint ends. With None the snapshot is full.
     """
 
     checkpoint_id: CheckpointId
@@ -98,7 +98,7 @@ class Barrier:
 @wire
 @dataclass(frozen=True, slots=True)
 class CancelBarrier:
-    """Announces that the barrier of this checkpoint will not come. Receivers stop waiting for it."""
+    """Announces that the barrier of an aborted checkpoint will not come, so that receivers stop waiting for it."""
 
     checkpoint_id: CheckpointId
 
@@ -106,9 +106,10 @@ class CancelBarrier:
 @wire
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """Announces that the upstream operators have finished. With `drain` downstream ones finish too, else they suspend.
+    """Announces that the upstream operators have emitted their last rows.
 
-    `stop`: the savepoint that ended the data, in a stop with savepoint. None if the source reached its end.
+    With `drain` the downstream operators finish as well. Without it they suspend, and a restored job continues. `stop`:
+    id of the savepoint of a stop that ended the data, or None if the source reached its end.
     """
 
     drain: bool
@@ -118,7 +119,7 @@ class EndOfData:
 @wire
 @dataclass(frozen=True, slots=True)
 class EndOfPartition:
-    """Announces that no element follows on this channel."""
+    """Announces that a channel is closed: no element follows."""
 
 
 Control: TypeAlias = Watermark | WatermarkStatus | Barrier | CancelBarrier | EndOfData | EndOfPartition
@@ -136,7 +137,9 @@ def element_size_bytes(element: Element) -> int:
 
 
 def ends_in_flight(element: Element, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether no later element is in flight for the checkpoint: this is its barrier, or the channel's end."""
+    """Returns whether the in-flight data of a channel ends with this element, which is the checkpoint's barrier or
+    EndOfPartition.
+    """
     return isinstance(element, EndOfPartition) or (
         isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id
     )

@@ -1,4 +1,6 @@
-"""Values that a task reports to the coordinator: figures of a snapshot, and where its state was restored from."""
+"""Values that a task reports to the coordinator: measurements of a snapshot, and the origin of its restored
+state.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from tidegate.storage.codec import wire
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotMetrics:
-    """Figures of one snapshot of a task (Flink's `CheckpointMetrics`). Times are in ms, sizes in bytes.
+    """Measurements of one snapshot of a task (Flink's `CheckpointMetrics`). Times are in ms, sizes in bytes.
 
     `start_delay_ms`: from the trigger to the first barrier at this task. `alignment_ms`: from the first barrier to the
-    last. `sync_ms`, `async_ms`: the two parts of the snapshot. `in_flight_bytes`: data that the barrier overtook.
-    `state_bytes`: all state that the snapshot refers to. `incremental_bytes`: the part of it that the snapshot wrote.
+    last. `sync_ms`, `async_ms`: the synchronous and the asynchronous part of the snapshot. `in_flight_bytes`: data that
+    unaligned barriers overtook. `state_bytes`: all state to which the snapshot refers. `incremental_bytes`: state that
+    this snapshot wrote itself.
     """
 
     start_delay_ms: int = 0
@@ -29,14 +32,14 @@ class SnapshotMetrics:
 
 
 NO_METRICS = SnapshotMetrics()
-"""The figures of a task that has not reported any."""
+"""The measurements of a task that has not reported any: all zero."""
 
 
 @wire
 class StateOrigin(enum.Enum):
-    """The place from which a task of an attempt got its state: the most expensive place that it needed.
+    """The most expensive place from which a task read state at its start.
 
-    A restore reads each piece of state from the cheapest place that has it. Small parts may come from storage in any
+    A restore reads each part of the state from the cheapest place that has it. Small parts may come from storage in any
     case.
     """
 

@@ -1,5 +1,7 @@
-"""The coordinator of one job: it deploys tasks, takes checkpoints, restarts what failed, and ends the job.
+"""The coordinator of one job: a state machine that deploys tasks, takes checkpoints, restarts failed tasks, and ends
+the job.
 
-`coordinator_machine.py` decides, without I/O, clock or threads. `events.py` go in, `instructions.py` come out.
-`coordinator_state.py` is its memory, and `invariants.py` has its rules. `CoordinatorDriver` drives the machine.
+`coordinator_machine.py` maps each event (`events.py`) to instructions (`instructions.py`), without I/O, clock or
+threads. `coordinator_state.py` is its state, and `invariants.py` checks its rules. `CoordinatorDriver` runs the
+machine.
 """

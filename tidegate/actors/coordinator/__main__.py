@@ -1,6 +1,7 @@
-"""Renders the transition tables of `phases.py`, with what they mean, as the page `docs/coordinator-states.md`.
+"""Prints the page `docs/coordinator-states.md`: the transition tables of `phases.py` and the meanings of their rows and
+columns.
 
-`python -m tidegate.actors.coordinator > docs/coordinator-states.md` calls it; a test compares the page with it.
+Run `python -m tidegate.actors.coordinator > docs/coordinator-states.md`. A test compares the page with the output.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ _PENDING_INPUT: Mapping[PendingInput, str] = {
 
 
 def render() -> str:
-    """Returns the page as Markdown: the transition tables of the job and of a checkpoint, and the meanings of their
-    rows and columns.
+    """Returns the page `docs/coordinator-states.md`: the transition tables of the job and of a checkpoint, with
+    explanations.
     """
     return (
         "# States of the coordinator\n\n"

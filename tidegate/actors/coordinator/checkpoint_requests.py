@@ -1,7 +1,7 @@
-"""Decides which checkpoint is taken next, when, and with which properties (Flink's `CheckpointProperties` and
-`CheckpointRequestDecider`).
+"""Decides which checkpoint or savepoint is taken next, when, and with which properties. The functions are pure.
 
-`CheckpointCoordinator` calls `enqueue` for each request and `decide` after each event. All functions are pure.
+`CheckpointCoordinator` calls `enqueue` for each request and `decide` after each event. The model are Flink's
+`CheckpointProperties` and `CheckpointRequestDecider`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from tidegate.storage.codec import wire
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
-    """The kind of a checkpoint and, for a savepoint, its target and format (Flink's `CheckpointProperties`).
+    """The kind of a checkpoint and, for a savepoint, its target folder and format (Flink's `CheckpointProperties`).
 
-    - A savepoint belongs to the user. It is never unaligned, no newer checkpoint subsumes it, its failure does not
-      count, and it is copied to a folder of its own. Only a stop waits for the copy.
-    - The savepoint of `stop` is forced: it starts at once, whatever else is pending.
-    - How a job ends decides whether it keeps its checkpoints.
+    - A savepoint belongs to the user. It is never unaligned, no newer checkpoint subsumes it, its failure is not
+      counted, and it is copied to a folder of its own. Only a stop waits for the copy.
+    - The savepoint of a `stop` is forced: it starts at once, whatever else is pending.
 
-    `target` is the URL under which the savepoint gets a folder of its own. It is None for a checkpoint, which ignores
-    the format.
+    `target` is the URL below which the savepoint gets a folder. It is None for a checkpoint, which also ignores the
+    format.
     """
 
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
@@ -43,15 +42,17 @@ class CheckpointProperties:
 
     @property
     def copied_afterwards(self) -> bool:
-        """Returns whether the savepoint is copied into its folder after its checkpoint is complete. The savepoint of a
-        stop is copied before.
+        """Returns whether the copy to the user's folder follows the completion of the checkpoint.
+
+        True for a plain savepoint. The savepoint of a stop is copied before its checkpoint completes.
         """
         return self.kind is SnapshotKind.SAVEPOINT
 
     @property
     def canonical(self) -> bool:
-        """Returns whether all state is written as sorted rows. Such a savepoint is not incremental, and no checkpoint
-        is based on it.
+        """Returns whether all state is written as sorted rows, which is the canonical savepoint format.
+
+        Such a savepoint is not incremental, and no checkpoint is based on it.
         """
         return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
 
@@ -65,7 +66,7 @@ CHECKPOINT = CheckpointProperties()
 
 
 def barrier_options(settings: CheckpointSettings, properties: CheckpointProperties) -> BarrierOptions:
-    """Returns the options of the barriers of such a checkpoint: aligned or not, and exactly-once or not."""
+    """Returns the options of the barriers of a checkpoint: exactly once or at least once, aligned or unaligned."""
     kind = properties.kind
     savepoint_format = properties.savepoint_format
     if not settings.exactly_once:
@@ -92,16 +93,16 @@ def keeps_checkpoints(retention: Retention, end: JobStatus) -> bool:
 
 REQUESTS_MAX = 1_000
 RETRIES_MAX = 10
-"""Limit of times that a request may go back into the queue."""
+"""The number of times that a request whose checkpoint failed may go back into the queue."""
 COMMITS_WAITING_MAX = 4
-"""Number of completed checkpoints with outstanding sink commits from which on the next checkpoint has to wait."""
+"""The next checkpoint waits while this number of completed checkpoints, or more, has outstanding sink commits."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """A user's request for a checkpoint that has not been started. `request` is the id with which the user's call waits
-    for the answer.
+    """A queued request of a user for a checkpoint or savepoint. `request` is the id under which the user's call is
+    answered.
     """
 
     request: str
@@ -113,29 +114,32 @@ class CheckpointRequest:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Decision to start a checkpoint now, for some requests. `queue` has the requests that still wait."""
+    """Decision to start a checkpoint now. `requests` are the ids that it answers, and `queue` has the remaining
+    requests.
+    """
 
     properties: CheckpointProperties
     requests: tuple[str, ...]
     queue: tuple[CheckpointRequest, ...]
     retries: int = 0
-    """How many times a request of this checkpoint has gone back into the queue (the maximum over its requests)."""
+    """The number of times that a request of this checkpoint went back into the queue (the maximum over its requests).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Decision that the periodic checkpoint, which is due, has to wait until a given time."""
+    """Decision that the periodic checkpoint that is due waits until `until_ms`."""
 
     until_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The state of the job on which the decision depends.
+    """The facts on which `decide` depends.
 
-    `pending` is the number of pending checkpoints, and `savepoints` the number of savepoints among them. `final` is
-    True if all operators have finished and no checkpoint covers that yet. `hooks` is True while master hooks are being
-    called.
+    `due`: a periodic checkpoint is due. `final`: all operators have finished, and no checkpoint covers that yet.
+    `pending`: the number of pending checkpoints, with savepoints. `savepoints`: the number of pending savepoints.
+    `commits_waiting`: completed checkpoints with outstanding sink commits. `hooks`: master hooks are being called.
     """
 
     queue: tuple[CheckpointRequest, ...]
@@ -152,7 +156,10 @@ class Demand:
 def enqueue(
     queue: tuple[CheckpointRequest, ...], request: CheckpointRequest
 ) -> tuple[tuple[CheckpointRequest, ...], CheckpointRequest | None]:
-    """Returns the queue with the request added, and the request that is refused if there is no room, or None."""
+    """Adds a request to the queue, which has at most `REQUESTS_MAX` entries.
+
+    Returns the new queue, and the request that is refused because the queue is full, or None.
+    """
     refused = None
     if len(queue) >= REQUESTS_MAX:
         if not request.properties.forced:
@@ -167,24 +174,24 @@ def enqueue(
 def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | Pause | None:
     """Decides which of the waiting requests becomes the next checkpoint, and when (Flink's `CheckpointRequestDecider`).
 
+    Returns the checkpoint to start now, the time until which to wait, or None if nothing may start.
+
     Rules:
 
     - At most `REQUESTS_MAX` requests wait: forced savepoints first, then savepoints, then checkpoints, each in the
       order in which they came. A full queue refuses the newest request that is not forced.
-    - Periodic checkpoints take no room in the queue: one is due, or none is.
+    - A periodic checkpoint is not in the queue. It is either due or not.
     - Nothing starts while master hooks are called for another checkpoint. Tasks must be triggered in the order of
-      numbers: a checkpoint that reaches them after a newer one is stale, and could never complete.
-    - Otherwise a forced savepoint starts at once. All else waits while sink commits lag behind, and while the job is
-      being stopped. A checkpoint also waits while `max_concurrent` checkpoints and savepoints are pending.
-    - A savepoint does not wait for checkpoints: a user has requested it, and a slow checkpoint may be the reason. It
-      waits only for other savepoints, `max_concurrent` at a time. Where checkpoints are unaligned, it waits for these
-      as well: they are taken one at a time, and a savepoint is aligned (as in Flink).
+      checkpoint ids: a checkpoint that reaches a task after a newer one could never complete.
+    - Otherwise a forced savepoint starts at once. All other requests wait while sink commits lag behind, and while the
+      job is being stopped. A checkpoint also waits while `max_concurrent` checkpoints and savepoints are pending.
+    - A savepoint does not wait for checkpoints, because a slow checkpoint may be the reason why the user requests it.
+      It waits only for other savepoints, `max_concurrent` at a time. With unaligned checkpoints it waits for these as
+      well: unaligned checkpoints are taken one at a time, and a savepoint is aligned (as in Flink).
     - The minimum pause holds for periodic checkpoints alone.
-    - Each savepoint is a checkpoint of its own. Requests for a checkpoint that wait together are answered by one.
+    - Each savepoint is a checkpoint of its own. Waiting requests for a checkpoint are all answered by one checkpoint.
     - If a checkpoint fails because a task was just leaving, its requests wait again, at most `RETRIES_MAX` times. The
-      next plan counts the task as finished.
-
-    Returns the checkpoint to start now, the time to wait for, or None.
+      next plan counts that task as finished.
     """
     if demand.hooks:
         return None
@@ -209,7 +216,9 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
 
 
 def has_room(properties: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
-    """Returns whether one more such checkpoint may be pending."""
+    """Returns whether fewer than `max_concurrent` checkpoints are pending that a checkpoint with these properties has
+    to wait for.
+    """
     goes_ahead = properties.kind.is_savepoint and not settings.unaligned
     return (demand.savepoints if goes_ahead else demand.pending) < settings.max_concurrent
 

@@ -1,8 +1,10 @@
-"""Statistics of a job's checkpoints (Flink's `CheckpointStatsTracker`): counts, summaries, a history, the newest ones.
+"""Statistics of a job's checkpoints: counts, summaries, a history, and the newest of each kind (Flink's
+`CheckpointStatsTracker`).
 
-The modules in `checkpoints/` feed them, the handle of a job shows them. Times are in ms, sizes in bytes. They are part
-of the coordinator's state, so a new generation continues with them. Their size is limited: the history has aggregates
-of each vertex for the last `history_max` checkpoints, and only the newest completed one has details of subtasks.
+The modules in `checkpoints/` update the statistics, and the handle of a job shows them. Times are in ms, sizes in
+bytes. They are part of the coordinator's state, so a new coordinator continues with them. Their size is limited: the
+history has aggregates of each vertex for the last `history_max` checkpoints, and only the newest completed checkpoint
+has details of subtasks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Summary:
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: int) -> Summary:
-        """Returns the summary with one more number."""
+        """Returns a new summary that also counts `value`."""
         if not self.count:
             return Summary(1, value, value, value)
         return Summary(self.count + 1, self.total + value, min(self.min, value), max(self.max, value))
@@ -49,10 +51,10 @@ class Summary:
 @wire
 @dataclass(frozen=True, slots=True)
 class SubtaskStatistics:
-    """Statistics of one subtask's part of a checkpoint: the time from the trigger to the acknowledgement, its
-    measurements, and sizes.
+    """Statistics of one subtask's part of a checkpoint. Times are in ms, sizes in bytes.
 
-    `state_bytes` is the size of all its state. `incremental_bytes` is the part that was written for this checkpoint.
+    `end_to_end_ms` is the time from the trigger to the acknowledgement. `state_bytes` is the size of all state of the
+    subtask, and `incremental_bytes` the part that was written for this checkpoint.
     """
 
     end_to_end_ms: int
@@ -63,7 +65,7 @@ class SubtaskStatistics:
 
     @staticmethod
     def of(end_to_end_ms: int, metrics: SnapshotMetrics, state: SubtaskState) -> SubtaskStatistics:
-        """Returns the statistics of an acknowledgement. Sizes count everything that it refers to."""
+        """Returns the statistics of a task's acknowledgement. The sizes count all files to which its `state` refers."""
         in_flight_bytes = 0 if state.in_flight is None else state.in_flight.size_bytes
         return SubtaskStatistics(
             end_to_end_ms, metrics, state.size_bytes - in_flight_bytes, metrics.incremental_bytes, in_flight_bytes
@@ -73,8 +75,9 @@ class SubtaskStatistics:
 @wire
 @dataclass(frozen=True, slots=True)
 class VertexStatistics:
-    """Statistics of the subtasks of one vertex that acknowledged a checkpoint. `unaligned` is the number of them that
-    did so unaligned.
+    """Statistics of one vertex in a checkpoint, over the subtasks that acknowledged it.
+
+    `subtasks` is their number, and `unaligned` the number of them with an unaligned snapshot.
     """
 
     vertex: VertexId
@@ -93,10 +96,11 @@ class VertexStatistics:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """Statistics of a checkpoint that has ended. It was completed if `reason` is None.
+    """Statistics of a checkpoint that has completed or failed. `reason` is the reason of the failure, or None.
 
-    `state_bytes` is the full size of its state, `incremental_bytes` the part that was written for this checkpoint, and
-    `in_flight_bytes` the rows that unaligned barriers had overtaken. `path` is the folder of a savepoint.
+    `state_bytes` is the size of all its state, `incremental_bytes` the part that was written for this checkpoint, and
+    `in_flight_bytes` the data that unaligned barriers overtook. `tasks` is the number of tasks, with the finished ones.
+    `path` is the folder of a savepoint.
     """
 
     checkpoint_id: CheckpointId
@@ -113,7 +117,7 @@ class CheckpointRecord:
     message: str | None = None
     path: str | None = None
     requests: tuple[str, ...] = ()
-    """Ids of the requests for this checkpoint. A new generation of the coordinator can answer them."""
+    """Ids of the users' requests for this checkpoint, which a new coordinator can still answer."""
 
     @property
     def duration_ms(self) -> int:
@@ -124,7 +128,7 @@ class CheckpointRecord:
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """A checkpoint from which an attempt was started. `pointer` is its path."""
+    """The checkpoint from which an attempt was started. `pointer` is its path."""
 
     checkpoint_id: CheckpointId
     at_ms: int
@@ -144,8 +148,9 @@ class PassedOverCheckpoint:
 @wire
 @dataclass(slots=True)
 class CheckpointStatistics:
-    """Checkpoint statistics of one job over all attempts. `history` has the oldest checkpoint first. `by_kind` counts
-    the completed ones.
+    """Checkpoint statistics of one job over all attempts.
+
+    `history` begins with the oldest checkpoint. `by_kind` has the number of completed checkpoints of each kind.
     """
 
     triggered: int = 0
@@ -176,9 +181,7 @@ class CheckpointStatistics:
     def has_completed(
         self, record: CheckpointRecord, subtasks: dict[TaskId, SubtaskStatistics], history_max: int
     ) -> None:
-        """Records that a checkpoint was completed, or that a savepoint was copied completely, maybe after newer
-        checkpoints.
-        """
+        """Records a completed checkpoint, or a savepoint whose copy is complete, possibly after newer checkpoints."""
         self.in_progress -= 1
         self.completed += 1
         self.by_kind[record.kind.value] = self.by_kind.get(record.kind.value, 0) + 1
@@ -206,7 +209,7 @@ class CheckpointStatistics:
         self.latest_restored = restored
 
     def was_passed_over(self, damaged: PassedOverCheckpoint) -> None:
-        """Records that a checkpoint is damaged, so that an attempt starts from an older one, if there is one."""
+        """Records that a restore skipped a damaged checkpoint."""
         self.passed_over += 1
         self.latest_passed_over = damaged
 
@@ -219,7 +222,9 @@ class CheckpointStatistics:
 
 
 def vertex_statistics(subtasks: dict[TaskId, SubtaskStatistics]) -> tuple[VertexStatistics, ...]:
-    """Returns aggregated statistics of each vertex, sorted by its name. Linear in the number of subtasks."""
+    """Returns the aggregated statistics of each vertex, sorted by the name of the vertex. The cost is linear in the
+    subtasks.
+    """
     by_vertex: dict[VertexId, list[SubtaskStatistics]] = {}
     for task, subtask in subtasks.items():
         by_vertex.setdefault(task.vertex, []).append(subtask)

@@ -1,16 +1,16 @@
 """The coordinator machine: it deploys one job, takes its checkpoints, restarts it after failures, and ends it.
 
-`CoordinatorDriver` hands it events, logs them, and only then carries out the instructions that follow. Replaying the
-log without carrying anything out gives the same state. Rules:
+`CoordinatorDriver` passes events to the machine, writes each event to the log, and only then carries out the machine's
+instructions. A replay of the log gives the same state. Rules:
 
 - A checkpoint is complete when, and only when, one conditional create has made its `_metadata` (invariant 4).
-- An attempt begins when the fate of every checkpoint is known. It starts from the newest completed one that is whole
-  (invariant 7).
+- An attempt begins when it is known of every checkpoint whether it completed. It starts from the newest undamaged
+  completed checkpoint (invariant 7).
 - Sink files are committed checkpoint by checkpoint, in order. A completed checkpoint is deleted only after its sink
   files were committed and newer checkpoints are complete (invariants 5 and 6).
 - No checkpoint id is used twice, even if its checkpoint failed.
-- A stop ends the job after its savepoint. If that fails, the job continues; if the attempt fails first, the next one
-  takes the savepoint. The user is answered when the outcome is certain.
+- A stop ends the job after its savepoint. If the savepoint fails, the job continues. If the attempt fails first, the
+  next attempt takes the savepoint. The user is answered when the outcome is certain.
 
 `invariants.py` has these rules as predicates, each with its reason. They are checked after every event, and before
 every action that cannot be undone. `phases.py` has the transition tables, `checkpoints/` takes checkpoints. The cost of
@@ -47,8 +47,9 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 
 class CoordinatorMachine:
-    """The state machine of one job's coordinator. `state` may be a stored state, so that only the rest of the log has
-    to be replayed.
+    """The state machine of one job's coordinator, which turns events into instructions.
+
+    `state` may be a stored state. Then only the newer events of the log have to be replayed.
     """
 
     def __init__(self, state: CoordinatorState | None = None) -> None:
@@ -62,7 +63,7 @@ class CoordinatorMachine:
         self._takeover = Takeover(self._context, self._checkpoints, self._restarts)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
-        """Handles one event. Returns the instructions to carry out, in order, once the event is logged."""
+        """Handles one event. Returns the instructions to carry out, in this order, once the event is in the log."""
         assert not self._instructions
         if self.ignores(event):
             return []
@@ -79,7 +80,7 @@ class CoordinatorMachine:
         return instructions
 
     def ignores(self, event: ev.CoordinatorEvent) -> bool:
-        """Returns whether an event has no effect, now or later. Such an event is not logged."""
+        """Returns whether an event has no effect. Such an event is not logged."""
         return is_noop(event, self.state)
 
     # --- life of the job ------------------------------------------------------------------------------------------
@@ -317,8 +318,8 @@ class CoordinatorMachine:
         permanent: bool = False,
         fingerprint: str = "",
     ) -> None:
-        """Restarts the regions of these tasks, or the whole job if None. Ends the job if the restart strategy
-        gives up.
+        """Restarts the regions of the failed tasks, or the whole job if `tasks` is None. Ends the job if the restart
+        strategy gives up.
         """
         state = self.state
         if state.status is JobStatus.ENDING:
@@ -343,7 +344,7 @@ class CoordinatorMachine:
         self._instructions.append(do.SetTimer(f"restart:{state.attempt + 1}", at_ms + delay_ms))
 
     def _end(self, status: JobStatus, reason: str | None, at_ms: int, waits: bool = True) -> None:
-        """Starts to end the job. `waits` is whether running tasks finish by themselves and are waited for."""
+        """Begins the end of the job. `waits`: running tasks finish by themselves, and the job waits for them."""
         state = self.state
         succeeds = status in (JobStatus.FINISHED, JobStatus.SUSPENDED)
         waits_for_tasks = waits and succeeds and state.status is JobStatus.RUNNING
@@ -362,7 +363,9 @@ class CoordinatorMachine:
         self._checkpoints.copies.drop(at_ms, reason or status.value)
 
     def _begin_to_leave(self, at_ms: int) -> None:
-        """Sets the timer of `_repeat_completion`, once for each attempt and coordinator generation."""
+        """Sets the timer of `_repeat_completion` once the last checkpoint is complete, once for each attempt and
+        coordinator.
+        """
         state = self.state
         if state.ends_as is not None and state.leaving != (state.generation, state.attempt):
             state.leaving = (state.generation, state.attempt)
@@ -371,10 +374,10 @@ class CoordinatorMachine:
 
     def _repeat_completion(self, at_ms: int) -> None:
         """Notifies the tasks again that the last checkpoint is complete, because the message may have been lost.
-        Without it they would not commit and end.
+        Without the message they would not commit and end.
 
-        A task may also wait for the end of an input that was lost on its way. After `REMINDERS_MAX` all tasks start
-        from that checkpoint instead, commit what it holds, and the job ends when they are ready.
+        A task may also wait for the end of an input that was lost on its way. After `REMINDERS_MAX` repetitions all
+        tasks therefore start again from that checkpoint and commit its sink files. The job ends when they are ready.
         """
         if self.state.notified >= REMINDERS_MAX:
             self._start_anew("its tasks have not ended after the last checkpoint", at_ms)
@@ -390,11 +393,13 @@ class CoordinatorMachine:
         self._instructions.append(do.SetTimer(f"leave:{self.state.attempt}", due_at_ms))
 
     def _forget_tasks(self) -> None:
-        """Ends the wait for tasks at the end of the job."""
+        """Marks all tasks as finished, so that the end of the job no longer waits for them."""
         self.state.finished = dict.fromkeys(self._context.spec.tasks)
 
     def _proceed(self, at_ms: int) -> None:
-        """Carries out the verdicts, then takes all steps that are possible now."""
+        """Carries out the verdicts of the handled event, then takes all steps that are possible now, such as a due
+        checkpoint.
+        """
         state = self.state
         if state.spec is None:
             return
@@ -411,7 +416,7 @@ class CoordinatorMachine:
             self._end_if_over(at_ms)
 
     def _judge(self, at_ms: int) -> None:
-        """Carries out the verdicts: fails or restarts the attempt, or ends the job."""
+        """Carries out the verdicts of the handled event: fails or restarts the attempt, or ends the job."""
         state = self.state
         context = self._context
         end = context.end
@@ -446,8 +451,8 @@ class CoordinatorMachine:
                 state.ending_reason = failure
 
     def _start_anew(self, reason: str, at_ms: int) -> None:
-        """Starts the next attempt at once. The restart strategy is not consulted, because this attempt has not
-        failed.
+        """Stops all tasks and starts the next attempt at once, without consulting the restart strategy, as no failure
+        occurred.
         """
         self.state.last_failure = reason
         self._restarts.left()
@@ -478,7 +483,7 @@ class CoordinatorMachine:
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
-        """Handles an event after the end of the job: only deletions continue, and requests are refused."""
+        """Handles an event after the end of the job: deletions continue, and requests are refused."""
         if isinstance(event, ev.CheckpointRequested):
             detail = f"the job is {self.state.status.value}"
             self._checkpoints.aborter.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)
@@ -503,8 +508,7 @@ _AFTER_THE_END = (
 def is_noop(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
     """Returns whether an event has no effect, so that the driver neither logs it nor passes it to the machine.
 
-    A pure function of state and event. A replay therefore gives the same result: an event in the log has an effect
-    again.
+    The result depends only on state and event. Every event of the log therefore has the same effect in a replay.
     """
     if state.status.terminal:
         return not isinstance(event, _AFTER_THE_END)
@@ -536,7 +540,7 @@ def is_noop(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
 
 
 def _is_being_deployed(task: TaskId, attempt: int, state: CoordinatorState) -> bool:
-    """Returns whether a task belongs to the attempt that is being deployed, which is the newest one."""
+    """Returns whether a task belongs to the attempt that is being deployed, which is always the newest attempt."""
     deploys = state.status is JobStatus.DEPLOYING
     return deploys and attempt == state.attempt and state.is_current(task, AttemptNumber(attempt))
 
@@ -547,7 +551,7 @@ def _waits_for_restart(state: CoordinatorState) -> bool:
 
 
 def _has_passed(timer: str, state: CoordinatorState) -> bool:
-    """Returns whether a timer is outdated, because its purpose has ended or was postponed."""
+    """Returns whether a timer is outdated and has no effect, because its purpose has ended or was postponed."""
     name, _, argument = timer.partition(":")
     if name in ("ending", "copies"):
         return state.status is not JobStatus.ENDING

@@ -1,7 +1,7 @@
-"""`CoordinatorState`: all state of the coordinator, computed from the events of its log (a fold).
+"""`CoordinatorState`: the whole state of the coordinator, computed from the events of its log (a fold).
 
-The codec can write it: a stored fold keeps replay short, and lets the log be truncated. A new field needs a default,
-because folds of older versions lack it.
+The state can be written to storage, which keeps replay short and lets the log be truncated. A new field needs a
+default, because states that older versions stored lack it.
 
 Sets of tasks are dicts that grow in place, so the cost of an event does not grow with the number of tasks.
 """
@@ -38,29 +38,29 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId,
 @wire
 @dataclass(slots=True)
 class SharedStateRegistry:
-    """Stores which completed checkpoints refer to which shared files (Flink's `SharedStateRegistry`).
+    """Counts which completed checkpoints refer to which shared files (Flink's `SharedStateRegistry`).
 
     Rules:
 
     - It is part of the state that is computed from the event log, so no crash loses or miscounts a reference (invariant
       5).
-    - A checkpoint is built on the newest retained one that has shared files. A canonical savepoint has none: it is
-      whole.
-    - It refers to files of that base and to files of its own. It may also refer to files of changelogs, which tasks
-      write outside of their checkpoints. A later checkpoint never refers again to a changelog file that an earlier one
-      dropped.
-    - A checkpoint that is no longer retained keeps its references while a pending one is built on it, and until its
-      metadata is gone. Then the files to which no other checkpoint refers are deleted. No new reference can appear: new
-      checkpoints are built on retained ones.
+    - A checkpoint is based on the newest retained checkpoint that has shared files. A canonical savepoint has none,
+      because it contains all state itself.
+    - A checkpoint refers to files of its base and to files of its own. It may also refer to files of changelogs, which
+      tasks write outside of their checkpoints. A later checkpoint never refers again to a changelog file that an
+      earlier one dropped.
+    - A checkpoint that is no longer retained keeps its references while a pending checkpoint is based on it, and until
+      its metadata is deleted. Then the files to which no other checkpoint refers are deleted. No new reference can
+      appear, because new checkpoints are based on retained ones.
 
-    The shared files of completed checkpoints. Only a checkpoint that has some can be a base.
+    `references` has the shared files of each completed checkpoint. Only a checkpoint in `references` can be a base.
     """
 
     references: dict[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
     left: frozenset[CheckpointId] = frozenset()
-    """Checkpoints that could not be deleted. The files to which they refer stay until the sweep."""
+    """Checkpoints that could not be deleted. Their shared files stay until the sweep at the end of the job."""
     stateless: frozenset[CheckpointId] = frozenset()
-    """Checkpoints that refer to files of sinks, and have no shared state."""
+    """Checkpoints that refer to files of sinks only, and have no shared state."""
 
     def register(self, metadata: CheckpointMetadata) -> None:
         """Records the files to which a completed checkpoint refers."""
@@ -75,7 +75,7 @@ class SharedStateRegistry:
 
     def strange_file(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> str | None:
         """Returns a shared file that belongs neither to the checkpoint, nor to its base, nor to a changelog. None if
-        there is none.
+        there is no such file, which is the legal case.
         """
         known = frozenset(() if base is None else self.references.get(base, ()))
         changelogs = f"{CheckpointLayout(metadata.job_id).changelog_dir()}/"
@@ -84,29 +84,32 @@ class SharedStateRegistry:
         return next((path for path in paths if path not in known and not path.startswith(own)), None)
 
     def can_be_base(self, checkpoint_id: CheckpointId) -> bool:
-        """Returns whether another checkpoint can be built on this one."""
+        """Returns whether an incremental checkpoint can be based on this checkpoint."""
         return checkpoint_id in self.references and checkpoint_id not in self.stateless
 
     def release(self, checkpoint_id: CheckpointId) -> tuple[str, ...]:
-        """Removes the references of a checkpoint. Returns the files to which no checkpoint refers now."""
+        """Removes the references of a checkpoint. Returns its files to which no other checkpoint refers."""
         self.stateless -= {checkpoint_id}
         paths = self.references.pop(checkpoint_id, ())
         needed = {path for others in self.references.values() for path in others}
         return tuple(path for path in paths if path not in needed)
 
     def leave(self, checkpoint_id: CheckpointId) -> None:
-        """Records that a checkpoint could not be deleted and is not retried. Its files stay as long as the job runs."""
+        """Records that the deletion of a checkpoint was given up. Its files stay as long as the job runs."""
         if checkpoint_id in self.references:
             self.left |= {checkpoint_id}
 
     def not_needed(self, own: CheckpointId, job_id: JobId, paths: Iterable[str]) -> tuple[str, ...]:
         """Returns the files among `paths` that were written for checkpoint `own` and to which no completed checkpoint
-        refers."""
+        refers.
+        """
         needed = {path for others in self.references.values() for path in others}
         return tuple(p for p in paths if p.startswith(own_folder(job_id, own)) and p not in needed)
 
     def not_retained(self, retained: Container[CheckpointId]) -> tuple[CheckpointId, ...]:
-        """Returns the checkpoints that are not retained, and keep their references only for pending ones."""
+        """Returns the checkpoints that have references and are not in `retained`. Pending checkpoints may be based on
+        them.
+        """
         return tuple(n for n in self.references if n not in retained and n not in self.left)
 
 
@@ -118,36 +121,36 @@ def own_folder(job_id: JobId, checkpoint_id: CheckpointId) -> str:
 @wire
 @dataclass(slots=True)
 class TakenSplits:
-    """The splits that one subtask has, given by their index in the source.
+    """The splits that belong to one subtask of a source, as indices of the source's splits.
 
-    It was restored with some of them, and was given the remaining ones in this order. Only its snapshots show how many
-    of these it has taken.
+    `restored` were in the checkpoint from which the subtask started. `given` were assigned afterwards, in this order.
+    Only the snapshots of the subtask show how many of them it has begun to read.
     """
 
     restored: tuple[int, ...] = ()
     restored_count: int = 0
-    """Number of splits with which the subtask was restored, including splits that the source no longer has."""
+    """The number of splits in the restored checkpoint, including splits that the source no longer has."""
     given: tuple[int, ...] = ()
     told_all: bool = False
-    """True if the subtask expects no more splits: it was notified, or had finished in the checkpoint."""
+    """True if the subtask gets no more splits: it was notified of the end, or had finished in the checkpoint."""
     waits: bool = False
-    """True if the subtask has processed all of the first part of its source, and waits for the second part."""
+    """True if the subtask has read its splits of the first part of a two-part source, and waits for the second part."""
     has_second: bool = False
-    """True if the subtask was given its share of the second part, which may be empty."""
+    """True if the subtask was assigned its share of the second part of the source, which may be empty."""
 
     @property
     def has_read_first(self) -> bool:
-        """Returns whether the subtask has no splits of the first part left to read."""
+        """Returns whether the subtask has read all its splits of the first part of the source."""
         return self.waits or self.has_second or self.told_all
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Returns every split that no other subtask may get."""
+        """Returns the indices of all splits of the subtask, restored or assigned. No other subtask may get them."""
         return self.restored + self.given
 
     @property
     def last(self) -> int:
-        """Returns the last of its splits in the order of the source, or -1 if it has none."""
+        """Returns the highest index among the splits of the subtask, or -1 if it has none."""
         return max(self.all, default=-1)
 
 
@@ -165,19 +168,20 @@ __all__ = [
     "TaskSet",
 ]
 NEVER_MS = -(2**62)
-"""A time in ms before all others."""
+"""A time in ms before every real time."""
 GIVEN_UP_MAX = 100
-"""Limit of remembered processes that were given up. A coordinator cannot leave more of them alive."""
+"""Limit of the remembered processes that get no more tasks. A coordinator cannot leave more of them alive."""
 TaskSet = dict[TaskId, None]
-"""A set of tasks in the order in which they were added. It is a dict, which the codec supports and which grows in
+"""A set of tasks in the order in which they were added. It is a dict, which the codec can write and which grows in
 place.
 """
 
 
 class AcknowledgeResult(enum.Enum):
-    """The result of an acknowledgement (Flink's `TaskAcknowledgeResult`).
+    """The outcome of a task's acknowledgement of a checkpoint (Flink's `TaskAcknowledgeResult`).
 
-    UNKNOWN: the plan does not include the task. DISCARDED: the checkpoint is not pending any more.
+    SUCCESS: it counts. DUPLICATE: the task had acknowledged before. UNKNOWN: the task does not take part in the
+    checkpoint. DISCARDED: the checkpoint is not pending any more.
     """
 
     SUCCESS = "success"
@@ -195,34 +199,35 @@ class PendingCheckpoint:
     attempt: AttemptNumber
     triggered_at_ms: int
     waiting: TaskSet
-    """Tasks of the plan that have not acknowledged yet."""
+    """Tasks that have to acknowledge the checkpoint and have not done so yet."""
     finished: tuple[TaskId, ...] = ()
     """Tasks that had finished when the checkpoint was triggered. They do not acknowledge."""
     trigger: tuple[TaskId, ...] = ()
-    """Tasks to trigger once the hooks have answered."""
+    """Tasks to trigger once the master hooks have answered."""
     properties: CheckpointProperties = CHECKPOINT
     requests: tuple[str, ...] = ()
     retries: int = 0
-    """How many times a request of this checkpoint has gone back into the queue (the maximum over its requests)."""
+    """The number of times that a request of this checkpoint went back into the queue (the maximum over its requests).
+    """
     base: CheckpointId | None = None
     """The completed checkpoint on which this one may be based. Its files stay until this checkpoint has ended."""
     phase: PendingPhase = PendingPhase.COLLECTING
     hooks: tuple[tuple[str, bytes], ...] = ()
     acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
     subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
-    """The measurements of each acknowledgement, by task."""
+    """The statistics of each acknowledgement, by task."""
     metadata: CheckpointMetadata | None = None
     failures: int = 0
-    """How many times its copy or its completion has failed."""
+    """The number of failed tries to copy the savepoint, or to complete the checkpoint."""
     export_asked: bool = False
     """True while an answer to a `WriteSavepoint` is outstanding."""
     path: str | None = None
     """Path of the savepoint's own folder, once that is complete."""
     inherited: bool = False
-    """True if the coordinator was lost while storage was deciding about this checkpoint."""
+    """True if the coordinator was lost before it learned whether the checkpoint's `_metadata` was created."""
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
-        """Adds one task's part of the checkpoint, and returns whether it counts."""
+        """Adds the acknowledgement of a task. Returns SUCCESS, or why it does not count."""
         if task in self.acknowledged:
             return AcknowledgeResult.DUPLICATE
         if task not in self.waiting:
@@ -234,8 +239,8 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def advance(self, input: PendingInput) -> None:
-        """Moves to the next phase. Raises ProtocolError, and changes nothing, if the input is not allowed in this
-        phase.
+        """Moves the checkpoint to its next phase. Raises ProtocolError, and changes nothing, if this phase does not
+        allow the input.
         """
         self.phase = next_phase(self.phase, input)
 
@@ -248,7 +253,7 @@ class PendingCheckpoint:
 @wire
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
-    """A checkpoint whose `_metadata` is written. Its state handles are in that file, and not in this object."""
+    """A checkpoint whose `_metadata` is written. That file has the state handles, which this object omits."""
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
@@ -269,7 +274,9 @@ class DamagedCheckpoint:
 @wire
 @dataclass(slots=True)
 class SinkCommit:
-    """Sink files of a completed checkpoint that may not be visible yet. `tables` get a commit even without files."""
+    """Sink files of a completed checkpoint that are not known to be committed. `tables` get a commit even without
+    files.
+    """
 
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
@@ -280,7 +287,7 @@ class SinkCommit:
 @wire
 @dataclass(slots=True)
 class CheckpointDiscard:
-    """A checkpoint that is to be deleted. If it was voided, its tombstone stays.
+    """A checkpoint that is to be deleted. `voided`: its tombstone stays.
 
     `shared` are the shared files to delete with it. None stands for all that were written for it, because it never
     completed.
@@ -294,7 +301,7 @@ class CheckpointDiscard:
 @wire
 @dataclass(slots=True)
 class SavepointDiscard:
-    """The folder of a failed savepoint, under `target`, that is to be deleted."""
+    """The folder of a failed savepoint below the URL `target`, which is to be deleted."""
 
     target: str
     failures: int = 0
@@ -305,46 +312,50 @@ class SavepointDiscard:
 @wire
 @dataclass(slots=True)
 class CoordinatorState:
-    """The whole state of a coordinator."""
+    """The whole state of a coordinator, which a new coordinator gets from the log."""
 
     spec: JobSpec | None = None
     status: JobStatus = JobStatus.CREATED
     generation: Generation = Generation(0)
     attempt: AttemptNumber = AttemptNumber(-1)
-    """Number of the newest attempt. Each deployment has its own number, whether of the whole job or of some regions."""
+    """Number of the newest attempt. Each deployment has a new number, whether it is of the whole job or of some
+    regions.
+    """
     older_attempts: dict[TaskId, AttemptNumber] = field(default_factory=dict)
-    """Attempts of tasks that continued while other tasks were deployed again. Tasks without an entry are in the newest
-    attempt.
+    """The attempts of tasks that continued while other tasks were deployed again. Tasks without an entry are in the
+    newest attempt.
     """
     down: TaskSet = field(default_factory=dict)
     """Tasks that were stopped and wait for the next deployment. They always form whole regions."""
     adopting: TaskSet = field(default_factory=dict)
-    """Running tasks that have not yet answered the coordinator that took over."""
+    """Running tasks that have not yet reported their status to the coordinator that took over."""
     given_up: dict[str, None] = field(default_factory=dict)
-    """The newest processes that get no more tasks, and that were to be ended. Some may still be alive."""
+    """Processes that get no more tasks and were to be killed, at most `GIVEN_UP_MAX`. Some may still be alive."""
     adoptions: int = 0
-    """How many times all running tasks have answered a coordinator that took over."""
+    """The number of coordinators that took over and received the status of all running tasks."""
     restoring_hooks: bool = False
-    """True while the attempt waits for master hooks to be restored before its tasks are deployed."""
+    """True while the deployment waits for the restore of master hooks, before its tasks are deployed."""
     deploy_delays: int = 0
-    """How many times a task had to wait for storage to restore its state. `deploy_delayed` is whether that happened in
-    this attempt.
+    """The number of reports, over all attempts, that a task waits for storage to restore its state.
+
+    `deploy_delayed`: whether there was such a report in this attempt.
     """
     deploy_delayed: bool = False
     hook_failures: int = 0
     ready: TaskSet = field(default_factory=dict)
-    """Tasks that have restored their state, and were not stopped since."""
+    """Tasks that have restored their state, and were not stopped afterwards."""
     ended: TaskSet = field(default_factory=dict)
-    """Tasks whose operators have finished."""
+    """Tasks whose operators have reached the end of their data."""
     finished: TaskSet = field(default_factory=dict)
     """Tasks that have finished completely."""
     splits: dict[TaskId, TakenSplits] = field(default_factory=dict)
-    """For sources with assigned splits, the splits that each subtask has taken. For a stopped task they count until it
-    is ready again.
+    """The splits of each subtask of a source with assigned splits. The splits of a stopped task count until it is ready
+    again.
     """
     read_splits: dict[TaskId, tuple[StoredSplit, ...]] = field(default_factory=dict)
-    """The splits of subtasks of a source that had finished in the newest completed checkpoint. Later checkpoints list
-    them too, although the subtask takes no part in them.
+    """The splits of those source subtasks that had finished in the newest completed checkpoint.
+
+    Later checkpoints list these splits too, although the subtasks take no part in them.
     """
     rows_before: dict[TaskId, int] = field(default_factory=dict)
     """For each subtask of a source, the number of rows of its splits that were read before the checkpoint from which it
@@ -352,23 +363,23 @@ class CoordinatorState:
     """
     next_checkpoint_id: CheckpointId = CheckpointId(1)
     pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
-    """Pending checkpoints, in the order of their numbers."""
+    """Pending checkpoints, in the order of their ids."""
     completed: tuple[CompletedCheckpoint, ...] = ()
     damaged: tuple[DamagedCheckpoint, ...] = ()
-    """Damaged completed checkpoints that were skipped at a restore, newest first. They stay until a newer one is
+    """Damaged completed checkpoints that were skipped at a restore, newest first. They stay until a newer checkpoint is
     complete.
     """
     fallback: CheckpointId | None = None
-    """The checkpoint to which tables have to be taken back before tasks are deployed, or None."""
+    """The checkpoint to which the output tables have to be set back before tasks are deployed, or None."""
     table_failures: int = 0
     commits: tuple[SinkCommit, ...] = ()
-    """Completed checkpoints whose sink files may not be visible yet, oldest first."""
+    """Outstanding sink commits of completed checkpoints, oldest first."""
     table_heads: dict[str, TableHead] = field(default_factory=dict)
-    """The newest known head of the log of each table, by URL."""
+    """The newest known entry in the log of each output table, by the URL of the table."""
     told_attempt: int = -1
-    """The newest attempt whose first completed checkpoint was committed to all output tables, or is being committed."""
+    """The newest attempt whose first completed checkpoint was queued for a commit to all output tables."""
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
-    """For each sink subtask of this attempt, the number of its files that belong to completed checkpoints."""
+    """For each sink of each task, the number of its files in this attempt that belong to completed checkpoints."""
     union_operators: dict[OperatorUid, None] = field(default_factory=dict)
     """Operators with union list state, as far as known from acknowledgements."""
     shared: SharedStateRegistry = field(default_factory=SharedStateRegistry)
@@ -376,45 +387,52 @@ class CoordinatorState:
     discards: dict[CheckpointId, CheckpointDiscard] = field(default_factory=dict)
     """Checkpoints that are to be deleted."""
     copies: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
-    """Savepoints with a complete checkpoint that are being copied into their folder. Savepoints of stops are in
+    """Savepoints with a complete checkpoint that are being copied into the user's folder. Savepoints of stops are in
     `pending`.
     """
     exports: dict[CheckpointId, str] = field(default_factory=dict)
-    """Targets of savepoints that were aborted while they were being copied."""
+    """Targets (URLs) of savepoints that were aborted during their copy, and whose copy has not ended yet."""
     lost_exports: dict[CheckpointId, None] = field(default_factory=dict)
-    """Savepoints that a replaced coordinator may still be copying. They are listed until they are voided."""
+    """Savepoints that a replaced coordinator may still be copying. An entry stays until the savepoint is complete or
+    voided.
+    """
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
     waits_for_copies: bool = False
-    """True while the end of the job waits only for the deletion of failed savepoints."""
+    """True while the end of the job waits only for the deletion of the folders of failed savepoints."""
     left_copies: bool = False
-    """True once the end of the job no longer waits for the deletion of failed savepoints."""
+    """True once the end of the job no longer waits for the deletion of the folders of failed savepoints."""
     requests: tuple[CheckpointRequest, ...] = ()
-    """Requests for checkpoints that have not been started."""
+    """Queued requests for checkpoints that have not been started."""
     due_since_ms: int | None = None
-    """Time, in ms, since which a periodic checkpoint is due that could not start yet."""
+    """Time, in ms, since which a periodic checkpoint is due. None if none is due."""
     final_not_before_ms: int = NEVER_MS
     """Time, in ms, before which a failed final checkpoint is not tried again."""
     ends_as: JobStatus | None = None
-    """The status in which the job ends once its tasks have committed the rows of its last checkpoint, which is
-    complete. None while there is no such checkpoint, or if no task commits.
+    """The status in which the job ends once its tasks have committed the rows of its completed last checkpoint.
+
+    None while there is no such checkpoint, or if no task commits.
     """
     leaving: tuple[int, int] = (-1, -1)
-    """The newest generation and attempt for which a timer repeats the notification of the completed last checkpoint."""
+    """The newest generation and attempt, in this order, for which a timer repeats the notification of the last
+    checkpoint.
+    """
     notified: int = 0
-    """How many times that notification was repeated."""
+    """The number of times that the notification of the completed last checkpoint was repeated."""
     stopping: CheckpointId | None = None
-    """Number of the pending savepoint after which the job ends, or None."""
+    """Id of the pending savepoint after which the job ends, or None."""
     restart_due: bool = False
     """True once the delay before the restart has passed."""
     failure_times_ms: tuple[int, ...] = ()
-    """Times of the failures since the newest completed checkpoint. Only in states that older versions stored."""
+    """Times, in ms, of the failures since the newest completed checkpoint. Set only in states that older versions
+    stored.
+    """
     failures: FailureHistory = field(default_factory=FailureHistory)
-    """The failures that the restart strategy counts."""
+    """The history of failures on which the restart strategy decides."""
     last_fingerprint: str = ""
     same_failures: int = 0
-    """How many times in a row a task has failed with `last_fingerprint`. 0 if that is empty."""
+    """The number of consecutive failures with `last_fingerprint`. 0 if the fingerprint is empty."""
     running_since_ms: int | None = None
-    """Time, in ms, since which all tasks of the attempt run. None while they do not."""
+    """Time, in ms, at which all tasks of the attempt began to run. None while some do not run."""
     consecutive_failures: int = 0
     """Number of counted checkpoint failures since the last completed checkpoint, or since the attempt began."""
     failed_checkpoints: int = 0
@@ -426,8 +444,8 @@ class CoordinatorState:
     storage_away: bool = False
     """True while the event log cannot be written. No checkpoint is started then."""
     gave_up: bool = False
-    """True if the job ends without waiting for storage, because storage did not answer for too long or a newer job
-    controls it.
+    """True if the job ends without waiting for storage: storage did not answer for too long, or a newer job claimed a
+    table.
     """
     superseded: bool = False
     """True if a newer job has claimed a table of this job."""
@@ -439,8 +457,8 @@ class CoordinatorState:
             self.failure_times_ms = ()
 
     def move(self, input: JobInput) -> None:
-        """Moves to the next status of the job. Raises ProtocolError, and changes nothing, if the input is not allowed
-        in this status.
+        """Moves the job to its next status. Raises ProtocolError, and changes nothing, if this status does not allow
+        the input.
         """
         self.status = next_status(self.status, input)
 
@@ -450,7 +468,9 @@ class CoordinatorState:
         return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
 
     def know_tables(self, heads: Iterable[TableHead]) -> None:
-        """Records how far the logs of some tables have got. An older report changes nothing."""
+        """Records the newest entry in the logs of some tables. A head with a lower number than the known one changes
+        nothing.
+        """
         for head in heads:
             known = self.table_heads.get(head.url)
             if known is None or known.seq <= head.seq:
@@ -458,12 +478,12 @@ class CoordinatorState:
 
     @property
     def known_tables(self) -> tuple[TableHead, ...]:
-        """Returns the newest known position in the log of each table, ordered by URL."""
+        """Returns the newest known entry in the log of each table, ordered by the URL of the table."""
         return tuple(head for _, head in sorted(self.table_heads.items()))
 
     @property
     def under_way(self) -> dict[CheckpointId, PendingCheckpoint]:
-        """Returns the checkpoints that have not ended: pending ones, and savepoints that are being copied."""
+        """Returns the checkpoints that have not ended, by id: pending ones, and savepoints that are being copied."""
         return self.copies | self.pending
 
     def attempt_of(self, task: TaskId) -> AttemptNumber:
@@ -471,17 +491,19 @@ class CoordinatorState:
         return self.older_attempts.get(task, self.attempt)
 
     def is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Returns whether messages of a task in this attempt are accepted: it was neither stopped nor deployed again
-        since.
+        """Returns whether messages of a task from this attempt are accepted: the task was neither stopped nor deployed
+        again.
         """
         return attempt == self.attempt_of(task) and task not in self.down
 
     def takes_part(self, pending: PendingCheckpoint, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Returns whether a task in this attempt is part of a checkpoint: no task was deployed since its trigger."""
+        """Returns whether a message of a task from this attempt belongs to a checkpoint: no task was deployed since its
+        trigger.
+        """
         return pending.attempt == self.attempt and self.is_current(task, attempt)
 
     def by_attempt(self, tasks: Iterable[TaskId]) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """Returns these tasks, grouped by their attempts, oldest attempt first."""
+        """Returns pairs of an attempt and its tasks among `tasks`, oldest attempt first."""
         found: dict[AttemptNumber, list[TaskId]] = {}
         for task in tasks:
             found.setdefault(self.attempt_of(task), []).append(task)
@@ -489,28 +511,28 @@ class CoordinatorState:
 
     @property
     def listening(self) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """Returns the running tasks that have not finished, by attempt. They are notified of the outcome of each
+        """Returns the ready tasks that have not finished, by attempt. They are notified of the outcome of each
         checkpoint.
         """
         assert self.spec is not None
         return self.by_attempt(task for task in self.spec.tasks if task in self.ready and task not in self.finished)
 
     def stop(self, tasks: Iterable[TaskId]) -> None:
-        """Marks tasks as waiting for the next deployment. Their earlier reports no longer count."""
+        """Marks tasks as stopped until the next deployment. Their earlier reports no longer count."""
         for task in tasks:
             self.down[task] = None
             for told in (self.ready, self.ended, self.finished, self.adopting):
                 told.pop(task, None)
 
     def give_up(self, process: str) -> None:
-        """Records that a process gets no more tasks, under any coordinator."""
+        """Records that a process gets no more tasks, also under later coordinators."""
         self.given_up[process] = None
         while len(self.given_up) > GIVEN_UP_MAX:
             del self.given_up[next(iter(self.given_up))]
 
     def begin_attempt(self) -> tuple[TaskId, ...] | None:
-        """Moves the stopped tasks to the next attempt. Returns these tasks in the order of the job, or None for all
-        tasks.
+        """Starts the next attempt with the stopped tasks. Returns them in the order of the job, or None if these are
+        all tasks.
         """
         assert self.spec is not None
         # The fold of an older version has no `down`: there a job restarted as a whole.

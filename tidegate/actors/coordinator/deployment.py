@@ -1,17 +1,15 @@
-"""Deploys an attempt: takes tables back, restores master hooks, deploys tasks, and starts them when all are ready. An
-attempt that is not ready in time fails.
+"""Deploys an attempt: sets tables back, restores master hooks, deploys tasks, and starts them when all are ready.
 
 The machine calls `Deployer` for the first attempt and for each restart. An attempt has all tasks of the job, or the
-regions that were stopped; the tasks of other regions continue. Tables are taken back only if the newest checkpoint is
-damaged and an older one is restored. With tables to take back, or with master hooks, the attempt has all tasks.
+tasks of the stopped regions while other regions continue. Tables are set back only if the newest checkpoint is damaged
+and an older one is restored. With tables to set back, or with master hooks, the attempt has all tasks. Rules:
 
-Rules:
-
-- One deployment is under way at a time. A region that fails meanwhile waits for its turn.
+- One deployment runs at a time. A region that fails meanwhile waits.
 - An attempt starts from the job's newest completed checkpoint that is not known to be damaged. Before the job has one,
-  it starts from what the user named (invariant 7).
-- Tables come first, then hooks, then tasks. Retries are bounded by number or, in an outage of storage, by time.
-- An attempt that is not ready in time has failed.
+  it starts from the checkpoint that the user named (invariant 7).
+- Tables are set back first, then hooks are restored, then tasks are deployed. Retries are limited by number or, in an
+  outage of storage, by time.
+- An attempt that is not ready within the deploy timeout fails.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from tidegate.actors.coordinator.source_coordinator import took_up
 from tidegate.protocol.identity import TaskId
 
 NAMED_MAX = 4
-"""Limit of the tasks that an error names."""
+"""Limit of the task names that an error message lists."""
 
 
 def not_ready(state: CoordinatorState) -> tuple[TaskId, ...]:
-    """Returns the deployed tasks that are not ready yet."""
+    """Returns the tasks of the attempt being deployed that are not ready yet. Empty before the tasks were deployed."""
     if state.status is not JobStatus.DEPLOYING or state.fallback is not None or state.restoring_hooks:
         return ()
     return tuple(task for task in _being_deployed(state) if task not in state.ready)
@@ -54,7 +52,7 @@ class Deployer:
         self._context = context
 
     def deploy(self, at_ms: int) -> None:
-        """Starts the next attempt: of the stopped tasks, or of all tasks."""
+        """Begins the next attempt, with the stopped tasks or with all tasks."""
         state = self._context.state
         invariants.check_deploy(state)
         state.move(JobInput.DEPLOY)
@@ -77,7 +75,9 @@ class Deployer:
         self._set_limit(at_ms)
 
     def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
-        """Continues the deployment with the hooks or, if there are none, with the tasks."""
+        """Continues the deployment after the tables were set back: restores the hooks or, if there are none, deploys
+        the tasks.
+        """
         self._context.state.know_tables(event.heads)
         if self._waits_for_tables(event.attempt):
             self._context.state.fallback = None
@@ -85,8 +85,8 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
-        """Retries to take tables back, within the limits of `_gives_up`. Tasks that started before that would commit
-        their rows twice.
+        """Schedules another try to set the tables back, or gives up. Tasks that started before that would commit rows
+        twice.
         """
         state = self._context.state
         if not self._waits_for_tables(event.attempt):
@@ -106,7 +106,7 @@ class Deployer:
         self._retry("tables", event, state.table_failures, what)
 
     def repeat_tables(self, attempt: int) -> None:
-        """Repeats the attempt to take tables back, because the retry timer has fired."""
+        """Repeats the order to set the tables back, because its retry timer has fired."""
         if self._waits_for_tables(attempt):
             self._take_tables_back()
 
@@ -119,15 +119,15 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
-        """Retries the restore of the hooks, within the limits of `_gives_up`."""
+        """Schedules another try to restore the master hooks, or fails the attempt."""
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.hook_failures += 1
             self._retry("hooks", event, state.hook_failures, "the master hooks could not be restored")
 
     def _retry(self, timer: str, event: ev.TablesNotTakenBack | ev.HookRestoreFailed, failures: int, what: str) -> None:
-        """Sets the timer of the next try or, after too many failures, fails the attempt. `what` names the
-        failed step.
+        """Sets the timer of the next try or, after too many failures, fails the attempt. `what` describes the failure
+        in the error.
         """
         if self._gives_up(event.at_ms, event.away_ms, failures):
             self._context.attempt_failure = f"{what} in {failures} attempts: {event.error}"
@@ -135,10 +135,10 @@ class Deployer:
             self._context.retry_later(f"{timer}:{self._context.state.attempt}", event.at_ms, failures)
 
     def _gives_up(self, at_ms: int, away_ms: int | None, failures: int) -> bool:
-        """Returns whether tables or hooks have failed for too long.
+        """Returns whether setting tables back, or restoring hooks, has failed too often or for too long.
 
-        `away_ms` is for how long storage has not answered, or None if it answers. An outage has its own limit, so the
-        deployment timer starts again.
+        `away_ms`: how long storage has not answered, or None if it answers. During an outage of storage the number of
+        failures is not limited, and the deployment timer starts again.
         """
         spec = self._context.spec
         if away_ms is None:
@@ -148,13 +148,13 @@ class Deployer:
         return away_ms >= spec.storage_outage_ms
 
     def repeat_hooks(self, attempt: int) -> None:
-        """Repeats the restore of the hooks, because the retry timer has fired."""
+        """Repeats the order to restore the master hooks, because its retry timer has fired."""
         restore = self.restore_point()
         if self._waits_for_hooks(attempt) and restore is not None:
             self._context.instruct(do.RestoreHooks(self._context.state.attempt, restore))
 
     def ready(self, event: ev.TaskReady) -> bool:
-        """Records that a task is ready. Returns whether the whole job runs now."""
+        """Records that a task is ready. Returns whether the whole job now runs."""
         state = self._context.state
         if not state.is_current(event.task, event.attempt) or state.status is not JobStatus.DEPLOYING:
             return False
@@ -164,9 +164,9 @@ class Deployer:
         return self.settle()
 
     def settle(self) -> bool:
-        """Starts the attempt if all of its tasks are ready. Tasks that were stopped meanwhile do not count.
+        """Starts the tasks of the attempt if all of them are ready, ignoring tasks that were stopped meanwhile.
 
-        Returns whether the whole job runs now.
+        Returns whether the whole job now runs.
         """
         state = self._context.state
         spec = self._context.spec
@@ -183,7 +183,7 @@ class Deployer:
         return _being_deployed(self._context.state)
 
     def delayed(self, event: ev.RestoreDelayed) -> None:
-        """Restarts the deployment timer, because a task waits for storage, which has its own limit."""
+        """Restarts the deployment timer, because a task waits for storage. An outage has its own time limit."""
         state = self._context.state
         state.deploy_delays += 1
         state.deploy_delayed = True
@@ -191,7 +191,7 @@ class Deployer:
         self._context.instruct(do.SetTimer(f"deploy-delayed:{state.deploy_delays}", due_at_ms))
 
     def expire(self) -> None:
-        """Fails the attempt, because it was not ready in time."""
+        """Fails the attempt, because its deployment has exceeded the deploy timeout."""
         state = self._context.state
         spec = self._context.spec
         limit = f"within {spec.deploy_timeout_ms} ms (jobmanager.deploy-timeout)"
@@ -207,7 +207,7 @@ class Deployer:
             self._context.attempt_failure = f"{named}{more} {verb} not ready {limit}"
 
     def restore_point(self) -> RestorePoint | None:
-        """Returns the checkpoint from which the attempt starts, or None."""
+        """Returns the checkpoint from which the attempt starts, or None for a start without state."""
         state = self._context.state
         spec = self._context.spec
         restore = spec.restore
@@ -218,7 +218,7 @@ class Deployer:
         return restore
 
     def _begin(self, tasks: tuple[TaskId, ...] | None) -> None:
-        """Restores the hooks or, if there are none, deploys these tasks (None for all)."""
+        """Restores the master hooks or, if there are none, deploys `tasks` (None for all tasks)."""
         state = self._context.state
         restore = self.restore_point()
         state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
@@ -228,7 +228,7 @@ class Deployer:
             self._start(restore, tasks)
 
     def _start(self, restore: RestorePoint | None, tasks: tuple[TaskId, ...] | None) -> None:
-        """Deploys these tasks (None for all)."""
+        """Deploys `tasks` (None for all tasks) from `restore`, or without state if that is None."""
         state = self._context.state
         invariants.check_start(state, None if restore is None else restore.checkpoint_id)
         self._context.instruct(do.DeployAttempt(state.attempt, restore, tasks))
@@ -255,19 +255,17 @@ class Deployer:
 def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: CheckpointDamaged) -> None:
     """Skips a damaged checkpoint and selects the one before it, down to the oldest retained one.
 
-    The machine calls it when a task or a master hook has found damage. Rules:
+    The machine calls it when a task or a master hook has found that the attempt's checkpoint is damaged. Each task may
+    report that, and the first report counts. Rules:
 
-    - Only damage counts: something of the checkpoint was read and is wrong, or is not there. If storage does not
-      answer, the same checkpoint is tried again.
-    - A checkpoint that was passed over is not tried again. It stays until a newer one is complete or the job is over:
-      an operator may repair it, or find out what happened.
-    - Rows that were committed after the older checkpoint are processed again. So tables are taken back before any task
-      is deployed, and after all waiting commits are done.
-    - When none is left, the job fails with all reasons. It never starts afresh, nor from another job's checkpoint: its
-      own rows would come twice.
-
-    Called when the attempt cannot be restored from its checkpoint. Each of its tasks may report that. The first report
-    counts.
+    - Only damage counts: a part of the checkpoint was read and is wrong, or is missing. If storage does not answer, the
+      same checkpoint is tried again.
+    - A skipped checkpoint is not tried again. It stays until a newer one is complete or the job is over, so that an
+      administrator can repair or examine it.
+    - Rows that were committed after the older checkpoint are processed again. The tables are therefore set back before
+      any task is deployed, and after all outstanding commits are done.
+    - When no checkpoint is left, the job fails with all reasons. It never starts without state, nor from another job's
+      checkpoint, because its rows would be written twice.
     """
     state = context.state
     stale = state.status is not JobStatus.DEPLOYING or event.attempt != state.attempt
@@ -288,5 +286,5 @@ def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: 
 
 
 def passed_over_text(damaged: Iterable[DamagedCheckpoint]) -> str:
-    """Returns a text for people that names the damaged checkpoints, with reasons."""
+    """Returns a text for people that names the damaged checkpoints and the damage of each."""
     return "; ".join(f"checkpoint {one.checkpoint_id} is damaged ({one.reason})" for one in damaged)

@@ -1,15 +1,16 @@
-"""The events of the coordinator machine: facts, in the past tense. `at_ms` is the time by the clock of the sender.
+"""The events that the coordinator machine handles: facts, in the past tense. `at_ms` is the time by the clock of the
+sender.
 
-`CoordinatorDriver` logs each event before it acts on it. An event describes itself to people
-(`describe`), names the orders that it may answer (`answers`), and has a level of attention (`importance`).
+`CoordinatorDriver` logs each event before it acts on it. An event has a text for people (`describe`), the names of the
+orders that it may answer (`answers`), and a log level (`importance`).
 
-An *order* is an instruction that is answered. Its name is its kind, and the attempt, checkpoint or timer that it is
-about (`CoordinatorInstruction.order`). Tasks and storage name the same thing in their answers anyway, so the cause of
-an answer is known without another field in the message: it is the event from which the order followed. `CauseTracker`
-(`tidegate/actors/drivers/event_log_writer.py`) remembers that, even across generations of the coordinator.
+An *order* is an instruction that is answered. Its name consists of its kind, and the attempt, checkpoint or timer that
+it concerns (`CoordinatorInstruction.order`). The answers of tasks and storage contain these values too. So the cause of
+an answer is found without an extra field: it is the event from which the order followed. `CauseTracker`
+(`tidegate/actors/drivers/event_log_writer.py`) stores the causes, also across generations of the coordinator.
 
 Some events answer no order and begin a chain of causes (`begins`): users request something, tasks fail or request
-splits, processes hang, sources run dry, storage goes away.
+splits, processes hang, sources reach their end, storage does not answer.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
 OrderName = tuple[str, int | str]
-"""The name of an order: its kind, and the number or name of its subject, such as a checkpoint id."""
+"""The name of an order: its kind, such as "commit", and the id of its subject, such as the checkpoint id."""
 
 ANSWERED_BY_MANY = ("trigger", "complete", "deploy", "ask")
-"""Kinds of orders that are sent to many tasks. Several answers arrive, and one may arrive twice."""
+"""Kinds of orders that are sent to many tasks. Each task answers, and an answer may arrive twice."""
 
 STORAGE_AWAY: OrderName = ("storage", 0)
-"""Name that connects `StorageCameBack` with the `StorageWentAway` before it, although there is no order."""
+"""The name that connects `StorageCameBack` with the preceding `StorageWentAway` in the chain of causes. It is not an
+order.
+"""
 
 
 class Importance(enum.Enum):
-    """How important an event is. It determines in which logs its line appears."""
+    """The importance of an event. It determines in which logs the line about the event appears."""
 
     SILENT = "silent"
     """Appears in no log, because the line about the following decision is enough."""
@@ -54,13 +57,13 @@ class _Event:
 
     __slots__ = ()
     begins: ClassVar[bool] = False
-    """True if the event may start a chain of causes, because it answers no order."""
+    """True if the event may begin a chain of causes, because it answers no order."""
     importance: ClassVar[Importance] = Importance.SILENT
     about_restart: ClassVar[bool] = False
     """True if `tidegate events --restarts` shows the event."""
 
     def describe(self) -> str:
-        """Returns one line that describes the event to people."""
+        """Returns one line of text for people that describes the event."""
         raise NotImplementedError
 
     @property
@@ -91,7 +94,9 @@ class JobSubmitted(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CoordinatorStarted(_Event):
-    """A new generation of the coordinator has replayed the log and starts. Answers to the previous one may be lost."""
+    """A new generation of the coordinator has replayed the log and starts. Answers to the previous generation may be
+    lost.
+    """
 
     at_ms: int
     generation: Generation
@@ -119,7 +124,7 @@ class CancelRequested(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TimerFired(_Event):
-    """A timer of the machine has fired. It is ignored if it is outdated."""
+    """A timer of the machine has fired. The machine ignores it if the timer is outdated."""
 
     at_ms: int
     timer: str
@@ -159,7 +164,7 @@ _TIMERS = {
 @wire
 @dataclass(frozen=True, slots=True)
 class StorageWentAway(_Event):
-    """The event log cannot be written. No decision is possible before `StorageCameBack`."""
+    """The event log cannot be written. The machine decides nothing until `StorageCameBack`."""
 
     at_ms: int
     error: str
@@ -189,11 +194,11 @@ class StorageCameBack(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class ProcessGivenUp(_Event):
-    """A process gets no more tasks and is ended, because it hangs or is unusable.
+    """A process gets no more tasks and is killed, because it hangs or is unusable.
 
-    No process of a running job is ended before this event is in the log. A coordinator that was cut off takes every
-    process for hung, but cannot write to the log. `process` is unique, also across coordinators. `reason` names the
-    process for people.
+    No process of a running job is killed before this event is in the log: a coordinator that was cut off from the
+    network takes every process for hung, but cannot write to the log. `process` is an id that is unique across
+    coordinators. `reason` describes the process and the failure for people.
     """
 
     at_ms: int
@@ -219,13 +224,13 @@ class TaskReady(_Event):
     attempt: AttemptNumber
     task: TaskId
     origin: StateOrigin | None = None
-    """The checkpoint from which its state was restored. None on a fresh start."""
+    """The place from which the task's state was restored. None if the task started without state."""
     splits: tuple[str, ...] | None = ()
-    """For a source with assigned splits: the splits that the task has. None if it was restored as finished, so that all
-    its splits are read.
+    """The ids of the splits that a task of a source with assigned splits has. None if the task was restored as
+    finished, so that all its splits are read.
     """
     rows_read: int = 0
-    """For a source: the number of rows of its splits that were read before the checkpoint from which it starts."""
+    """For a source task: the number of rows of its splits that were read before the checkpoint from which it starts."""
     importance = Importance.DETAIL
 
     def describe(self) -> str:
@@ -239,7 +244,7 @@ class TaskReady(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoreDelayed(_Event):
-    """A task cannot read its state, because storage does not answer. It keeps trying."""
+    """A task cannot read its state, because storage does not answer. The task keeps trying."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -266,9 +271,7 @@ class TaskFailed(_Event):
     permanent: bool = False
     """True if the program itself is wrong, so that no restart can help."""
     fingerprint: str = ""
-    """Identifies error and row. Equal to the previous failure's if the same error occurred at the same row. Empty if
-    unknown.
-    """
+    """Text that is equal for two failures with the same error at the same row. Empty if unknown."""
     begins = True
     importance = Importance.TROUBLE
     about_restart = True
@@ -284,7 +287,7 @@ class TaskFailed(_Event):
 class TaskAnswered(_Event):
     """A running task reported its status to a coordinator that took over.
 
-    It repeats what it had reported to the previous generation, because those events may not have been logged.
+    The task repeats what it had reported to the previous generation, because those events may not be in the log.
     """
 
     at_ms: int
@@ -293,9 +296,9 @@ class TaskAnswered(_Event):
     generation: Generation
     """Generation of the coordinator that the task obeys."""
     started: bool = True
-    """True if the task was notified that every task of its attempt is ready."""
+    """True if the task was notified of the start: all tasks of its attempt were ready."""
     ended: bool = False
-    """True if its operators have finished."""
+    """True if the operators of the task have reached the end of their data."""
     finished: bool = False
     """True if the task has finished."""
     covered_by: CheckpointId | None = None
@@ -303,7 +306,7 @@ class TaskAnswered(_Event):
     snapshotted: CheckpointId = CheckpointId(0)
     """The newest checkpoint of which the task has taken a snapshot, or 0."""
     collecting: CheckpointId | None = None
-    """The checkpoint whose barriers the task is collecting, or None."""
+    """The checkpoint for which the task has received some, but not all, barriers, or None."""
     importance = Importance.DETAIL
 
     def describe(self) -> str:
@@ -317,10 +320,10 @@ class TaskAnswered(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SplitsRequested(_Event):
-    """A subtask has read all splits that it has, and requests more. It repeats the request until it is answered.
+    """A subtask has read all its splits and requests more. It repeats the request until it is answered.
 
-    Requests and answers are numbered: `first` is the number of splits that the subtask has been given in its attempt so
-    far. So a request that comes twice gets the same answer twice, and an answer that comes twice is taken once.
+    `first` is the number of splits that the subtask has been given in its attempt so far. It identifies the request, so
+    that a repeated request gets the same answer, and a repeated answer is ignored.
     """
 
     at_ms: int
@@ -336,11 +339,11 @@ class SplitsRequested(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class WatermarkReported(_Event):
-    """A source task reported the lowest watermark of its splits, or None if all are idle, so that no task waits for
-    them.
+    """A source task reported the lowest watermark of its splits, for the alignment of watermarks between source tasks.
 
-    It is neither logged nor given to the machine, because the next report makes up for a lost one. `waits`: the task
-    has nothing to read until other tasks have come nearer.
+    `watermark_ms` is None if all splits are idle, so that no task waits for them. `waits`: the task reads nothing until
+    the watermarks of other tasks have advanced. The event is neither logged nor given to the machine, because the next
+    report makes up for a lost one.
     """
 
     at_ms: int
@@ -357,7 +360,7 @@ class WatermarkReported(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskReachedEndOfData(_Event):
-    """A task's operators have finished."""
+    """The operators of a task have reached the end of their data and were closed."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -380,7 +383,7 @@ class TaskReachedEndOfData(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskFinished(_Event):
-    """A task has finished completely."""
+    """A task has finished: its data has ended, and a completed checkpoint covers its output."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -405,7 +408,8 @@ class TaskFinished(_Event):
 class CheckpointRequested(_Event):
     """A user requested a checkpoint, a savepoint, or (kinds SUSPEND and TERMINATE) a stop of the job with a savepoint.
 
-    `target` is the URL under which the savepoint gets a folder of its own, or None for a checkpoint.
+    `request` is the id under which the user is answered. `target` is the URL below which the savepoint gets a folder,
+    or None for a checkpoint.
     """
 
     at_ms: int
@@ -424,7 +428,7 @@ class CheckpointRequested(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointAcknowledged(_Event):
-    """A task's part of a checkpoint is durable. `kind` is the kind of checkpoint for which the task took its
+    """A task has stored its part of a checkpoint durably. `kind` is the kind of checkpoint for which it took its
     snapshot.
     """
 
@@ -456,7 +460,7 @@ class CheckpointDeclined(_Event):
     reason: CheckpointFailureReason
     message: str
     away_ms: int = 0
-    """With the reason STORAGE_AWAY: for how long, in ms, nothing could be written."""
+    """With the reason STORAGE_AWAY: how long, in ms, storage could not be written. Otherwise 0."""
     importance = Importance.TROUBLE
 
     def describe(self) -> str:
@@ -470,9 +474,10 @@ class CheckpointDeclined(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointDamaged(_Event):
-    """A part of the checkpoint from which this attempt starts is damaged or missing, so no attempt can start from it.
+    """A part of the checkpoint from which the attempt starts is damaged or missing, so that no attempt can start from
+    it.
 
-    A storage that does not answer is not damage.
+    An outage of storage is not damage.
     """
 
     at_ms: int
@@ -530,8 +535,9 @@ class CheckpointVoided(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class MetadataWriteFailed(_Event):
-    """An attempt to write `_metadata` (or the tombstone) has an unknown result. `away_ms` is for how long writes have
-    failed.
+    """The write of `_metadata` (or of the tombstone) has an unknown result.
+
+    `away_ms`: how long, in ms, writes have failed.
     """
 
     at_ms: int
@@ -551,7 +557,7 @@ class MetadataWriteFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SinksCommitted(_Event):
-    """The sink files of a completed checkpoint are visible. `heads` has the position in the log of each table."""
+    """The sink files of a completed checkpoint are committed. `heads` has the newest entry in the log of each table."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -569,11 +575,10 @@ class SinksCommitted(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SinkCommitFailed(_Event):
-    """An attempt to commit the sink files of a completed checkpoint has failed or has an unknown result.
+    """The commit of a completed checkpoint's sink files has failed or has an unknown result.
 
-    `fenced` is True if another job has claimed the table, so that the files are not visible. `away_ms` is for how long
-    commits have failed. `permanent` is True if a retry cannot help, because the table has changed or a user's sink
-    hangs.
+    `fenced`: another job has claimed the table, so that the files are not committed. `away_ms`: how long, in ms,
+    commits have failed. `permanent`: a retry cannot help, because the table has changed or a user's sink hangs.
     """
 
     at_ms: int
@@ -612,7 +617,9 @@ class CheckpointDiscarded(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointDiscardFailed(_Event):
-    """The deletion of a checkpoint has failed, and files may be left. `away_ms` is for how long it has failed."""
+    """The deletion of a checkpoint has failed, and files may be left. `away_ms`: how long, in ms, deletions have
+    failed.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -634,7 +641,7 @@ class CheckpointDiscardFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointWritten(_Event):
-    """The savepoint's own folder is complete. A job can be restored from `path`."""
+    """The copy of a savepoint into its own folder `path` is complete. A job can be restored from it."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -654,8 +661,8 @@ class SavepointWritten(_Event):
 class SavepointWriteFailed(_Event):
     """The copy of a savepoint has failed, and its folder is not usable.
 
-    `permanent` is True if the folder itself cannot be used, so that a retry cannot help. `away_ms` is for how long
-    writes have failed.
+    `permanent`: the folder itself cannot be used, so that a retry cannot help. `away_ms`: how long, in ms, writes have
+    failed.
     """
 
     at_ms: int
@@ -678,7 +685,7 @@ class SavepointWriteFailed(_Event):
 class SavepointDiscarded(_Event):
     """The folder of a failed savepoint is deleted, except for the tombstone of a voided savepoint.
 
-    `exported` is True if the previous coordinator had completed the folder, and its user was not notified. Otherwise it
+    `exported`: the previous coordinator had completed the folder, and its user was not notified. Otherwise the folder
     can never become complete.
     """
 
@@ -699,8 +706,9 @@ class SavepointDiscarded(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointDiscardFailed(_Event):
-    """The deletion of a failed savepoint's folder has failed, and files may be left. `away_ms` is for how long it has
-    failed.
+    """The deletion of a failed savepoint's folder has failed, and files may be left.
+
+    `away_ms`: how long, in ms, deletions have failed.
     """
 
     at_ms: int
@@ -723,7 +731,9 @@ class SavepointDiscardFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HooksTriggered(_Event):
-    """Every master hook has answered for a checkpoint, with the state to store."""
+    """Every master hook has answered for a checkpoint. `states` has the name of each hook and the state to store for
+    it.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -741,7 +751,7 @@ class HooksTriggered(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HookFailed(_Event):
-    """A master hook raised an exception."""
+    """A master hook raised an exception when it was called for a checkpoint."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -759,7 +769,7 @@ class HookFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HooksRestored(_Event):
-    """Every master hook has received its state from the checkpoint from which this attempt starts."""
+    """Every master hook has received its state from the checkpoint from which the attempt starts."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -776,9 +786,9 @@ class HooksRestored(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HookRestoreFailed(_Event):
-    """A master hook raised an exception, or its state could not be read.
+    """The restore of a master hook failed: it raised an exception, or its state could not be read.
 
-    `away_ms` is for how long storage has not answered, or None if storage is not the cause.
+    `away_ms`: how long, in ms, storage has not answered, or None if storage is not the cause.
     """
 
     at_ms: int
@@ -799,9 +809,9 @@ class HookRestoreFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesTakenBack(_Event):
-    """Every table of the job was taken back to the checkpoint from which this attempt starts.
+    """Every output table was set back to the checkpoint from which the attempt starts.
 
-    `heads` has the position in the log of each table.
+    `heads` has the newest entry in the log of each table.
     """
 
     at_ms: int
@@ -821,10 +831,10 @@ class TablesTakenBack(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesNotTakenBack(_Event):
-    """A table of the job could not be taken back. `fenced` is True if another job has claimed one.
+    """An output table could not be set back to an older checkpoint. `fenced`: another job has claimed a table.
 
-    `away_ms` is for how long storage has not answered, or None if storage is not the cause. `permanent` is True if
-    neither a retry nor a new start can help.
+    `away_ms`: how long, in ms, storage has not answered, or None if storage is not the cause. `permanent`: neither a
+    retry nor a restart can help.
     """
 
     at_ms: int

@@ -1,10 +1,10 @@
-"""Handles failures of a task, or of the coordinator itself.
+"""Handles the failure of a task, and the loss of the coordinator.
 
 - `Failover` stops the tasks that have to be deployed again.
-- `Restarts` consults the restart strategy.
+- `Restarts` asks the restart strategy for the delay of the next attempt.
 - `Takeover` keeps running tasks when a new generation of the coordinator starts.
 
-The machine calls them.
+The coordinator machine calls them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tidegate.storage.ids import CheckpointId, VertexId
 class Failover:
     """Decides which tasks stop after a failure, and wait for the next attempt (Flink's `FailoverStrategy`).
 
-    The machine calls it. A job consists of pipelined regions, and nothing is in flight between them. So a region can go
-    back to the newest checkpoint alone: what the other regions processed since then stays processed, once. Rules:
+    A job consists of pipelined regions, and no data is in flight between regions. A region can therefore go back to the
+    newest checkpoint alone: what the other regions have processed since then is not processed again. Rules:
 
     - The region of a failed task stops as a whole. Tasks of other regions keep their processes, their attempt and their
       state.
     - The whole job stops where one region would not be enough. (For the loss of a coordinator see `Takeover`.)
-    - Too many checkpoints have failed, or a stop has.
-    - A checkpoint is damaged. An older one is restored, and the tables are taken back to it.
-    - A task fails while a savepoint that ends the job is pending. The other tasks have ended their data.
-    - A task fails in a job with master hooks. They stand for something outside that all tasks may share.
+      - Too many checkpoints have failed, or a stop has.
+      - A checkpoint is damaged. An older one is restored, and the tables are set back to it.
+      - A task fails while a savepoint that ends the job is pending. The other tasks have ended their data.
+      - A task fails in a job with master hooks, because all tasks may share the external system of a hook.
     - Union list state goes to every subtask of its vertex, so regions that share such a vertex stop together. Before
       the first checkpoint of a restored job it is unknown which vertices have union list state, so all are treated as
       if they had.
-    - Every open checkpoint is given up, because the stopped region takes no part in it. The other tasks are notified.
-    - The restart strategy is consulted for each failure. What fails while something else waits for its restart waits
-      with it.
+    - Every open checkpoint is aborted, because the stopped region takes no part in it. The other tasks are notified.
+    - The restart strategy is consulted for each failure. A region that fails while another one waits for its restart
+      waits with it.
     """
 
     def __init__(self, context: CoordinatorContext, checkpoints: CheckpointCoordinator, deployer: Deployer) -> None:
@@ -53,10 +53,10 @@ class Failover:
         self._checkpoints = checkpoints
         self._deployer = deployer
         self._regions: dict[TaskId, tuple[TaskId, ...]] = {}
-        """The region of each task. Computed when it is first needed."""
+        """The region of each task. It is computed at the first failure."""
 
     def stop_whole(self, reason: str, at_ms: int) -> None:
-        """Stops all tasks. They wait for the next attempt."""
+        """Stops all tasks until the next attempt."""
         state = self._context.state
         self._context.instruct(do.CancelAttempt(state.attempt))
         state.stop(self._context.spec.tasks)
@@ -65,9 +65,7 @@ class Failover:
         state.restart_due = False
 
     def stop_regions(self, tasks: Iterable[TaskId], reason: str, at_ms: int) -> None:
-        """Stops the regions of these tasks, or all tasks if one region is not enough. They wait for the next
-        attempt.
-        """
+        """Stops the regions of the failed tasks until the next attempt, or all tasks if one region is not enough."""
         state = self._context.state
         again = self._going_back(tasks)
         if len(again) + len(state.down) == len(self._context.spec.tasks):
@@ -84,8 +82,10 @@ class Failover:
             state.move(JobInput.RESTART)
 
     def stop_rest_if_over(self) -> None:
-        """Stops the tasks that still run if the job ends as soon as all have committed. All tasks then start from the
-        last checkpoint and commit its rows.
+        """Stops the tasks that still run, if the last checkpoint of the job is complete and its rows only have to be
+        committed.
+
+        All tasks then start from that checkpoint and commit its rows.
         """
         state = self._context.state
         if state.ends_as is None:
@@ -96,7 +96,9 @@ class Failover:
         state.stop(rest)
 
     def _going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
-        """Returns all tasks that have to stop together with these, in the order of the job, without stopped ones."""
+        """Returns all tasks that have to stop because of these failed tasks, in the order of the job, without stopped
+        tasks.
+        """
         state = self._context.state
         spec = self._context.spec
         if spec.failover is FailoverStrategy.FULL or spec.hooks or self._stops():
@@ -111,7 +113,9 @@ class Failover:
             back |= more
 
     def _stops(self) -> bool:
-        """Returns whether tasks were triggered for a savepoint that ends the job, or only have to commit."""
+        """Returns whether the job is about to end: tasks were triggered for the savepoint of a stop, or only have to
+        commit.
+        """
         state = self._context.state
         if state.ends_as is not None:
             return True
@@ -140,14 +144,15 @@ _JITTER = 1
 class Restarts:
     """Consults the job's restart strategy after a failure, and stores the failures that the strategy counts.
 
-    The machine calls it. Rules:
+    Rules:
 
-    - The strategy is consulted once for each failure. When a region has stopped, what its other tasks report belongs to
-      that failure.
-    - An error of the program itself ends the job without consulting the strategy: no restart can help.
+    - The strategy is consulted once for each failure. When a region has stopped, later reports of its tasks belong to
+      the same failure.
+    - An error of the program itself ends the job without consulting the strategy, because no restart can help.
     - Only failures count. A lost coordinator, a damaged checkpoint that was skipped, and a stop that could not be
       carried out do not count.
-    - Everything comes from the log: times from events, randomness from the job's seed and the number of the attempt.
+    - The decision depends only on the log: times come from events, randomness from the job's seed and the number of the
+      attempt.
     """
 
     def __init__(self, context: CoordinatorContext) -> None:
@@ -159,12 +164,15 @@ class Restarts:
 
     @property
     def keeps_failing(self) -> bool:
-        """Returns whether the same error has occurred at the same row as many times as the strategy allows."""
+        """Returns whether the same error has occurred at the same row as often as the restart strategy allows."""
         most = self._context.spec.restart.same_errors_max
         return most is not None and self._context.state.same_failures >= most
 
     def failed(self, at_ms: int, permanent: bool, fingerprint: str = "") -> int | None:
-        """Counts a failure. Returns the delay in ms before the next attempt, or None to give up."""
+        """Counts a failure. Returns the delay in ms before the next attempt, or None if the job has to end.
+
+        `permanent`: no restart can help. `fingerprint`: identifies the error and its row, or is empty.
+        """
         state = self._context.state
         spec = self._context.spec
         since_ms = state.running_since_ms
@@ -182,12 +190,12 @@ class Restarts:
         return delay_ms
 
     def left(self) -> None:
-        """Records that the attempt ended without a failure."""
+        """Records that the attempt ended without a failure, so that its running time counts for nothing."""
         self._context.state.running_since_ms = None
 
 
 QUESTIONS = 5
-"""Number of times that a task's status is requested within the time limit for its answer."""
+"""The number of times that a task's status is requested within the time limit for its answer."""
 
 
 class Takeover:
@@ -196,15 +204,15 @@ class Takeover:
     The machine calls it when a new generation of the coordinator starts, and when tasks answer it. Rules:
 
     - A task that runs according to the log is requested to report its status. It keeps its attempt and its state, and
-      processes rows meanwhile: only the coordinator was lost.
-    - A task that was being deployed, or waited for its restart, is deployed anew at once: it is unknown how far it had
-      come.
-    - Open checkpoints are given up, and the tasks are notified. No new one starts before every task has answered.
+      continues to process rows meanwhile.
+    - A task that was being deployed, or waited for its restart, is deployed again at once, because its progress is
+      unknown.
+    - Open checkpoints are aborted, and the tasks are notified. No new checkpoint starts before every task has answered.
     - A task that does not answer in time has failed, like any other: its region restarts if the restart strategy allows
       it. Requests and answers may get lost, so the request is repeated until then.
-    - If tasks were triggered for a savepoint that ends the job, they have ended their data. Then all tasks start anew,
+    - If tasks were triggered for a savepoint that ends the job, they have ended their data. Then all tasks start again,
       and the stop is tried again.
-    - With `adoption_timeout_ms` None, all tasks start anew.
+    - With `adoption_timeout_ms` None, all tasks start again.
     """
 
     def __init__(self, context: CoordinatorContext, checkpoints: CheckpointCoordinator, restarts: Restarts) -> None:
@@ -213,7 +221,9 @@ class Takeover:
         self._restarts = restarts
 
     def take_over(self, at_ms: int) -> None:
-        """Starts the takeover of a job that has not ended, by a new generation."""
+        """Begins the takeover of a running job: requests the status of running tasks, and restarts the tasks that were
+        not running.
+        """
         state = self._context.state
         tasks = self._context.spec.tasks
         state.last_failure = f"the coordinator was lost; generation {state.generation} has taken over"
@@ -238,7 +248,7 @@ class Takeover:
         self._checkpoints.take_over(at_ms)
 
     def ask(self, at_ms: int) -> None:
-        """Requests the status of tasks that have not answered, and sets the timer of the next request."""
+        """Requests the status of all tasks that have not answered yet, and sets the timer of the next request."""
         state = self._context.state
         limit_ms = self._context.spec.adoption_timeout_ms
         assert limit_ms is not None
@@ -248,8 +258,9 @@ class Takeover:
         self._context.instruct(do.SetTimer(f"ask:{state.generation}", at_ms + pause_ms))
 
     def answered(self, event: ev.TaskAnswered) -> None:
-        """Adopts a task that has answered. Repeats messages that may not have reached it, and handles its reports that
-        may not have been logged.
+        """Adopts a running task that has reported its status.
+
+        Sends it again the messages that may not have reached it, and records its reports that may not be in the log.
         """
         state = self._context.state
         instruct = self._context.instruct
@@ -273,7 +284,7 @@ class Takeover:
                 self._checkpoints.start_periodic(event.at_ms)
 
     def missing(self) -> tuple[tuple[TaskId, ...], str]:
-        """Returns the tasks that have not answered in time, and the reason for their failure."""
+        """Returns the tasks that have not answered in time, and the reason to report for their failure."""
         state = self._context.state
         limit_ms = self._context.spec.adoption_timeout_ms
         tasks = tuple(state.adopting)
@@ -281,7 +292,7 @@ class Takeover:
         return tasks, f"{text}, after the coordinator was lost"
 
     def _lost(self) -> tuple[TaskId, ...]:
-        """Returns the tasks that do not run according to the log."""
+        """Returns the tasks that a new coordinator has to deploy again, because the log has them as not running."""
         state = self._context.state
         tasks = self._context.spec.tasks
         if self._context.spec.adoption_timeout_ms is None:

@@ -1,11 +1,12 @@
-"""The instructions of the coordinator machine: what it orders its runtime to do. `CoordinatorDriver` carries them out.
+"""The instructions of the coordinator machine, which `CoordinatorDriver` carries out.
 
 An instruction that cannot be undone carries a permit (`tidegate/storage/checkpoints/permits.py`), which only the code
 that made the decision can create. An instruction about a checkpoint raises InvariantError if the permit is for another
-one. These instructions are no wire types: a permit holds only in the process that gave it, and is stored nowhere.
+checkpoint. Such instructions cannot be encoded: a permit is valid only in the process that created it, and is never
+stored.
 
-An instruction that is answered is an *order*, and has a name (`order`). The events that may answer it name it as well
-(`CoordinatorEvent.answers`).
+An instruction that is answered is an *order*, and has a name (`order`). The events that may answer it have the same
+name in `CoordinatorEvent.answers`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class _Instruction:
 @wire
 @dataclass(frozen=True, slots=True)
 class DeployAttempt(_Instruction):
-    """Deploys tasks, restored from a checkpoint or fresh. Each answers with `TaskReady`.
+    """Deploys tasks, restored from a checkpoint or without state. Each task answers with `TaskReady`.
 
-    `tasks` are whole regions, while other regions continue, or None for every task of the job.
+    `tasks` are the tasks of whole regions, while other regions continue, or None for every task of the job.
     """
 
     attempt: AttemptNumber
@@ -54,7 +55,7 @@ class DeployAttempt(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class StartTasks(_Instruction):
-    """Notifies tasks that every task of the attempt is ready, so that sources read and in-flight input is processed."""
+    """Notifies tasks that the whole attempt is ready, so that they start to read sources and in-flight input."""
 
     attempt: AttemptNumber
     tasks: tuple[TaskId, ...]
@@ -63,7 +64,10 @@ class StartTasks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class AskTasks(_Instruction):
-    """Requests the status of tasks, which from then on obey no older generation. Each answers with `TaskAnswered`."""
+    """Requests the status of tasks for a new coordinator generation. Each task answers with `TaskAnswered`.
+
+    From then on these tasks obey no older generation.
+    """
 
     attempt: AttemptNumber
     tasks: tuple[TaskId, ...]
@@ -79,7 +83,7 @@ class AskTasks(_Instruction):
 class CancelAttempt(_Instruction):
     """Stops tasks of this attempt and of older ones. Their later reports are ignored, because of their attempt number.
 
-    `tasks` is None for every task of the job.
+    `tasks` is None for all tasks of the job.
     """
 
     attempt: AttemptNumber
@@ -89,7 +93,7 @@ class CancelAttempt(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class TriggerCheckpoint(_Instruction):
-    """Triggers a checkpoint in some tasks."""
+    """Triggers a checkpoint in `tasks`, which emit its barriers."""
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
@@ -97,7 +101,7 @@ class TriggerCheckpoint(_Instruction):
     tasks: tuple[TaskId, ...]
     options: BarrierOptions = ALIGNED_BARRIER
     base: CheckpointId | None = None
-    """The completed checkpoint on which this one may be based."""
+    """The completed checkpoint on which incremental snapshots may be based. None for full snapshots."""
 
     @property
     def order(self) -> OrderName:
@@ -123,7 +127,7 @@ class TriggerHooks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoreHooks(_Instruction):
-    """Passes every master hook its state from a checkpoint, before a task is deployed.
+    """Passes every master hook its state from a checkpoint, before tasks are deployed.
 
     Answered by `HooksRestored`, `HookRestoreFailed` or `CheckpointDamaged`.
     """
@@ -139,10 +143,10 @@ class RestoreHooks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class TakeTablesBack(_Instruction):
-    """Claims every table of the job again, back to an older checkpoint, because newer ones are damaged.
+    """Sets every output table back to an older checkpoint, because newer checkpoints are damaged.
 
-    What was committed after that checkpoint is processed again. `reason` names the skipped checkpoints and their
-    damage. `heads` has the newest known position in the log of each table. Answered by `TablesTakenBack` or
+    Rows that were committed after that checkpoint are processed again. `reason` names the skipped checkpoints and their
+    damage. `heads` has the newest known entry in the log of each table. Answered by `TablesTakenBack` or
     `TablesNotTakenBack`.
     """
 
@@ -158,11 +162,11 @@ class TakeTablesBack(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class WriteSavepoint(_Instruction):
-    """Copies everything to which a fully acknowledged savepoint refers into a folder of its own under `target`.
+    """Copies all files of a savepoint into a folder of its own below the URL `target`, and its `_metadata` last.
 
-    The folder's `_metadata` comes last. Answered by `SavepointWritten` or `SavepointWriteFailed`. `complete`: whether
-    the checkpoint is complete, so that its own `_metadata` is what the savepoint gets. `contested`: whether a
-    coordinator that was lost may be copying it as well.
+    Every task must have acknowledged the savepoint. `complete`: the checkpoint is complete, and its own `_metadata` is
+    copied. `contested`: a lost coordinator may be copying it too. Answered by `SavepointWritten` or
+    `SavepointWriteFailed`.
     """
 
     target: str
@@ -184,7 +188,7 @@ class WriteSavepoint(_Instruction):
 class StopCopy(_Instruction):
     """Stops the copy of a savepoint that was aborted, and deletes what was written.
 
-    The answer to its `WriteSavepoint` comes all the same. A copy that waits for its storage stops when that answers.
+    Its `WriteSavepoint` is still answered. A copy that waits for storage stops when storage answers.
     """
 
     checkpoint_id: CheckpointId
@@ -192,10 +196,10 @@ class StopCopy(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class DiscardSavepoint(_Instruction):
-    """Deletes the folder of a savepoint whose checkpoint was aborted.
+    """Deletes the folder of a savepoint that has failed.
 
-    `voided`: a coordinator that was replaced may still be copying it, so a tombstone is created there, and stays.
-    Answered by `SavepointDiscarded` or `SavepointDiscardFailed`.
+    `voided`: a replaced coordinator may still be copying the savepoint, so a tombstone is created in the folder, and
+    stays. Answered by `SavepointDiscarded` or `SavepointDiscardFailed`.
     """
 
     target: str
@@ -258,7 +262,10 @@ class WriteMetadata(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class VoidCheckpoint(_Instruction):
-    """Creates a tombstone in the place of `_metadata`, unless one of the two exists. Answered as `WriteMetadata` is."""
+    """Creates a tombstone in the place of `_metadata`, unless one of the two exists.
+
+    Answered by `MetadataWritten`, `CheckpointVoided` or `MetadataWriteFailed`, as `WriteMetadata` is.
+    """
 
     tombstone: CheckpointMetadata
 
@@ -269,10 +276,10 @@ class VoidCheckpoint(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class CommitSinks(_Instruction):
-    """Makes the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
+    """Commits the sink files of a completed checkpoint, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
 
-    `tables`: the tables that get a commit even without new files, because a commit may change which rows they show.
-    `heads`: the newest entry of each table's log that the job has seen. A log that lacks it has lost entries.
+    `tables`: URLs of tables that get a commit even without new files, because a commit may change which rows they show.
+    `heads`: the newest entry of each table's log that the job has seen. A log that lacks this entry has lost entries.
     """
 
     checkpoint_id: CheckpointId
@@ -291,10 +298,10 @@ class CommitSinks(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class DiscardCheckpoint(_Instruction):
-    """Deletes all files of a checkpoint to which no other one refers. If it was voided, its tombstone stays.
+    """Deletes the files of a checkpoint. `voided`: its tombstone stays.
 
-    `shared`: the shared files that go with it. None: all that were written for it, because it never completed. Answered
-    by `CheckpointDiscarded` or `CheckpointDiscardFailed`.
+    `shared`: the shared files to delete with it. None stands for all that were written for it, because it never
+    completed. Answered by `CheckpointDiscarded` or `CheckpointDiscardFailed`.
     """
 
     checkpoint_id: CheckpointId
@@ -325,7 +332,7 @@ class DiscardFiles(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class KillProcess(_Instruction):
-    """Ends a process that was given up, if it still exists."""
+    """Kills a process that gets no more tasks, if it still exists."""
 
     process: str
 
@@ -333,7 +340,7 @@ class KillProcess(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class SetTimer(_Instruction):
-    """Requests a `TimerFired` of this name at a time. A later timer of the same name replaces it."""
+    """Requests the event `TimerFired` with this name at `due_at_ms`. A later timer of the same name replaces it."""
 
     timer: str
     due_at_ms: int
@@ -346,9 +353,9 @@ class SetTimer(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class CompleteRequest(_Instruction):
-    """Answers a user's request with `checkpoint_id` (and `path` for a savepoint), or with the reason why there is none.
+    """Answers a user's request with `checkpoint_id` (and `path` for a savepoint), or with the reason why it failed.
 
-    `error` is a text for people, and `reason` is from a fixed list.
+    `error` is a text for people, and `reason` its value in a fixed list. Both are None on success.
     """
 
     request: str
@@ -361,7 +368,7 @@ class CompleteRequest(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class EndJob(_Instruction):
-    """Ends the job in a terminal status: sweeps unreferenced files, and notifies the waiting callers."""
+    """Ends the job in a terminal status: deletes unreferenced files, and notifies the waiting callers."""
 
     status: str
     reason: str | None
@@ -370,9 +377,9 @@ class EndJob(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class AssignSplits(_Instruction):
-    """Gives a subtask splits to be read in this order. An empty `splits` ends the source for this subtask.
+    """Assigns splits to a subtask, which reads them in this order. An empty `splits` ends the source for this subtask.
 
-    `first` is the number of the first split, as in `SplitsRequested`.
+    `first` is the number of splits that the subtask was given before, as in `SplitsRequested`.
     """
 
     attempt: AttemptNumber
@@ -384,9 +391,10 @@ class AssignSplits(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class AnnounceWatermark(_Instruction):
-    """Sends a source task the lowest watermark of its group. The machine never gives this instruction.
+    """Sends a source task the lowest watermark, in ms, of all tasks of its alignment group.
 
-    The driver sends it (`WatermarkAligner`), because no lasting decision follows from it.
+    The machine never gives this instruction. The driver sends it (`WatermarkAligner`), because no lasting decision
+    follows from it.
     """
 
     attempt: AttemptNumber

@@ -1,11 +1,10 @@
-"""The rules of the coordinator as predicates: rules that always hold, and rules that must hold before an action that
-cannot be undone.
+"""The rules of the coordinator as predicates, which hold at all times or before an action that cannot be undone.
 
 All parts of the coordinator call them. Each docstring gives the reason of its rule. The functions are of three kinds:
 
 - Predicates read the state and return a bool. They change nothing.
-- `check_*` raise `InvariantError` if a predicate is false. `check_state` checks what holds between any two events. It
-  runs after each, and its cost does not grow with the number of tasks.
+- `check_*` raise `InvariantError` if a predicate is false. `check_state` checks the rules that hold between any two
+  events. It runs after each event, and its cost does not grow with the number of tasks.
 - `permit_*` check, and return the permit (`tidegate/storage/checkpoints/permits.py`) without which the step cannot be
   taken.
 
@@ -30,8 +29,10 @@ from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, Generation
 
 COPIES_MAX = 4
-"""Limit of savepoints that are copied, or deleted after a failure, at the same time. In addition, the savepoint of a
-stop may be copied. Each may hold a thread of the coordinator's process for as long as its storage does not answer.
+"""Limit of savepoints that are copied, or deleted after a failure, at the same time.
+
+The savepoint of a stop may be copied in addition. Each copy may block a thread of the coordinator's process while
+storage does not answer.
 """
 
 
@@ -39,10 +40,10 @@ _OVER = (PendingPhase.COMPLETED, PendingPhase.FAILED)
 
 
 def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a number was already given to a checkpoint (invariant 4).
+    """Returns whether a checkpoint id was already used (invariant 4).
 
-    `<` and not `<=`: `next_checkpoint_id` is the first free number. If it were taken, the next trigger would use it a
-    second time, and two checkpoints would write into one folder.
+    `<` and not `<=`: `next_checkpoint_id` is the first free id. Otherwise the next trigger would use it a second time,
+    and two checkpoints would write into one folder.
     """
     return checkpoint_id < state.next_checkpoint_id
 
@@ -50,57 +51,58 @@ def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
     """Returns whether the phase of a pending checkpoint fits the status of the job (invariant 7).
 
-    An open one exists only while the job runs, and ends with the attempt. One that storage decides about may outlive
-    the attempt, because a create that is on its way cannot be called back. A finished one is not pending.
+    A checkpoint in an open phase exists only while the job runs, and ends with the attempt. A checkpoint whose
+    `_metadata` is being written may outlive the attempt, because the write cannot be called back. A completed or failed
+    checkpoint is not pending.
     """
     return pending.phase not in _OVER and (not pending.phase.open or state.status is JobStatus.RUNNING)
 
 
 def is_whole_while_running(state: CoordinatorState) -> bool:
-    """Returns whether no task is stopped while the job counts as running (invariants 4 and 7). Otherwise a checkpoint
-    would lack the state of that task.
+    """Returns whether no task is stopped while the status of the job is RUNNING (invariants 4 and 7).
+
+    Otherwise a checkpoint would lack the state of that task.
     """
     return state.status is not JobStatus.RUNNING or not state.down
 
 
 def is_base_held(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether the files of the base of a pending checkpoint still exist (invariant 5).
+    """Returns whether the files of a pending checkpoint's base still exist (invariant 5).
 
-    They may belong to a checkpoint that is no longer retained. The registry keeps its files until the pending one is
-    over: the tasks were given this base, and will refer to its files.
+    The base may no longer be retained. The registry keeps its files until the pending checkpoint has ended, because the
+    snapshots of the tasks will refer to them.
     """
     return pending.base is None or state.shared.can_be_base(pending.base)
 
 
 def is_covered(pending: PendingCheckpoint) -> bool:
-    """Returns whether every task of the plan has acknowledged, so that the checkpoint is complete (invariant 4).
+    """Returns whether every task has acknowledged the checkpoint, so that it can be completed (invariant 4).
 
-    Most tasks are not enough. A restore would lose what the missing task had received and not yet passed on.
+    A restore without one task would lose the rows that this task had received and not yet passed on.
     """
     return not pending.waiting
 
 
 def being_written(state: CoordinatorState) -> int:
-    """Returns the number of checkpoints that are being written. At most one is allowed (invariants 4 and 6).
+    """Returns the number of checkpoints that are being written to storage. At most one is allowed (invariants 4 and 6).
 
-    So checkpoints complete in the order of their numbers, and each names only sink files that no completed one covers.
-    With two at once the newer could complete first, and both would name the same files.
+    So checkpoints complete in the order of their ids, and each names only sink files that no completed checkpoint
+    covers. With two at once the newer could complete first, and both would name the same files.
     """
     return sum(pending.phase.being_written for pending in state.pending.values())
 
 
 def is_stop_pending(state: CoordinatorState) -> bool:
-    """Returns whether a stop that has begun still has its pending savepoint (invariant 7). Without it the job would
-    wait forever.
+    """Returns whether the savepoint of a stop that has begun is still pending (invariant 7). Otherwise the job
+    would wait forever.
     """
     return state.stopping is None or state.stopping in state.pending
 
 
 def are_ascending(checkpoint_ids: Iterable[CheckpointId]) -> bool:
-    """Returns whether completed checkpoints are in the order of their numbers (invariants 4 and 7). A restart uses the
-    last one.
+    """Returns whether the ids of completed checkpoints ascend (invariants 4 and 7). A restart uses the last one.
 
-    `<` and not `<=`: with an equal number a checkpoint would have completed twice.
+    `<` and not `<=`: with an equal id a checkpoint would have completed twice.
     """
     before = 0
     for checkpoint_id in checkpoint_ids:
@@ -111,17 +113,15 @@ def are_ascending(checkpoint_ids: Iterable[CheckpointId]) -> bool:
 
 
 def is_queue_bounded(state: CoordinatorState) -> bool:
-    """Returns whether the queue of requests is within its limit (invariant 10). Uses `<=`, because a full queue has
-    exactly that number.
-    """
+    """Returns whether at most `REQUESTS_MAX` checkpoint requests are queued (invariant 10)."""
     return len(state.requests) <= REQUESTS_MAX
 
 
 def is_queue_in_its_time(state: CoordinatorState) -> bool:
-    """Returns whether every waiting request will be answered (invariant 7).
+    """Returns whether every queued request will be answered (invariant 7).
 
-    While no attempt runs, only a stop waits: the next attempt begins with it. A job that ends has answered all
-    requests.
+    While no attempt runs, only requests for a stop may be queued: the next attempt begins with the stop. A job that
+    ends has answered all requests.
     """
     if state.status is JobStatus.RUNNING:
         return True
@@ -130,14 +130,16 @@ def is_queue_in_its_time(state: CoordinatorState) -> bool:
 
 
 def is_ending(state: CoordinatorState) -> bool:
-    """Returns whether the job is ending or has ended (invariant 7). It then aborts savepoints that are being copied,
-    and answers their users.
+    """Returns whether the job is ending or has ended (invariant 7). Copies of savepoints are then aborted, and
+    users answered.
     """
     return state.status is JobStatus.ENDING or state.status.terminal
 
 
 def check_state(state: CoordinatorState) -> None:
-    """Raises InvariantError if the state breaks one of the rules above. Called after each event."""
+    """Raises InvariantError if the state breaks one of the rules that hold between events. Called after each
+    event.
+    """
     for checkpoint_id, pending in state.pending.items():
         _require(is_spent(state, checkpoint_id), "4: no number is given to a second checkpoint")
         _require(is_in_its_time(state, pending), "7: acknowledgements are collected only while the job runs")
@@ -166,11 +168,11 @@ def is_newer(state: CoordinatorState, generation: Generation) -> bool:
 
 
 def is_fate_known(state: CoordinatorState) -> bool:
-    """Returns whether the outcome of everything from which an attempt starts is known (invariant 7).
+    """Returns whether an attempt may begin, because no checkpoint is pending any more (invariant 7).
 
-    A pending checkpoint may turn out to be complete. An attempt that started from the checkpoint before it would
-    process rows again that the newer one has committed. Where tables are taken back, all waiting commits come first: a
-    later one would not be hidden.
+    A pending checkpoint may turn out to be complete. An attempt from the checkpoint before it would process rows again
+    that the newer one has committed. If tables are set back, all outstanding commits must be done too, because a later
+    commit would become visible.
     """
     return not state.pending and (state.fallback is None or not state.commits)
 
@@ -178,8 +180,8 @@ def is_fate_known(state: CoordinatorState) -> bool:
 def is_start_newest(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> bool:
     """Returns whether an attempt starts from the newest checkpoint that is not known to be damaged (invariant 7).
 
-    It may start afresh, or from another job's checkpoint, only while this job has neither completed nor passed over one
-    of its own. Later it would process again what it has committed.
+    A start without state, or from another job's checkpoint, is allowed only while this job has neither completed nor
+    skipped a checkpoint of its own. Later it would process committed rows again.
     """
     if state.completed:
         return checkpoint_id == state.completed[-1].checkpoint_id
@@ -187,31 +189,31 @@ def is_start_newest(state: CoordinatorState, checkpoint_id: CheckpointId | None)
 
 
 def is_wait_bounded(strategy: RestartStrategy, delay_ms: int) -> bool:
-    """Returns whether the delay of a restart is within the strategy's limit (invariant 7). Without a limit a job might
-    never come back.
-    """
+    """Returns whether the delay of a restart, in ms, is within the restart strategy's limit (invariant 7)."""
     return 0 <= delay_ms <= strategy.wait_ms_max
 
 
 def check_wait(strategy: RestartStrategy, delay_ms: int) -> None:
-    """Raises InvariantError if the delay of a restart must not begin."""
+    """Raises InvariantError if the delay of a restart, in ms, exceeds the restart strategy's limit."""
     _require(is_wait_bounded(strategy, delay_ms), "7: a restart is put off for a bounded time")
 
 
 def check_deploy(state: CoordinatorState) -> None:
-    """Raises InvariantError if a new attempt must not begin."""
+    """Raises InvariantError if a new attempt must not begin yet, because a checkpoint is still pending."""
     _require(is_fate_known(state), "7: an attempt begins when the fate of every checkpoint is known")
 
 
 def first_running(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
-    """Returns the first of these tasks that runs, or None (invariants 1 and 7). If it were deployed again, it would
+    """Returns the first of `tasks` that runs, or None (invariants 1 and 7). If it were deployed again, it would
     process rows twice.
     """
     return next((task for task in tasks if task in state.ready), None)
 
 
 def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> None:
-    """Raises InvariantError if these tasks (None for all) must not be deployed in an attempt that has just begun."""
+    """Raises InvariantError if an attempt must not have exactly `tasks` (None for all): one still runs, or a
+    region is cut.
+    """
     if tasks is not None and state.spec is not None:
         _require(first_running(state, tasks) is None, "7: what runs keeps its attempt")
         edges = ((edge.upstream, edge.downstream, edge.pointwise) for edge in state.spec.edges)
@@ -219,12 +221,14 @@ def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> N
 
 
 def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> None:
-    """Raises InvariantError if tasks must not be deployed from this checkpoint."""
+    """Raises InvariantError if the checkpoint is not the newest undamaged one. None stands for a start without
+    state.
+    """
     _require(is_start_newest(state, checkpoint_id), "7: an attempt starts from the newest checkpoint that is whole")
 
 
 def copies_under_way(state: CoordinatorState) -> int:
-    """Returns the number of savepoints that may hold a thread (invariant 10): running copies, copies to come, and
+    """Returns the number of savepoints that may block a thread (invariant 10): running or later copies, and
     deletions.
     """
     pending = {number for number, each in state.pending.items() if each.properties.kind.is_savepoint}
@@ -232,7 +236,7 @@ def copies_under_way(state: CoordinatorState) -> int:
 
 
 def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
-    """Returns whether another savepoint may be triggered, given the limit of copies (invariant 10).
+    """Returns whether another savepoint of this kind may be triggered, given the limit of copies (invariant 10).
 
     Uses `<` because the copy of this savepoint counts, too. A stop may exceed the limit by one, so that copies which
     hang do not keep a job from being stopped.
@@ -241,8 +245,8 @@ def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
 
 
 def are_copies_bounded(state: CoordinatorState) -> bool:
-    """Returns whether the number of running savepoint copies is within its limit (invariant 10): `COPIES_MAX`, plus one
-    for the savepoint of a stop.
+    """Returns whether at most `COPIES_MAX` savepoints, and the savepoint of a stop, are being copied (invariant
+    10).
     """
     return copies_under_way(state) <= COPIES_MAX + 1
 
@@ -250,7 +254,7 @@ def are_copies_bounded(state: CoordinatorState) -> bool:
 def may_export(pending: PendingCheckpoint) -> bool:
     """Returns whether the savepoint of a stop may be copied into its own folder now (invariant 4).
 
-    All its files must exist, and no other copy of it may be running: the answer of the other copy would be taken for
+    All its files must exist, and no other copy of it may be running: the answer of the other copy would be mistaken for
     the answer of this one.
     """
     return (
@@ -265,8 +269,9 @@ def may_export(pending: PendingCheckpoint) -> bool:
 def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
     """Returns whether `_metadata` may be created, which completes the checkpoint (invariant 4).
 
-    All tasks of the *job* have to be in it, as acknowledged or as finished before: the plan may have forgotten one. The
-    folder of a stop's savepoint must be complete before: a job must not end with half of it.
+    All tasks of the *job* have to be in it, as acknowledged or as finished before, because the plan may have missed
+    one. The folder of a stop's savepoint must be complete before, because a job must not end with an incomplete
+    savepoint.
     """
     return (
         pending.phase is PendingPhase.WRITING
@@ -281,7 +286,7 @@ def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
 def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
     """Returns whether a checkpoint whose `_metadata` was found may be added to the completed ones (invariants 4 and 5).
 
-    It has to be newer than all of them. `>` and not `>=`: a checkpoint completes once.
+    It has to be newer than all completed checkpoints. `>` and not `>=`: a checkpoint completes once.
     """
     return (
         is_covered(pending)
@@ -291,7 +296,9 @@ def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -
 
 
 def permit_export(pending: PendingCheckpoint) -> permits.ExportPermit:
-    """Returns the permit to copy a savepoint into its own folder. Raises InvariantError if that is not allowed."""
+    """Returns the permit to copy the savepoint of a stop into its own folder. Raises InvariantError if that is
+    not allowed.
+    """
     _require(may_export(pending), "4: a savepoint is exported once all of it is there, by one copy at a time")
     return permits.ExportPermit(permits._DECIDED, pending.checkpoint_id)
 
@@ -300,7 +307,7 @@ def may_copy_complete(state: CoordinatorState, savepoint: PendingCheckpoint) -> 
     """Returns whether a savepoint with a complete checkpoint may be copied into its own folder now (invariants 4 and
     5).
 
-    Its checkpoint stays meanwhile (`is_needed`), and no other copy of it is under way.
+    Its checkpoint must not be deleted during the copy (`is_needed`), and no other copy of it may be running.
     """
     return (
         state.copies.get(savepoint.checkpoint_id) is savepoint
@@ -312,46 +319,48 @@ def may_copy_complete(state: CoordinatorState, savepoint: PendingCheckpoint) -> 
 
 
 def permit_copy(state: CoordinatorState, savepoint: PendingCheckpoint) -> permits.ExportPermit:
-    """Returns the permit to copy a savepoint with a complete checkpoint into its own folder. Raises InvariantError."""
+    """Returns the permit to copy a savepoint whose checkpoint is complete. Raises InvariantError if that is not
+    allowed.
+    """
     _require(may_copy_complete(state, savepoint), "4: a savepoint is copied while its checkpoint stays, by one copy")
     return permits.ExportPermit(permits._DECIDED, savepoint.checkpoint_id)
 
 
 def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> permits.CompletionPermit:
-    """Returns the permit to create `_metadata`. Raises InvariantError if that is not allowed."""
+    """Returns the permit to create a checkpoint's `_metadata`. Raises InvariantError if that is not allowed."""
     _require(may_complete(state, pending), "4: a checkpoint completes with every task, and after its savepoint")
     return permits.CompletionPermit(permits._DECIDED, pending.checkpoint_id)
 
 
 def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | None:
-    """Returns a shared file of the checkpoint that belongs neither to it, nor to its base, nor to a changelog, or None
-    (invariant 5).
+    """Returns a shared file that belongs neither to the checkpoint, nor to its base, nor to a changelog (invariant 5).
+    Normally None.
 
-    It would be unknown how long it has to stay: its owner may be deleted, and the file with it.
+    It would be unknown how long such a file has to stay: the checkpoint that owns it may be deleted with the file.
     """
     return None if pending.metadata is None else state.shared.strange_file(pending.metadata, pending.base)
 
 
 def check_complete(state: CoordinatorState, pending: PendingCheckpoint) -> None:
-    """Raises InvariantError if a checkpoint must not be added to the completed ones."""
+    """Raises InvariantError if a checkpoint must not be registered as completed."""
     _require(may_count_as_complete(state, pending), "4: each checkpoint completes once, whole, and after older ones")
     strange = strange_file(state, pending)
     _require(strange is None, f"5: {strange} is neither a file of the checkpoint nor of the one that it is built on")
 
 
 def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether the sink files of a checkpoint may become visible now (invariant 6).
+    """Returns whether the sink files of a checkpoint may be committed now (invariant 6).
 
-    It must be complete: before that it may still fail, and a restore would write the same rows again. A damaged one is
-    complete, and its rows are part of the output. Its turn has come: a table would drop an older checkpoint after a
-    newer one.
+    The checkpoint must be complete: otherwise it may still fail, and a restore would write the same rows again. A
+    damaged one is complete too. Older checkpoints must be committed first, because a table ignores an older checkpoint
+    after a newer one.
     """
     first = state.commits[0].checkpoint_id if state.commits else None
     return checkpoint_id == first and checkpoint_id in state.kept
 
 
 def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> permits.CommitPermit:
-    """Returns the permit to make sink files visible. Raises InvariantError if that is not allowed."""
+    """Returns the permit to commit the sink files of a checkpoint. Raises InvariantError if that is not allowed."""
     _require(may_commit(state, checkpoint_id), "6: sinks commit what a completed checkpoint covers, in order")
     return permits.CommitPermit(permits._DECIDED, checkpoint_id)
 
@@ -359,8 +368,8 @@ def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> permi
 def is_needed(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
     """Returns whether a checkpoint must not be deleted (invariant 5), for one of four reasons.
 
-    It is retained, even if damaged: an operator may repair it. Or its sink files are not visible yet, and nothing else
-    names them. Or a pending checkpoint is built on it, and will refer to its files. Or it is being copied.
+    It is retained, even if damaged, because an administrator may repair it. Or its sink files are not committed yet,
+    and only it names them. Or a pending checkpoint is based on it. Or it is a savepoint that is being copied.
     """
     return (
         checkpoint_id in state.kept
@@ -371,7 +380,9 @@ def is_needed(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 
 def is_built_on(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a pending checkpoint is based on this one, and will refer to its files (invariant 5)."""
+    """Returns whether a pending checkpoint is based on this checkpoint, and will refer to its files (invariant
+    5).
+    """
     return any(pending.base == checkpoint_id for pending in state.pending.values())
 
 
@@ -389,25 +400,25 @@ def may_delete_shared(state: CoordinatorState, paths: Iterable[str]) -> bool:
 def is_counted(state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskId) -> bool:
     """Returns whether a pending checkpoint already has an acknowledgement of a task (invariants 4 and 5).
 
-    Another one is a duplicate then, even from an older attempt. It names the same files. They stay: storage may have
-    completed the checkpoint, and the answer may be on its way.
+    A second acknowledgement is a duplicate, even from an older attempt. Its files stay, because it names the same files
+    as the first.
     """
     pending = state.pending.get(checkpoint_id)
     return pending is not None and task in pending.acknowledged
 
 
 def may_delete_refused(state: CoordinatorState, number: CheckpointId, task: TaskId, shared: Iterable[str]) -> bool:
-    """Returns whether the files of a refused acknowledgement may be deleted (invariant 5): no checkpoint refers to
-    them, or will.
+    """Returns whether the files of a refused acknowledgement may be deleted (invariant 5): no checkpoint refers
+    to them, or will.
     """
     return number not in state.kept and not is_counted(state, number, task) and may_delete_shared(state, shared)
 
 
 def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, voided: bool) -> bool:
-    """Returns whether the folder of a failed savepoint may be deleted (invariant 5). While a copy is running, it would
-    leave half a folder.
+    """Returns whether the folder of a failed savepoint may be deleted (invariant 5): no copy into it is running.
 
-    A coordinator that was replaced cannot be waited for: there a tombstone has to stay, so that it cannot become whole.
+    The copy of a replaced coordinator cannot be waited for. There, a tombstone has to stay (`voided`), so that the
+    folder cannot become complete.
     """
     pending = state.pending.get(checkpoint_id)
     late = checkpoint_id in state.lost_exports and not voided
@@ -418,8 +429,9 @@ def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, v
 def permit_deletion(
     state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str] | None
 ) -> permits.DeletePermit:
-    """Returns the permit to delete a checkpoint and these shared files. None for all files that were written for it.
-    Raises InvariantError.
+    """Returns the permit to delete a checkpoint and these shared files. Raises InvariantError if that is not allowed.
+
+    `shared`: None stands for all shared files that were written for a checkpoint that never completed.
     """
     _require(may_delete(state, checkpoint_id), "5: what is retained, not committed or built on is never deleted")
     _require(may_delete_shared(state, shared or ()), "5: a shared file goes with the last one that refers to it")
@@ -429,7 +441,7 @@ def permit_deletion(
 def permit_refused_deletion(
     state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskId, shared: Iterable[str]
 ) -> permits.DeletePermit:
-    """Returns the permit to delete the files of a refused acknowledgement, with these shared ones. Raises
+    """Returns the permit to delete the files of a refused acknowledgement, `shared` among them. Raises
     InvariantError.
     """
     _require(may_delete_refused(state, checkpoint_id, task, shared), "5: what a checkpoint refers to stays")
@@ -437,26 +449,27 @@ def permit_refused_deletion(
 
 
 def permit_savepoint_deletion(state: CoordinatorState, number: CheckpointId, voided: bool) -> permits.DeletePermit:
-    """Returns the permit to delete the folder of a savepoint. With `voided`, a tombstone is created first, and stays.
-    Raises InvariantError.
+    """Returns the permit to delete the folder of a savepoint. Raises InvariantError if that is not allowed.
+
+    `voided`: a tombstone is created in the folder first, and stays.
     """
     _require(may_delete_savepoint(state, number, voided), "5: nobody deletes a folder that is being written")
     return permits.DeletePermit(permits._DECIDED, number)
 
 
 def may_sweep(state: CoordinatorState) -> bool:
-    """Returns whether all files of a job that it does not retain may be deleted (invariant 5): it has ended, and no
-    checkpoint is pending.
+    """Returns whether a job's files may be deleted, except retained ones (invariant 5): it has ended, and no checkpoint
+    is pending.
 
-    Ending is not over: a savepoint or a last checkpoint may still complete, and would have lost its files. A job that
-    gave up does not wait for that, so its pending checkpoints stay with all files (`EndPermit.undecided`).
+    While a job is ending, a savepoint or the last checkpoint may still complete, and needs its files. A job that gave
+    up does not wait for that, so all files of its pending checkpoints stay (`EndPermit.undecided`).
     """
     return state.status.terminal and (not state.pending or state.gave_up)
 
 
 def permit_sweep(state: CoordinatorState) -> permits.EndPermit:
-    """Returns the permit to delete all files of a job that it does not retain. Raises InvariantError if that is not
-    allowed.
+    """Returns the permit to delete all files of a job that it does not retain. Raises InvariantError if that is
+    not allowed.
     """
     _require(may_sweep(state), "5: files of a job go when nobody writes for it any more")
     heads = state.known_tables
@@ -475,8 +488,7 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def may_trigger(state: CoordinatorState) -> bool:
-    """Returns whether a checkpoint may start (invariants 7 and 8): only after every running task has answered the new
-    coordinator.
+    """Returns whether a checkpoint may start: every running task has answered the new coordinator (invariants 7 and 8).
 
     A task that has not answered may be dead, and the checkpoint would wait for it. Or it still obeys the previous
     coordinator, which may be alive and may have triggered other checkpoints.
@@ -485,81 +497,88 @@ def may_trigger(state: CoordinatorState) -> bool:
 
 
 def knows_its_checkpoints(state: CoordinatorState, answer: TaskAnswered) -> bool:
-    """Returns whether the log contains every checkpoint in which a task has taken part (invariant 4).
+    """Returns whether the log contains every checkpoint in which the answering task has taken part (invariant 4).
 
-    `<` and not `<=`: the next number is still free. A task with a snapshot for it obeys a coordinator that writes
-    another log, and two checkpoints would share the number.
+    `<` and not `<=`: the next id is still free. A task with a snapshot for it obeys a coordinator that writes another
+    log, and two checkpoints would share the id.
     """
     return answer.snapshotted < state.next_checkpoint_id
 
 
 def runs_by_the_log(state: CoordinatorState, answer: TaskAnswered) -> bool:
-    """Returns whether a task that answers runs according to the log (invariant 7): in its attempt, and not stopped."""
+    """Returns whether the answering task runs according to the log (invariant 7): in this attempt, and not
+    stopped.
+    """
     return state.is_current(answer.task, answer.attempt) and answer.task in state.ready
 
 
 def check_trigger(state: CoordinatorState) -> None:
-    """Raises InvariantError if no checkpoint may be started now."""
+    """Raises InvariantError if no checkpoint may start now, because a task has not answered the new coordinator."""
     _require(may_trigger(state), "8: no checkpoint begins before every task has answered its new coordinator")
 
 
 def check_answer(state: CoordinatorState, answer: TaskAnswered) -> None:
-    """Raises InvariantError if a task that has answered must not be adopted."""
+    """Raises InvariantError if the new coordinator must not adopt the answering task, because its log contradicts
+    the answer.
+    """
     _require(runs_by_the_log(state, answer), "7: a task that is adopted runs, in its own attempt")
     _require(knows_its_checkpoints(state, answer), "4: a task has taken part in no checkpoint that the log lacks")
 
 
 def is_untaken(splits: Collection[int], taken: Collection[int]) -> bool:
-    """Returns whether no subtask has any of these splits (invariant 9). Rows of a split that two subtasks read would
+    """Returns whether none of the splits belongs to a subtask (invariant 9). Rows of a split with two readers would
     count twice.
 
-    A subtask that is down has what it was given, until it reports what its checkpoint had.
+    A stopped subtask keeps its splits until it is ready and reports which splits its checkpoint had.
     """
     return not any(split in taken for split in splits)
 
 
 def may_tell_end(left: Collection[int], others_ask: bool) -> bool:
-    """Returns whether a subtask may be notified that there are no more splits for it (invariant 7).
+    """Returns whether a subtask may be notified that it gets no more splits (invariant 7).
 
-    Splits that are left need a subtask that will still request them. Otherwise the job would end without reading them.
+    `left`: the unassigned splits. If there are any, another subtask must still request splits (`others_ask`), or they
+    would never be read.
     """
     return not left or others_ask
 
 
 def is_answerable(first: int, given: int) -> bool:
-    """Returns whether a request for splits is possible (invariant 7): a subtask has taken no more splits than it was
-    given.
+    """Returns whether a request for splits is valid (invariant 7). `first`: splits that the subtask has, `given`:
+    splits assigned to it.
 
-    `<=` and not `==`: a repeated request is older than the splits that were given since.
+    `<=` and not `==`: a repeated request is older than the splits that were assigned since.
     """
     return first <= given
 
 
 def is_prefix(in_snapshot: int, restored: int, given: int) -> bool:
-    """Returns whether a snapshot has all splits with which its subtask was restored, and the first ones that it was
-    given (invariant 3).
+    """Returns whether a snapshot has all `restored` splits of its subtask, and no more than the `given` ones (invariant
+    3).
 
-    So each split is in one place: in the snapshot of one subtask or, if its answer was still on the way or it was
-    unassigned, in the pool of the checkpoint.
+    The arguments are numbers of splits. Each split is then in one place: in the snapshot of one subtask or, if it was
+    unassigned or still on its way, in the pool of the checkpoint.
     """
     return restored <= in_snapshot <= restored + given
 
 
 def check_assigned(splits: Collection[int], taken: Collection[int]) -> None:
-    """Raises InvariantError if splits must not be given to a subtask."""
+    """Raises InvariantError if a split that is to be assigned already belongs to a subtask."""
     _require(is_untaken(splits, taken), "9: a split is given to one subtask")
 
 
 def check_told_end(left: Collection[int], others_ask: bool) -> None:
-    """Raises InvariantError if a subtask must not be notified that there are no more splits."""
+    """Raises InvariantError if a subtask must not be notified of the end of its source, because splits would
+    remain unread.
+    """
     _require(may_tell_end(left, others_ask), "7: a source ends when all of its splits are taken")
 
 
 def check_question(first: int, given: int) -> None:
-    """Raises InvariantError if a request for splits must not be answered."""
+    """Raises InvariantError if a subtask that requests splits claims to have more than it was given."""
     _require(is_answerable(first, given), "7: a subtask has taken no more splits than it was given")
 
 
 def check_snapshot(in_snapshot: int, restored: int, given: int) -> None:
-    """Raises InvariantError if a checkpoint with this snapshot must not be written."""
+    """Raises InvariantError if the number of splits in a subtask's snapshot is too low or too high (`is_prefix`)."""
     _require(is_prefix(in_snapshot, restored, given), "3: a snapshot has the first splits that its subtask was given")

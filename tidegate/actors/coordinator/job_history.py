@@ -1,11 +1,12 @@
-"""The decisions of a coordinator as text for people: `DecisionLog` makes one line for each, and `JobHistory` stores the
-recent past of the job.
+"""The decisions of a coordinator as text for people: `DecisionLog` writes the lines, `JobHistory` stores the recent
+past of the job.
 
-`DecisionLog` makes the lines. `CoordinatorDriver` logs them once the events behind them are in the event log, and
-`tidegate events` makes the same lines from that log afterwards (`tidegate/recovery/state_processor/timeline.py`).
-`JobHistory` stores the recent past, for the pages that show it: checkpoints, failures, restarts, decisions. The driver
-adds each event that the machine has handled, and a coordinator that takes over adds the events that it replays. Neither
-class decides anything.
+`CoordinatorDriver` logs the lines of `DecisionLog` once their events are in the event log. `tidegate events` makes the
+same lines from the event log afterwards (`tidegate/recovery/state_processor/timeline.py`).
+
+`JobHistory` stores recent checkpoints, failures, restarts and decisions for the pages that show them. The driver adds
+each event that the machine has handled, and a new coordinator adds the events that it replays. Neither class decides
+anything.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 CHECKPOINTS_MAX = 60
 SUBTASKS_MAX = 5_000
-"""Limit of subtasks of finished checkpoints that are stored, over all checkpoints."""
+"""Limit of the statistics of subtasks that are stored, summed over all finished checkpoints."""
 FAILURES_MAX = 20
 RECOVERIES_MAX = 20
 LINES_MAX = 200
@@ -35,9 +36,9 @@ _NAMED_TASKS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line about a decision, or about a fact that led to one. `at_ms` is in ms since the epoch.
+    """One line of text about a decision, or about a fact that led to one. `at_ms` is in ms since the epoch.
 
-    It holds no values of rows. Texts of errors come from the events, which bound them.
+    It contains no values of rows. Texts of errors come from the events, which limit their length.
     """
 
     at_ms: int
@@ -49,14 +50,16 @@ class Line:
     restart: bool = False
     """True if the line is about a failure or a restart."""
     waits: bool = False
-    """True if the job waits for its restart."""
+    """True if the line reports that the job waits for a restart."""
     detail: bool = False
     """True if there are many such lines: every checkpoint causes one for every task."""
 
 
 class DecisionLog:
-    """Makes the lines about one coordinator's decisions, starting from a state. `details` is whether it also makes
-    detailed lines.
+    """Makes the lines of text about the decisions of one coordinator.
+
+    `state`: the state of the coordinator before the first event. `details`: also make the lines that each task causes
+    at each checkpoint.
     """
 
     def __init__(self, state: CoordinatorState, details: bool = False) -> None:
@@ -68,7 +71,7 @@ class DecisionLog:
     def lines_about(
         self, event: ev.CoordinatorEvent, instructions: Sequence[do.CoordinatorInstruction], state: CoordinatorState
     ) -> list[Line]:
-        """Returns lines about an event that the machine has handled.
+        """Returns the lines about an event that the machine has handled.
 
         `instructions` are the instructions that followed from the event, and `state` is the state afterwards.
         """
@@ -101,7 +104,7 @@ class DecisionLog:
             yield line_alone(event)
 
     def _of_checkpoints(self, at_ms: int, state: CoordinatorState) -> Iterator[Line]:
-        """Yields lines about checkpoints that have ended since the last event."""
+        """Yields a line for each checkpoint that has ended since the previous event."""
         over = state.statistics.completed + state.statistics.failed
         new = over - self._over
         self._over = over
@@ -150,7 +153,7 @@ class DecisionLog:
 
 
 def line_alone(event: ev.CoordinatorEvent) -> Line:
-    """Returns the line about an event alone, without the decisions that followed."""
+    """Returns the line that describes an event, without lines about the decisions that followed."""
     text = event.describe()
     return Line(
         event.at_ms,
@@ -165,10 +168,10 @@ def line_alone(event: ev.CoordinatorEvent) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class EndedCheckpoint:
-    """A checkpoint that has ended. `number` is its position among the ended checkpoints of this coordinator.
+    """A checkpoint that has completed or failed. `number` counts the ended checkpoints of this coordinator, from 1.
 
-    `subtasks` are the subtasks that acknowledged it, or empty if they are not stored. `savepoint_format` is None if
-    unknown.
+    `subtasks` has the statistics of the subtasks that acknowledged it, or is empty if they are not stored.
+    `savepoint_format` is None if unknown.
     """
 
     number: int
@@ -179,7 +182,7 @@ class EndedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A task that has failed."""
+    """The failure of a task, at a time in ms since the epoch."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -189,7 +192,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A deployment after the first one. Times are in ms since the epoch, or None if not reached yet.
+    """A deployment after a failure or restart. Times are in ms since the epoch, or None if not reached yet.
 
     `tasks` is the number of deployed tasks, or None for all. `failure` is the cause, or None if no task had failed.
     """
@@ -204,24 +207,24 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The past of a job, oldest first. `version` grows with every change."""
+    """The recent past of a job, oldest entries first. `version` grows with every change."""
 
     version: int = 0
     lines: tuple[Line, ...] = ()
     failures: tuple[Failure, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     since_ms: tuple[tuple[JobStatus, int], ...] = ()
-    """The time of the last change to each status."""
+    """Pairs of a job status and the time, in ms since the epoch, at which the job last changed to it."""
 
 
 class JobHistory:
-    """The recent past of one job, starting from a state of its coordinator."""
+    """The recent past of one job. `state`: the state of its coordinator at the beginning, or None for a new job."""
 
     def __init__(self, state: CoordinatorState | None = None) -> None:
         self.reset(CoordinatorState() if state is None else state)
 
     def reset(self, state: CoordinatorState) -> None:
-        """Starts again from the state of a coordinator. Its statistics contain few details of subtasks."""
+        """Deletes the history, and starts again from a coordinator's state, which has few details of subtasks."""
         self.past = Past()
         self.checkpoints: tuple[EndedCheckpoint, ...] = ()
         """Checkpoints that have ended, oldest first."""
@@ -241,7 +244,7 @@ class JobHistory:
     def replay(
         self, event: ev.CoordinatorEvent, instructions: Sequence[do.CoordinatorInstruction], state: CoordinatorState
     ) -> None:
-        """Adds an event from the log, and makes its lines."""
+        """Adds an event from the event log, as `add` does, and makes its lines."""
         self.add(event, instructions, self._decision_log.lines_about(event, instructions, state), state)
 
     def add(
@@ -280,11 +283,13 @@ class JobHistory:
         return None if self._failed is None else self._failed.at_ms
 
     def ended_after(self, number: int) -> tuple[EndedCheckpoint, ...]:
-        """Returns the checkpoints that have ended after this number."""
+        """Returns the checkpoints that have ended and have a higher `EndedCheckpoint.number`."""
         return tuple(ended for ended in self.checkpoints if ended.number > number)
 
     def _of_checkpoints(self, state: CoordinatorState) -> set[CheckpointId]:
-        """Updates the checkpoints that have ended or begun. Returns savepoints that have ended."""
+        """Stores the checkpoints that have ended since the previous event. Returns the ids of the savepoints
+        among them.
+        """
         before = self._pending
         self._pending = state.under_way
         statistics = state.statistics
@@ -331,8 +336,8 @@ class JobHistory:
 
 
 def _is_told(line: Line, savepoints: set[CheckpointId]) -> bool:
-    """Returns whether a line is stored. Details and successful checkpoints are not, because there may be many of them
-    in a second.
+    """Returns whether `JobHistory` stores a line. It omits details and successful checkpoints, because they may
+    be frequent.
     """
     return not line.detail and (line.checkpoint is None or line.trouble or line.checkpoint in savepoints)
 

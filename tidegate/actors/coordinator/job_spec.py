@@ -1,8 +1,8 @@
-"""`JobSpec`: the description of a job for its coordinator, and the numbers that both machines and their drivers share.
+"""`JobSpec`: the description of a job for its coordinator, and constants that the machines and their drivers share.
 
 The event `JobSubmitted` brings the `JobSpec` into the event log. `pause_ms` gives the pauses between retries, for the
-machine and for the drivers of coordinator and tasks. `draw` and `draw_fraction` give randomness to machines, which have
-no source of their own: each draw follows from the seed in the event log, so a replay draws the same.
+machine and for the drivers of coordinator and tasks. `drawn` and `draw_fraction` give pseudo-random numbers that follow
+from the seed in the event log, so that a replay gets the same numbers.
 """
 
 from __future__ import annotations
@@ -18,42 +18,49 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 
 STORAGE_OUTAGE_MS = 600_000
-"""Default time in ms for which a job continues without storage."""
+"""Default time in ms for which a job continues to run while storage does not answer."""
 FIRST_PAUSE_MS = 200
-"""Pause in ms after the first failure."""
+"""Pause in ms before the first retry of a failed operation on storage."""
 PAUSE_MS_MAX = 10_000
 
 
 def pause_ms(first_ms: int, failures: int) -> int:
-    """Returns the pause in ms after a number of failures in a row. It doubles each time, up to a limit."""
+    """Returns the pause in ms before a retry, after a number of consecutive failures.
+
+    It starts with `first_ms` and doubles with each failure, up to `PAUSE_MS_MAX`.
+    """
     return min(first_ms << min(failures - 1, 32), max(first_ms, PAUSE_MS_MAX))
 
 
 ADOPTION_TIMEOUT_MS = 60_000
-"""Time in ms for which a new coordinator waits for the answers of running tasks. It is longer than the default of
-`heartbeat.timeout`, after which a hung process is ended anyway.
+"""Time in ms for which a new coordinator waits for the answers of running tasks.
+
+It is longer than the default of `heartbeat.timeout`, after which a hung process is killed anyway.
 """
 DEPLOY_TIMEOUT_MS = 600_000
 """Default time limit in ms for a deployment. It is longer than the default of `slot.request.timeout`, because functions
 that load a large model when they open need minutes.
 """
 COPIES_TIMEOUT_MS = 2_000
-"""Time in ms for which the end of a job waits for copies of savepoints to stop and be deleted, when everything else is
-done.
+"""Time in ms for which the end of a job waits for copies of savepoints to be stopped and deleted, after all other
+work.
 """
 REMINDER_MS = 500
-"""Pause in ms before tasks are notified again that the last checkpoint of a job is complete. It grows each time."""
+"""Pause in ms before tasks are notified again that the job's last checkpoint is complete. It grows with each
+repetition.
+"""
 REMINDERS_MAX = 16
-"""Number of such notifications, in about two minutes, after which all tasks start again only to commit."""
+"""Number of these notifications, in about two minutes, after which all tasks start again only to commit."""
 ENDING_TIMEOUT_MS = 120_000
-"""Time in ms for which the end of a job waits for tasks that were ordered to finish."""
+"""Time in ms for which the end of a job waits for its tasks to finish."""
 
 
 @wire
 class Retention(enum.Enum):
-    """The checkpoints that outlive a job which fails or is cancelled (Flink's `CheckpointRetentionPolicy`).
+    """Which checkpoints are kept when a job fails or is cancelled (Flink's `CheckpointRetentionPolicy`).
+
     RETAIN_ON_FAILURE keeps them after a failure, RETAIN_ON_CANCELLATION after a failure or a cancellation. A job that
-    finishes or is suspended always keeps its own.
+    finishes or is suspended always keeps its checkpoints.
     """
 
     NEVER_RETAIN = "never_retain"
@@ -74,11 +81,11 @@ class FailoverStrategy(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """The checkpoint settings of a job. Times are in ms. `interval_ms` is None for checkpoints only on request and at
-    the end.
+    """The checkpoint settings of a job. Times are in ms.
 
-    With `unaligned`, barriers are unaligned from the start if `aligned_timeout_ms` is None or 0, else once the
-    alignment has taken that long.
+    `interval_ms` is None for checkpoints only on request and at the end. With `unaligned`, barriers are unaligned from
+    the start if `aligned_timeout_ms` is None or 0. Otherwise they become unaligned after an alignment of this length.
+    `retained` is the number of completed checkpoints to keep.
     """
 
     interval_ms: int | None
@@ -102,8 +109,9 @@ class CheckpointSettings:
 @wire
 @dataclass(frozen=True, slots=True)
 class JobEdgeInfo:
-    """An edge of the job graph for the coordinator. A `pointwise` edge joins subtask i to subtask i, any other joins
-    all to all.
+    """An edge of the job graph for the coordinator.
+
+    `pointwise`: upstream subtask i sends to downstream subtask i only. Otherwise each sends to all.
     """
 
     upstream: VertexId
@@ -114,9 +122,11 @@ class JobEdgeInfo:
 @wire
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """The checkpoint or savepoint that a job starts from. Its files are stored under `root` (see `CheckpointPointer`).
-    `ignore_in_flight`: its in-flight data is ignored, and so lost. `dropped_states`: uids of operators, each with the
-    name of a state that its function does not declare any more, and that the user has agreed to drop.
+    """The checkpoint or savepoint from which a job starts. Its files are below the URL `root` (see
+    `CheckpointPointer`).
+
+    `ignore_in_flight`: its in-flight data is ignored, and so lost. `dropped_states`: pairs of the uid of an operator
+    and the name of a state that its function no longer declares, and that the user has agreed to drop.
     """
 
     root: str
@@ -129,16 +139,18 @@ class RestorePoint:
 
     @property
     def pointer(self) -> str:
-        """Returns the path `<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for people and for metadata."""
+        """Returns the path `<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for messages and metadata."""
         return str(CheckpointPointer(self.root, self.job_id, self.checkpoint_id, self.savepoint))
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class AssignedSource:
-    """A source whose splits the coordinator assigns to its subtasks. A split is identified by its place in `splits`.
-    `unread`: the splits of which no row was read where the job starts. Tasks report that they have the other splits.
-    `second`: the first split of the second part of a `TwoPartSource`; None if the source has one part.
+    """A source whose splits the coordinator assigns to subtasks. Elsewhere a split is given by its index in `splits`.
+
+    `unread`: indices of the splits of which no row was read at the job's start. Tasks report that they have the other
+    splits. `second`: index of the first split in the second part of a `TwoPartSource`, or None if the source has one
+    part.
     """
 
     uid: OperatorUid
@@ -151,8 +163,8 @@ class AssignedSource:
 @wire
 @dataclass(frozen=True, slots=True)
 class AlignedSource:
-    """A source whose splits wait for the slowest one of a group, and are at most `max_drift_ms` ahead of it in
-    event time.
+    """A source with watermark alignment: its splits are at most `max_drift_ms` ahead of the slowest split of a
+    group.
     """
 
     vertex: VertexId
@@ -178,9 +190,9 @@ class JobSpec:
     hooks: tuple[str, ...] = ()
     """Identifiers of the job's master hooks."""
     tables: tuple[str, ...] = ()
-    """Urls of the job's output tables."""
+    """URLs of the job's output tables."""
     table_heads: tuple[TableHead, ...] = ()
-    """How far the log of each output table had got when the job claimed the table."""
+    """The newest entry in the log of each output table when the job claimed the table."""
     seed: int = 0
     """Seed of random choices: the delay of the first periodic checkpoint, and the jitter of restarts."""
     deploy_timeout_ms: int = DEPLOY_TIMEOUT_MS
@@ -190,28 +202,28 @@ class JobSpec:
     storage_attempts_max: int = 10
     """Limit of failed attempts to call master hooks, or to claim tables, while storage answers."""
     storage_retry_ms: int = FIRST_PAUSE_MS
-    """Pause in ms before the first retry. It grows with each retry."""
+    """Pause in ms before the first retry of an operation on storage. It grows with each retry."""
     failover: FailoverStrategy = FailoverStrategy.FULL
-    """The scope of a restart after a failure."""
+    """Whether a failure restarts the whole job or the region of the failed task."""
     adoption_timeout_ms: int | None = None
-    """Time in ms for which a coordinator that takes over waits for the answers of running tasks. None if it does not
-    wait and all tasks start again.
+    """Time in ms for which a new coordinator waits for the answers of running tasks. With None all tasks start
+    again at once.
     """
     assigned_sources: tuple[AssignedSource, ...] = ()
     """Sources whose splits are assigned while the job runs. Splits of other sources are distributed before it
     starts."""
 
     aligned_sources: tuple[AlignedSource, ...] = ()
-    """Sources that wait for each other in event time."""
+    """Sources with watermark alignment, which wait for each other in event time."""
     committing: tuple[VertexId, ...] = ()
     """Vertices with a sink that commits in its tasks. The job does not end before their tasks have committed."""
 
     def aligned_source(self, task: TaskId) -> AlignedSource | None:
-        """Returns the description of a task's source if it waits for other sources, else None."""
+        """Returns the watermark alignment of a task's source, or None if it has none."""
         return next((source for source in self.aligned_sources if source.vertex == task.vertex), None)
 
     def assigned_source(self, vertex: VertexId) -> AssignedSource | None:
-        """Returns the description of a vertex's source if its splits are assigned, else None."""
+        """Returns the source of a vertex if the coordinator assigns its splits, else None."""
         return next((source for source in self.assigned_sources if source.vertex == vertex), None)
 
 
@@ -219,14 +231,14 @@ _DRAWS = 2**64
 
 
 def drawn(seed: int, number: int) -> int:
-    """Returns a number in [0, 2**64) that is the same in every replay. Different values of `number` give numbers that
-    look random.
-    """
+    """Returns a pseudo-random number in [0, 2**64) that depends only on `seed` and `number`."""
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % _DRAWS
 
 
 def draw_fraction(seed: int, purpose: int, number: int) -> float:
-    """Returns a number in [0, 1) that is the same in every replay. Draws for different purposes are independent."""
+    """Returns a pseudo-random number in [0, 1) that depends only on the arguments. Draws for different purposes
+    are independent.
+    """
     mixed = drawn(seed ^ (purpose * 0x94D049BB133111EB), number + 1) % _DRAWS
     # The finaliser of splitmix64: neighbouring numbers give draws that are far apart.
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _DRAWS

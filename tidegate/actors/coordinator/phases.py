@@ -1,8 +1,8 @@
 """The states of a job and of a pending checkpoint, as transition tables.
 
-`CoordinatorState.move` and `PendingCheckpoint.advance` use them. Each table has an entry for every pair of state and
-input, None where the input is illegal. An illegal transition raises ProtocolError and changes nothing. `__main__.py`
-makes `docs/coordinator-states.md` of the tables.
+`CoordinatorState.move` and `PendingCheckpoint.advance` use the tables. Each table has an entry for every pair of state
+and input, which is None if the input is illegal. An illegal transition raises ProtocolError and changes nothing.
+`__main__.py` writes the page `docs/coordinator-states.md` from the tables.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class JobInput(enum.Enum):
 class PendingPhase(enum.Enum):
     """The phase of a checkpoint between its trigger and its end.
 
-    HOOKS: master hooks are being called. COLLECTING: tasks acknowledge. ACKNOWLEDGED: all have, and it waits for its
-    turn to be written. EXPORTING: the own folder of a stop's savepoint is being written. WRITING: `_metadata` is being
-    created. VOIDING: it is unknown whether `_metadata` was created, so a tombstone is created. COMPLETED and FAILED are
-    the end.
+    HOOKS: master hooks are being called. COLLECTING: tasks acknowledge. ACKNOWLEDGED: all tasks have acknowledged, and
+    another checkpoint may be written first. EXPORTING: the savepoint of a stop is copied into its own folder. WRITING:
+    `_metadata` is being created. VOIDING: it is unknown whether `_metadata` was created, so a tombstone is created.
+    COMPLETED and FAILED are the end.
     """
 
     HOOKS = "hooks"
@@ -71,13 +71,13 @@ class PendingPhase(enum.Enum):
 
     @property
     def open(self) -> bool:
-        """Returns whether the coordinator can abort the checkpoint without a request to storage."""
+        """Returns whether the coordinator can abort the checkpoint in this phase without a request to storage."""
         return self in _OPEN
 
     @property
     def being_written(self) -> bool:
-        """Returns whether the checkpoint is being copied or written in storage. Only one checkpoint may be in such a
-        phase.
+        """Returns whether the checkpoint is being copied or written in this phase. Only one checkpoint may be in
+        such a phase.
         """
         return self in _BEING_WRITTEN
 
@@ -127,7 +127,7 @@ OVER_BY = {
     JobStatus.CANCELLED: JobInput.OVER_CANCELLED,
     JobStatus.SUSPENDED: JobInput.OVER_SUSPENDED,
 }
-"""The inputs that lead to each terminal status."""
+"""The input that leads to each terminal status."""
 
 
 _PENDING_LEGAL: dict[tuple[PendingPhase, PendingInput], PendingPhase] = {
@@ -161,7 +161,9 @@ PENDING_TRANSITIONS: dict[tuple[PendingPhase, PendingInput], PendingPhase | None
 
 
 def next_status(status: JobStatus, input: JobInput) -> JobStatus:
-    """Returns the next status. Raises ProtocolError if the input is not allowed."""
+    """Returns the status of a job after an input. Raises ProtocolError if the input is not allowed in its present
+    status.
+    """
     following = JOB_TRANSITIONS[status, input]
     if following is None:
         raise ProtocolError(f"a job that is {status.value} cannot take {input.value!r}")
@@ -169,7 +171,9 @@ def next_status(status: JobStatus, input: JobInput) -> JobStatus:
 
 
 def next_phase(phase: PendingPhase, input: PendingInput) -> PendingPhase:
-    """Returns the next phase. Raises ProtocolError if the input is not allowed."""
+    """Returns the phase of a checkpoint after an input. Raises ProtocolError if the input is not allowed in its
+    present phase.
+    """
     following = PENDING_TRANSITIONS[phase, input]
     if following is None:
         raise ProtocolError(f"a checkpoint in phase {phase.value} cannot take {input.value!r}")

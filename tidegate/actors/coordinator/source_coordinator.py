@@ -1,25 +1,27 @@
-"""The coordinator's work for sources: `assign` assigns splits, `WatermarkAligner` aligns watermarks.
+"""The coordinator's work for sources: `assign` assigns splits to subtasks, `WatermarkAligner` aligns watermarks.
 
-Splits of bounded sources are assigned to subtasks when these request them (Flink's `SplitEnumerator`, FLIP-27). A fast
-subtask requests more often, and so reads more. Splits of other sources are dealt out in turn, once, where a task is
+Splits of bounded sources are assigned to subtasks on request (Flink's `SplitEnumerator`, FLIP-27). A fast subtask
+requests more often, and so reads more. Splits of other sources are distributed round robin, once, when tasks are
 described (`tidegate/actors/drivers/job_context.py`). Rules:
 
-- A split is in one place. What was given to a subtask is its own, until it is restored from a checkpoint that lacks it.
-  Then the split returns to the pool. The pool is every split that no subtask has, so it is never stored apart from
-  that.
-- A checkpoint needs no order between its barriers and the answers. A split belongs to the snapshot of a subtask if it
-  was taken before the cut. Otherwise it is in the checkpoint's pool: it was still on its way, or unassigned. A subtask
-  takes splits in the order in which they are given, so the number of splits in a snapshot identifies them.
-- A subtask reads splits in the order of the source, also after some have returned to the pool. Rows that are ordered in
-  time over all splits are then in order for each subtask, and none is late because another subtask has failed. A split
-  that returns is left to a subtask that has not read beyond it, such as the failed one, as long as one still requests.
+- A split is in one place. An assigned split belongs to its subtask, until the subtask is restored from a checkpoint
+  that lacks the split. Then the split returns to the pool. The pool consists of all splits without a subtask, so it is
+  computed and never stored.
+- A checkpoint needs no order between its barriers and the assignments. A split belongs to the snapshot of a subtask if
+  the subtask had received it before the snapshot. Otherwise it is in the checkpoint's pool: it was still on its way, or
+  unassigned. A subtask takes splits in the order of assignment, so the number of splits in a snapshot identifies them.
+- A subtask reads splits in the order of the source, also after some have returned to the pool. If rows are ordered in
+  time over all splits, they are then in order for each subtask, and no row is late because another subtask has failed.
+  A returned split is left to a subtask that has not read beyond it, such as the failed one, as long as such a subtask
+  still requests splits.
 - The first requests get several splits at a time, the last ones get one. The coordinator logs each answer, and many
   small files should not wait for it one by one.
 - A source may have two parts (`TwoPartSource`): first a bounded one, then one that is read in turn. A subtask requests
-  more when it has processed all that it has. The request that comes when nothing of the first part is left is not
-  answered while another subtask still reads the first part. It is repeated, so its answer is the switch.
-- The second part is given out in equal shares, all of a share at once, because its splits never end. After a restore
-  from a checkpoint at the switch, what no subtask had is in the pool, and the switch happens again.
+  more when it has processed all its splits. When the first part has no unassigned splits, the request is not answered
+  while another subtask still reads the first part. The subtask repeats it, and the answer is the switch to the second
+  part.
+- The splits of the second part never end, so they are assigned in equal shares, each in one answer. After a restore
+  from a checkpoint at the switch, the splits without a subtask are in the pool, and the switch happens again.
 """
 
 from __future__ import annotations
@@ -45,17 +47,19 @@ from tidegate.storage.checkpoints.metadata import SplitPool, SubtaskState
 from tidegate.storage.ids import OperatorUid, VertexId
 
 ANSWERS_A_SUBTASK = 8
-"""Number of requests of a subtask in which most of the splits are given away. After that, it gets single splits."""
+"""The number of answers to a subtask that contain several splits. Later answers contain a single split."""
 SPLITS_AN_ANSWER_MAX = 1_000
 
 
 class UntakenSplits:
-    """The unassigned splits of one source, in a form in which an answer costs only as much as the splits that it gives.
-    They follow from the splits that the subtasks have taken (`TakenSplits`), and are not part of the coordinator's
-    state. The caller checks with `follows_from` whether they are still up to date, and builds them again if not, for
-    example after a subtask was restored.
+    """The unassigned splits of one source, in a form in which an answer costs only as much as the splits that it
+    contains.
 
-    `subtasks`: the subtasks that have taken splits, or were notified that there are none.
+    They follow from the splits of the subtasks (`TakenSplits`), and are not part of the coordinator's state. The caller
+    checks with `follows_from` whether they are up to date, and builds them again if not, for example after a subtask
+    was restored.
+
+    `subtasks`: the subtasks that have splits, or were notified that there are none.
     """
 
     def __init__(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> None:
@@ -63,17 +67,17 @@ class UntakenSplits:
         self._seen = {task: (taken, len(taken.given)) for task, taken in subtasks.items()}
         self._last = {task: taken.last for task, taken in subtasks.items()}
         self.taken = {number for taken in subtasks.values() for number in taken.all}
-        """The splits that a subtask has."""
+        """Indices of the splits that belong to a subtask."""
         second = len(source.splits) if source.second is None else source.second
         untaken = [number for number in source.unread if number not in self.taken]
         self.left = [number for number in untaken if number < second]
-        """The unassigned splits, ascending, without splits of a second part."""
+        """Indices of the unassigned splits, ascending, without the splits of a second part."""
         self.later = [number for number in untaken if number >= second]
-        """The unassigned splits of the second part, ascending."""
+        """Indices of the unassigned splits of the second part, ascending."""
 
     def follows_from(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> bool:
-        """Returns whether these splits are still up to date: the subtasks have only taken splits through this object
-        since it was made.
+        """Returns whether this object is still up to date: since it was made, all splits were assigned through
+        it.
         """
         if source is not self._source or len(subtasks) != len(self._seen):
             return False
@@ -81,20 +85,20 @@ class UntakenSplits:
         return all(taken is before and len(taken.given) == given for taken, (before, given) in seen)
 
     def last(self, task: TaskId) -> int:
-        """Returns the last split of a subtask in the order of the source (`TakenSplits.last`)."""
+        """Returns the highest index among the splits of a subtask, or -1 if it has none."""
         return self._last.get(task, -1)
 
     def after(self, number: int) -> int:
-        """Returns the number of unassigned splits up to and including a split."""
+        """Returns the number of unassigned splits with an index up to and including `number`."""
         return bisect_right(self.left, number)
 
     def give(self, task: TaskId, taken: TakenSplits, begin: int, splits: Sequence[int]) -> None:
-        """Gives a subtask unassigned splits, starting with the one at index `begin`."""
+        """Assigns unassigned splits to a subtask. `begin` is the position of the first of them in `left`."""
         del self.left[begin : begin + len(splits)]
         self._give(task, taken, splits)
 
     def give_later(self, task: TaskId, taken: TakenSplits, splits: Sequence[int]) -> None:
-        """Gives a subtask unassigned splits of the second part."""
+        """Assigns unassigned splits of the second part to a subtask."""
         self.later = [number for number in self.later if number not in splits]
         self._give(task, taken, splits)
 
@@ -106,12 +110,12 @@ class UntakenSplits:
 
 
 Pools = dict[VertexId, UntakenSplits]
-"""The unassigned splits (`UntakenSplits`) of each source."""
+"""The unassigned splits (`UntakenSplits`) of each source, by its vertex."""
 
 
 def took_up(state: CoordinatorState, event: TaskReady) -> None:
-    """Records that a restored subtask is ready with the splits of its checkpoint. Splits that it was given after the
-    checkpoint become unassigned again.
+    """Records that a subtask is ready with the splits of its checkpoint. Splits assigned after that become
+    unassigned again.
     """
     source = _source_of(state, event.task)
     if source is None:
@@ -130,10 +134,10 @@ def took_up(state: CoordinatorState, event: TaskReady) -> None:
 
 
 def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> AssignSplits | None:
-    """Returns the answer to a subtask. A request that was answered before gets the same answer. Returns None if the
-    subtask must wait for others, which have not read the first part of the source, and request again.
+    """Returns the answer to a subtask that requests splits, or None if the subtask must wait and request again.
 
-    `pools` is kept between calls, and is built again where it is no longer up to date.
+    The subtask waits while other subtasks still read the first part of a two-part source. A repeated request gets the
+    same answer. `pools` is kept between calls, and is built again where it is out of date.
     """
     source = _source_of(state, event.task)
     assert source is not None, f"{event.task} asks for splits, and its source has dealt them out"
@@ -161,7 +165,7 @@ def pools(state: CoordinatorState, pending: PendingCheckpoint) -> tuple[SplitPoo
 
 
 def splits_left(state: CoordinatorState) -> dict[VertexId, int]:
-    """Returns the number of unassigned splits of each source."""
+    """Returns the number of unassigned splits of each source, by its vertex."""
     found = {}
     for source in () if state.spec is None else state.spec.assigned_sources:
         taken = {number for each in _subtasks(state, source).values() for number in each.all}
@@ -170,8 +174,9 @@ def splits_left(state: CoordinatorState) -> dict[VertexId, int]:
 
 
 def _taken_in(pending: PendingCheckpoint, task: TaskId, uid: OperatorUid, taken: TakenSplits) -> int:
-    """Returns how many of the splits that a subtask was given are in its snapshot of a checkpoint. A subtask takes
-    splits in the order in which they were given, so these are the first ones.
+    """Returns how many of the splits that were assigned to a subtask are in its snapshot of a checkpoint.
+
+    A subtask takes splits in the order of assignment, so these are the first ones.
     """
     part = pending.acknowledged.get(task)
     if part is None:
@@ -191,7 +196,9 @@ def _splits_in(part: SubtaskState, uid: OperatorUid) -> int:
 
 
 def still_waits(state: CoordinatorState, event: SplitsRequested) -> bool:
-    """Returns whether a request repeats one that has no answer, because other subtasks still read the first part."""
+    """Returns whether a request repeats an unanswered one, and other subtasks still read the first part of the
+    source.
+    """
     source = _source_of(state, event.task)
     taken = state.splits.get(event.task)
     if source is None or taken is None or not taken.waits or event.first != len(taken.given):
@@ -200,8 +207,9 @@ def still_waits(state: CoordinatorState, event: SplitsRequested) -> bool:
 
 
 def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits, pools: Pools) -> bool:
-    """Gives a subtask the next splits of the pool, or notifies it that there are no more for it. Returns False if it
-    must wait for the second part of the source.
+    """Assigns the next unassigned splits to a subtask, or marks that there are no more for it.
+
+    Returns False if the subtask must wait for the second part of the source.
     """
     subtasks = _subtasks(state, source)
     pool = _untaken(state, source, pools)
@@ -242,8 +250,9 @@ def _untaken(state: CoordinatorState, source: AssignedSource, pools: Pools) -> U
 
 
 def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
-    """Returns the range of unassigned splits that a subtask may get, given how far the subtasks in `still_ask` have
-    read.
+    """Returns the positions in `pool.left`, from and to (exclusive), of the splits that a subtask may get.
+
+    `still_ask`: the highest index among the splits of each other subtask that still requests splits.
     """
     begin = pool.after(pool.last(task))
     if begin < len(pool.left):
@@ -253,7 +262,7 @@ def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[
 
 
 def _subtasks(state: CoordinatorState, source: AssignedSource) -> dict[TaskId, TakenSplits]:
-    """Returns the subtasks of a source, with the splits that each has taken."""
+    """Returns the subtasks of a source, each with its splits."""
     assert state.spec is not None
     tasks = (task for task in state.spec.sources if task.vertex == source.vertex)
     return {task: state.splits.get(task, TakenSplits()) for task in tasks}
@@ -265,15 +274,16 @@ def _source_of(state: CoordinatorState, task: TaskId) -> AssignedSource | None:
 
 
 class WatermarkAligner:
-    """Computes the answers to the watermark reports of source tasks: the event time of the slowest task of their group.
+    """Computes the answers to the watermark reports of source tasks: the lowest watermark of their alignment group.
+
     The coordinator's driver calls it, outside the machine: its state is never logged. Rules:
 
     - Every report of a task is answered. A waiting task is also notified as soon as the report of another task lets it
-      continue: a group moves at the pace of its slowest member, and not of the interval.
-    - A task that is idle, or at the end of its data, holds no other task back.
-    - Nothing is answered while the watermark of any task is unknown: after the job has started, after a task has
-      started anew, after the coordinator was lost. A task that waits keeps waiting. All tasks repeat their reports, so
-      this passes.
+      continue: a group moves at the pace of its slowest member, and not of the report interval.
+    - A task that is idle, or at the end of its data, does not hold other tasks back.
+    - No report is answered while the watermark of any task is unknown: after the start of the job, after the restart of
+      a task, after the loss of the coordinator. A waiting task keeps waiting. All tasks repeat their reports, so this
+      passes.
     - Reports from another attempt than the task's present one do not count.
 
     With n tasks in a group an answer costs n steps.
@@ -284,7 +294,7 @@ class WatermarkAligner:
         """The last report of each task."""
 
     def reported(self, state: CoordinatorState, event: WatermarkReported) -> Iterator[AnnounceWatermark]:
-        """Yields the answers to a report: to its task, and to waiting tasks that may continue now."""
+        """Yields the answers to a watermark report: to its task, and to waiting tasks that may now continue."""
         source = None if state.spec is None else state.spec.aligned_source(event.task)
         if state.spec is None or source is None or not state.is_current(event.task, event.attempt):
             return
@@ -303,7 +313,9 @@ class WatermarkAligner:
                 yield AnnounceWatermark(told.attempt, task, lowest_ms)
 
     def _lowest_ms(self, state: CoordinatorState, members: dict[TaskId, AlignedSource]) -> int | None:
-        """Returns the lowest watermark, in ms, of the tasks that count. None if it is unknown."""
+        """Returns the lowest watermark, in ms, of the group's tasks that have not ended. None if any of them is
+        unknown.
+        """
         lowest_ms = MAX_WATERMARK_MS
         for task in members:
             if task in state.ended:

@@ -1,13 +1,13 @@
-"""`AsyncCalls`: calls the functions of `map_async` in one task, in an event loop of its own.
+"""`AsyncCalls`: calls the async functions of `map_async` for one task, in an event loop on a separate thread.
 
 Rules:
 
-- All calls of a task share one event loop, on a thread of its own, which begins with the first call.
-- A call that raises, or takes too long, is made again after growing pauses, `retries` times. Then it has failed.
-- The error of a call that took too long names what the function may have waited for, if the runtime can find it.
-- Answers are collected by one I/O of the task at a time: `collect` waits for one answer, and takes all that are there.
-- In virtual time there is no thread: `call_now` makes one call, and gives its answer.
-- After `close` calls are cancelled, and are not waited for.
+- All calls of a task share one event loop and its thread, which start with the first call.
+- A call that raises, or takes too long, is repeated `retries` times, after growing pauses. Then it has failed.
+- The error of a call that took too long names the likely cause, if the runtime can find it.
+- One I/O thread of the task collects results at a time: `collect` waits for one result, and returns all that are there.
+- In virtual time there is no thread: `call_now` makes one call, and returns its result.
+- `close` cancels the calls and does not wait for them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ WHY_LATE_S_MAX = 10.0
 Answered = tuple[tuple[OperatorUid, Answer], ...]
 
 _numbers = itertools.count(1)
-"""Numbers of the calls of this process, over all its tasks and attempts."""
+"""Numbers of the async calls of this process, counted over all its tasks and attempts."""
 
 
 class AsyncCalls:
-    """The asynchronous calls of one task. `ask` and `received` run on the task's thread, `collect` on any thread."""
+    """The running async calls of one task. `ask` and `received` run on the task's thread, `collect` on any
+    thread.
+    """
 
     def __init__(
         self, functions: Mapping[OperatorUid, AsyncFunction], why_late: Callable[[], str | None] = lambda: None
     ) -> None:
-        """Creates the calls. `why_late` describes what a call may have waited for, or returns None. It may block."""
+        """Prepares the calls. `why_late` describes the likely cause of a late call, or returns None. It may
+        block.
+        """
         self._functions = functions
         self._why_late = why_late
         self._answers: queue.SimpleQueue[tuple[OperatorUid, Answer] | None] = queue.SimpleQueue()
@@ -53,19 +57,21 @@ class AsyncCalls:
         self._lock = threading.Lock()
         self._closed = False
         self._under_way: dict[tuple[OperatorUid, int], int] = {}
-        """Calls whose results are missing, oldest first, with their numbers in this process."""
+        """Running calls, oldest first: (operator, number within the operator), and their number within this
+        process.
+        """
         self.oldest: int | None = None
-        """Number of the oldest running call, or None. May be read from any thread."""
+        """Process-wide number of the oldest running call, or None. May be read from any thread."""
         self.collecting = False
-        """True while an I/O thread waits for results."""
+        """True while an I/O thread waits for results of calls."""
 
     @property
     def under_way(self) -> bool:
-        """Returns whether any results are missing."""
+        """Returns whether the results of any calls are missing."""
         return bool(self._under_way)
 
     def ask(self, instruction: MakeCalls) -> None:
-        """Starts calls."""
+        """Starts the calls of an instruction in the event loop. Does nothing once closed."""
         loop = self._running_loop()
         if loop is None:
             return
@@ -81,14 +87,14 @@ class AsyncCalls:
         self._find_oldest()
 
     def collect(self) -> Answered:
-        """Waits for a result, and returns all results so far. Empty once closed."""
+        """Waits for the result of a call, and returns all results so far. Empty once closed."""
         found = [self._answers.get()]
         while not self._answers.empty():
             found.append(self._answers.get())
         return () if self._closed else tuple(answer for answer in found if answer is not None)
 
     def call_now(self, uid: OperatorUid, call: Call) -> Answered:
-        """Makes one call in this thread, and returns its result."""
+        """Makes one call in the calling thread, and returns its result."""
         return ((uid, asyncio.run(self._called(uid, call))),)
 
     def close(self) -> None:

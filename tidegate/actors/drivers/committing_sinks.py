@@ -1,6 +1,6 @@
-"""Calls the committers of sinks that commit in their tasks, and gives such sinks their files in checkpoint storage.
+"""Calls the committers of sinks that commit in their tasks, and stores the files of such sinks in checkpoint storage.
 
-`SinkWriters` in `user_sinks.py` calls the writers.
+`SinkWriters` in `user_sinks.py` calls the writers of the sinks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidegate.storage.state.key_groups import key_group_range
 log = logging.getLogger(__name__)
 
 CALL_LIMIT_MIN_MS = 60_000
-"""Shortest time limit of a commit, in ms, also if storage outages are not tolerated."""
+"""Shortest time limit of a sink's commit, in ms, also if storage outages are not tolerated."""
 
 
 class CommitFailedError(OperatorError):
@@ -42,10 +42,10 @@ class CommitFailedError(OperatorError):
 
 
 class CheckpointSinkFiles:
-    """The files of one sink in one subtask, in checkpoint storage (`SinkFiles`).
+    """The files in checkpoint storage that one sink writes in one subtask (`SinkFiles`).
 
-    A path is relative to the root of checkpoint storage, or the URL of a file below the root of another job. Files that
-    are written when the task is over meanwhile are deleted at once: the sweep may have been here already.
+    A path is relative to the root of checkpoint storage, or the URL of a file of another job. Files that are written
+    after the end of the task are deleted at once, because the sweep of the job may be over.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ def committing_context(
     open_store: OpenStore,
     over: threading.Event,
 ) -> CommittingContext:
-    """Returns the context that a sink of this task gets."""
+    """Returns the context that a sink of this task gets: its names, its subtask, its buckets and its file
+    storage.
+    """
     assert spec.committing is not None
     d = descriptor
     return CommittingContext(
@@ -106,7 +108,7 @@ def committing_context(
 
 
 class _SubtaskCommitter:
-    """The committer of one sink in one subtask. It is opened for its first commit."""
+    """The committer of one sink in one subtask. It is opened at its first commit."""
 
     def __init__(self, sink: CommittingSink, context: CommittingContext) -> None:
         self._sink = sink
@@ -123,20 +125,21 @@ class _SubtaskCommitter:
 
 
 class TaskCommitters:
-    """The committers of one task.
+    """The committers of one task's sinks.
 
     Rules:
 
     - Calls of one committer do not overlap, and each is opened with a copy of the sink that no writer uses.
-    - What a committer raises becomes a `CommitFailedError`, which names the step. The driver of the task repeats the
-      call: commits are idempotent. A ConfigurationError, and a call that does not come back, fail the task at once.
-    - A call is waited for as long as storage may be away, a minute at least. The task that takes over opens another
-      committer, which has to fence the one that hangs.
-    - A task may be closed in the middle of a call. The thread that calls closes the committer then.
+    - An error of a committer becomes a `CommitFailedError`, which names the step. The driver of the task repeats the
+      call, because commits are idempotent. A ConfigurationError, and a call that does not return, fail the task at
+      once.
+    - The time limit of a call is the tolerated storage outage, and a minute at least. The next attempt of the task
+      opens another committer, which has to fence the committer that hangs.
+    - If the task is closed during a call, the calling thread closes the committer afterwards.
     """
 
     def __init__(self, sinks: Iterable[tuple[CommittingSink, CommittingContext]], limit_ms: int) -> None:
-        """Creates the committers. `limit_ms` is for how long a storage outage is tolerated."""
+        """Creates the committers. `limit_ms` is the time in ms for which a storage outage is tolerated."""
         self._committers = {OperatorUid(c.uid): _SubtaskCommitter(sink, c) for sink, c in sinks}
         self._limit_ms = max(limit_ms, CALL_LIMIT_MIN_MS)
         self._lock = threading.Lock()
@@ -144,7 +147,7 @@ class TaskCommitters:
         self._closed = False
 
     def commit(self, rows: PreparedRows) -> bool:
-        """Commits prepared rows. Returns False if the task is closed. Raises CommitFailedError."""
+        """Commits the prepared rows of one sink. Returns False if the task is closed. Raises CommitFailedError."""
         with self._lock:
             if self._closed:
                 return False

@@ -1,20 +1,19 @@
-"""`CoordinatorDriver`: drives one coordinator machine. It logs first and acts afterwards.
+"""`CoordinatorDriver`: runs one coordinator machine. It logs each event first, and acts afterwards.
 
 Rules:
 
-- The instructions that follow from an event are held back until it is durable.
-- Events that come in together become one entry of the event log (a group commit). Events without instructions are held:
-  nothing was done about them, so they may be lost with the process, as a message on its way may. They travel with the
-  next entry; their number is bounded, and so is their time, except for events that are useful only together with later
-  ones.
-- An event that changes nothing is not logged at all.
-- Every event of the log has a number, and next to it the number of its cause (see `CauseTracker`). The machine uses
-  neither: the driver stamps each instruction with the event that caused it.
-- After a commit, small files of the tables are compacted. The machine is not involved: what a table shows stays the
-  same.
-- While storage is away the machine gets that event and no other: it decides nothing that it could not log. A
-  coordinator whose log stays away for too long, or is gone, ends the job; a lost create means that a newer generation
-  is in charge.
+- The instructions that follow from an event are carried out once the event is durable.
+- Events that arrive together become one entry of the event log (a group commit). Events without instructions wait in
+  memory for the next entry. Such an event may be lost with the process, as a message may be. The number of waiting
+  events is limited. Their time is limited too, except for events that are useful only together with later ones.
+- An event that changes nothing is not logged.
+- Every event of the log has a number, and the number of its cause (see `CauseTracker`). The machine uses neither: the
+  driver adds to each instruction the number of the event that caused it.
+- After a commit, small files of the tables are compacted. The machine is not involved, because the content of the table
+  stays the same.
+- While storage does not answer, the machine gets that event and no other: it decides nothing that it could not log. A
+  coordinator whose log does not answer for too long, or is deleted, ends the job. If another process created the next
+  log entry, a newer generation controls the job.
 """
 
 from __future__ import annotations
@@ -52,22 +51,26 @@ from tidegate.storage.user_values import WithheldTexts
 log = logging.getLogger(__name__)
 EVENTS_AN_ENTRY_MAX = 1_000
 NAMES_AN_ENTRY_MAX = 10_000
-"""Limit of files and states named by the acknowledgements in one entry of the log. They are most of its bytes."""
+"""Limit of the files and states named by the acknowledgements in one log entry. These names are most of its
+bytes.
+"""
 HOLD_MS = 1_000
-"""Time in ms for which an event without instructions waits for others, unless it is useful only together with later
-ones.
+"""Time in ms after which an event without instructions is logged, unless it is useful only together with later
+events.
 """
 _TIMEOUT = "timeout:"
-"""Prefix of the names of timers that end a checkpoint which takes too long."""
+"""Prefix of the names of timers that abort a checkpoint which takes too long."""
 _MEANS_NOTHING_ALONE = (ev.CheckpointAcknowledged, ev.CheckpointDiscarded, ev.SavepointDiscarded, ev.TaskReady)
-"""Events that are useful only together with later ones. A coordinator that takes over aborts checkpoints that were not
-fully acknowledged, repeats deletions, and deploys again.
+"""Events that are useful only together with later ones, and may wait in memory without a time limit.
+
+A new coordinator makes up for lost ones: it aborts incomplete checkpoints, repeats deletions, and deploys again.
 """
 
 
 def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[CoordinatorMachine, LogPosition]:
-    """Replays the log. Returns the machine, and the position at which the log continues. Adds the events to
-    `job_history`.
+    """Replays the event log. Returns the machine, and the position at which the log continues.
+
+    Adds the events to `job_history`, unless that is None.
     """
     snapshot = event_log.latest_snapshot()
     state: CoordinatorState | None = None
@@ -103,7 +106,7 @@ def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An instruction, the event from which it follows, and the time at which it is due by the monotonic clock."""
+    """An instruction, the event that caused it, and the time at which it is due, in ms of the monotonic clock."""
 
     instruction: do.CoordinatorInstruction
     cause: EventId
@@ -111,9 +114,9 @@ class Ordered:
 
 
 class CoordinatorDriver:
-    """Drives one incarnation of the coordinator, on any runtime. All methods run on the coordinator's thread.
+    """Runs one coordinator process's machine, in any runtime. All methods run on the coordinator's thread.
 
-    `incarnation` distinguishes two coordinators that both claim to be the next generation.
+    `incarnation` is a unique id, which distinguishes two coordinators that both claim to be the next generation.
     """
 
     def __init__(
@@ -146,35 +149,41 @@ class CoordinatorDriver:
         self._copy_discard_notes = NotesOfMany("the folder of savepoint {}, which has failed,", port.monotonic_ms)
         self._discard_notes = NotesOfMany("what is to be deleted of checkpoint {}", port.monotonic_ms, logging.DEBUG)
         self._inbox: deque[tuple[ev.CoordinatorEvent, EventId | None, int]] = deque()
-        """Events that have arrived, each with its cause and its time of arrival by the monotonic clock."""
+        """Events that the machine has not handled yet, each with its cause and its arrival time in ms of the
+        monotonic clock.
+        """
         self._held: list[ev.CoordinatorEvent] = []
-        """Events that the machine has handled and that are not logged yet."""
+        """Events that the machine has handled and that are not in the event log yet."""
         self._held_causes: list[EventId | None] = []
         self._causes = CauseTracker(position.orders)
         self._timeouts: list[str] = []
-        """Names of the timers of checkpoints that may still be pending."""
+        """Names of the timeout timers of checkpoints that may still be pending."""
         self._next_event = position.next_event
         """Number of the next event that the machine handles."""
         self._held_names = 0
         self._instructions: list[Ordered] = []
-        """Instructions that follow from the held events."""
+        """Instructions to carry out once the events in `_held` are logged."""
         self._decision_log = DecisionLog(machine.state, wants_details())
         self._lines: list[tuple[Line, EventId, EventId | None]] = []
-        """Lines about the held events, to be printed once these are logged: the line, its event, and the cause."""
+        """Lines to print once the events in `_held` are logged: each line, the number of its event, and of the
+        cause.
+        """
         self._flushes = False
-        """True if the held events will certainly be logged."""
+        """True if a timer is set that logs the events in `_held`."""
         self._appending = False
         self._halted = False
 
     @property
     def in_charge(self) -> bool:
-        """Returns whether the log records that this incarnation has taken over. May be called from any thread."""
+        """Returns whether the log records that this coordinator has taken over the job. May be called from any
+        thread.
+        """
         return self._log.in_charge
 
     @property
     def waits_for(self) -> str | None:
-        """Returns which storage the coordinator waits for, and since when. None if it waits for none. May be called
-        from any thread.
+        """Returns text about the storage that does not answer, and since when, or None. May be called from any
+        thread.
         """
         notes = (self._log, self._metadata_notes, self._state_notes, self._table_notes, self._start_notes)
         return next((found for each in notes if (found := each.waits_for) is not None), None)
@@ -184,7 +193,9 @@ class CoordinatorDriver:
         self.handle(ev.CoordinatorStarted(self._port.now_ms(), self.generation))
 
     def handle(self, event: ev.CoordinatorEvent) -> None:
-        """Handles one event."""
+        """Logs an event, passes it to the machine, and carries out the instructions. Requests are refused while
+        storage is away.
+        """
         if self._halted:
             return
         if isinstance(event, ev.WatermarkReported):
@@ -212,10 +223,10 @@ class CoordinatorDriver:
             self._next_entry()
 
     def whole_text(self, text: str | None) -> str | None:
-        """Returns a text of the event log, including values that were withheld from it, if this incarnation has seen
+        """Returns a text of the event log, with the row values that were withheld from the log if this process has seen
         them.
 
-        It is for the program's own driver. May be called from any thread.
+        The text is for the driver program of the user. May be called from any thread.
         """
         return self._withheld.whole(text)
 
@@ -223,12 +234,14 @@ class CoordinatorDriver:
         return self._withheld.withhold(text, self._log_rows)
 
     def halt(self) -> None:
-        """Stops the driver. It logs and does nothing from now on."""
+        """Stops the driver: it neither logs nor does anything from now on."""
         self._halted = True
 
     def _refused(self, event: ev.CoordinatorEvent) -> bool:
-        """Returns whether a request is refused because storage is away, so that the inbox stays bounded. Tasks repeat
-        requests for splits, and users get the reason.
+        """Refuses a request while storage does not answer, so that the inbox stays small. Returns False for other
+        events.
+
+        Tasks repeat requests for splits, and users get the reason.
         """
         if isinstance(event, ev.SplitsRequested):
             return True
@@ -239,7 +252,9 @@ class CoordinatorDriver:
         return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e, *_ in self._inbox)
 
     def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
-        """Returns the event, with the time for which its operation has been failing."""
+        """Returns a failure event with `away_ms` set: how long, in ms, its operation has been failing. Returns
+        other events unchanged.
+        """
         state = self._state_notes
         metadata = self._metadata_notes
         tables = self._table_notes
@@ -283,7 +298,7 @@ class CoordinatorDriver:
     # --- the log --------------------------------------------------------------------------------------------------
 
     def _next_entry(self) -> None:
-        """Passes the events that have arrived to the machine, and starts a log entry if an instruction follows from
+        """Passes the events of the inbox to the machine, and writes a log entry if an instruction follows from
         them.
         """
         if self._halted:
@@ -389,7 +404,7 @@ class CoordinatorDriver:
             self._perform(instruction)
 
     def _drop_timeouts(self) -> None:
-        """Cancels the timeouts of finished checkpoints, which would otherwise stay for minutes."""
+        """Cancels the timeout timers of checkpoints that have ended, which would otherwise stay for minutes."""
         waiting = []
         for timer in self._timeouts:
             if self.machine.ignores(ev.TimerFired(self._port.now_ms(), timer)):
@@ -465,9 +480,10 @@ class CoordinatorDriver:
 
 
 class WatermarkAnswers:
-    """Announces the watermark of its group to each source task. This bypasses the event log and the machine: no
-    decision that lasts follows from it, and it continues while storage is away. So only a coordinator that is in charge
-    answers.
+    """Sends source tasks the lowest watermark of their alignment group.
+
+    This bypasses the event log and the machine, because no lasting decision follows, and it continues while storage
+    does not answer. Only a coordinator that controls the job answers.
     """
 
     def __init__(self, port: CoordinatorPort, generation: Generation) -> None:
@@ -476,7 +492,7 @@ class WatermarkAnswers:
         self._alignment = WatermarkAligner()
 
     def answer(self, state: CoordinatorState, event: WatermarkReported) -> None:
-        """Answers the report of a task."""
+        """Answers the watermark report of a task, and notifies waiting tasks that may continue."""
         for told in self._alignment.reported(state, event):
             at_ms = self._port.now_ms()
             announced = WatermarkAnnounced(at_ms, told.attempt, told.watermark_ms, self._generation)
@@ -484,27 +500,26 @@ class WatermarkAnswers:
 
 
 _Key = tuple[VertexId, SubtaskIndex, str, int]
-"""Key of an inlined state: a subtask, and the checksum and size of the bytes."""
+"""Key of an inlined state: the vertex and index of its subtask, and the checksum and size of the bytes."""
 
 
 class InlinedState:
-    """Keeps the bytes of inlined state in memory from the acknowledgement until `_metadata` is written, so that they
-    are not in the event log.
+    """Stores the bytes of inlined state in memory from the acknowledgement until `_metadata` is written.
 
-    Rules:
+    The event log therefore does not contain them. Rules:
 
-    - The machine and the log get a handle without its bytes, so the fold holds none either, and a replay gives the
-      same.
-    - The bytes are put back where `_metadata` is written, and forgotten when their checkpoint is not pending any more.
-    - They are lost with the coordinator. Its successor writes no `_metadata` of a checkpoint that it finds pending: it
-      gives it up, or finds out its fate by creating a tombstone.
+    - The machine and the log get a handle without its bytes, so the stored state has none either, and a replay gives
+      the same.
+    - The bytes are put back when `_metadata` is written, and dropped when their checkpoint is not pending any more.
+    - They are lost with the coordinator. A new coordinator writes no `_metadata` of a checkpoint that it finds pending:
+      it aborts the checkpoint, or voids it with a tombstone.
     """
 
     def __init__(self) -> None:
         self._bytes: dict[CheckpointId, dict[_Key, bytes]] = {}
 
     def take(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
-        """Removes the bytes of inlined state from an event, and returns the event."""
+        """Stores the bytes of inlined state of an acknowledgement, and returns the event without them."""
         if not isinstance(event, ev.CheckpointAcknowledged) or not _inlined(event.state):
             return event
         known = self._bytes.setdefault(event.checkpoint_id, {})
@@ -540,7 +555,7 @@ def _key(state: SubtaskState, handle: StateHandle) -> _Key:
 
 
 def _with_handles(state: SubtaskState, change: Callable[[StateHandle], StateHandle]) -> SubtaskState:
-    """Returns the state with `change` applied to every inlined handle."""
+    """Returns the subtask's state with `change` applied to every handle that has inlined bytes."""
     if not _inlined(state):
         return state
 
@@ -552,12 +567,10 @@ def _with_handles(state: SubtaskState, change: Callable[[StateHandle], StateHand
 
 
 def sanitize_event(event: co.CoordinatorEvent, withhold: Callable[[str], str]) -> co.CoordinatorEvent:
-    """Returns an event in a form that can be logged, because data from outside that cannot be encoded must not stop the
-    coordinator.
+    """Returns an event in a form that can be logged, because data that cannot be encoded must not stop the coordinator.
 
-    Rules: free texts are shortened and escaped. Values of users' rows in them are withheld unless `log_rows` is on. An
-    event that the codec cannot encode is replaced by the failure of its subject, such as a task or a checkpoint, with
-    the cause. The log can therefore always be written.
+    Free texts are shortened and escaped. Values of users' rows in them are withheld unless `log_rows` is on. An event
+    that the codec cannot encode is replaced by the failure of its task or checkpoint, with the cause.
 
     `withhold` removes values of rows from a text. Raises CodecError if the event cannot be replaced either.
     """
@@ -589,8 +602,10 @@ def sanitize_event(event: co.CoordinatorEvent, withhold: Callable[[str], str]) -
 
 
 def _encodable(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
-    """Types of events with parts that other code has made, such as states, names and paths, and that the codec may be
-    unable to encode.
+    """Returns the event or, if the codec cannot encode it, the failure of its task or master hook. Raises CodecError
+    for others.
+
+    The event has parts that other code has made, such as states, names and paths.
     """
     try:
         encode(event)
@@ -607,7 +622,7 @@ def _encodable(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
 
 
 decisions_log = logging.getLogger("tidegate.actors.coordinator")
-"""Logger of the decisions of coordinators, one line each. At DEBUG it also has lines for every task at every
+"""Logger of the decisions of coordinators, one line each. At DEBUG it also logs lines for every task at every
 checkpoint.
 """
 checkpoints_log = decisions_log.getChild("checkpoints")
@@ -615,13 +630,14 @@ checkpoints_log = decisions_log.getChild("checkpoints")
 
 
 def wants_details() -> bool:
-    """Returns whether details of every checkpoint are logged."""
+    """Returns whether the level of the decision logger is DEBUG, so that details of every checkpoint are logged."""
     return decisions_log.isEnabledFor(logging.DEBUG)
 
 
 def say(spec: JobSpec | None, lines: Iterable[tuple[Line, EventId, EventId | None]], details: bool) -> None:
-    """Logs lines about a job, each with its event and the cause. `details` is whether detailed lines are logged at
-    DEBUG.
+    """Logs lines about a job, each with the number of its event and of the cause.
+
+    `details`: whether detailed lines are logged at DEBUG.
     """
     name, job_id = ("a job", None) if spec is None else (spec.job_name, spec.job_id)
     for line, number, cause in lines:

@@ -1,5 +1,5 @@
-"""The life of one checkpoint: triggered, acknowledged, completed, committed, and finally subsumed, or aborted.
+"""The life of a checkpoint in the coordinator: trigger, acknowledgements, completion, sink commit, and deletion.
 
-`CheckpointCoordinator` takes it up to the last acknowledgement, `CheckpointFinalizer` from there to `_metadata` and the
-commit of its output. `CheckpointAborter` gives checkpoints up, and `CheckpointCleaner` deletes them.
+`CheckpointCoordinator` runs a checkpoint up to the last acknowledgement. `CheckpointFinalizer` then writes `_metadata`
+and commits the sink files. `CheckpointAborter` aborts checkpoints, and `CheckpointCleaner` deletes them.
 """

@@ -1,20 +1,19 @@
-"""Aborts checkpoints: notifies the tasks, deletes what was written, and answers requests with the reason.
+"""Aborts checkpoints: notifies the tasks, deletes the written files, and answers requests with the reason.
 
 `CheckpointAborter` is called wherever a checkpoint cannot continue: after a decline, a timeout, a failed write, or the
 end of an attempt. Rules:
 
 - Every failure has one reason from a fixed list (`CheckpointFailureReason`), and may have a text with details.
-- If the savepoint of a `stop` fails after its trigger, the tasks have already ended their data. So the attempt starts
-  anew. This is not a failure of the attempt, so the restart strategy does not count it.
-- The folder of a savepoint is deleted when no process writes to it any more. While a copy is under way, that is after
-  its answer: the copy is ordered to stop. The answer of a lost coordinator is lost, and its copy may continue. So its
-  savepoint is voided.
-- A final checkpoint that has failed is tried again after a pause; at once only if the reason cannot come again.
-- If a checkpoint fails because a task was just leaving, its requests go back into the queue, and users need not repeat
-  them.
-- The same holds if its coordinator was lost and the tasks continue: the next generation takes another one.
-- A stop outlives its attempt, whatever ended that: it waits for the next one. It is refused once the job is over, or
-  after `RETRIES_MAX` attempts that ended before its savepoint was complete.
+- If the savepoint of a `stop` fails after its trigger, the tasks have already ended their data. The attempt is
+  therefore started again. The restart strategy does not count this as a failure.
+- The folder of a savepoint is deleted once no process writes to it any more. A running copy is stopped, and the folder
+  is deleted after the answer of the copy. If the coordinator was lost, the answer is lost too and the copy may
+  continue. The savepoint is then voided with a tombstone.
+- A failed final checkpoint is tried again. It waits for a pause, unless the reason cannot come again.
+- If a checkpoint fails because a task was just leaving, its requests go back into the queue, so that users need not
+  repeat them. The same holds if its coordinator was lost while the tasks continue.
+- A stop outlives its attempt and waits for the next attempt. It is refused once the job is over, or after `RETRIES_MAX`
+  attempts that ended before its savepoint was complete.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class CheckpointAborter:
     def give_up(
         self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str = "", voided: bool = False
     ) -> None:
-        """Aborts a checkpoint that has failed. `voided` is True if a tombstone existed in the place of its metadata."""
+        """Aborts a pending checkpoint. `voided`: a tombstone in storage takes the place of its `_metadata`."""
         state = self._context.state
         instruct = self._context.instruct
         triggered = pending.phase is not PendingPhase.HOOKS
@@ -83,17 +82,15 @@ class CheckpointAborter:
             instruct(do.CompleteRequest(request, None, text, reason=reason))
 
     def give_up_open(self, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None) -> None:
-        """Aborts every checkpoint whose completion is not being decided by a write to storage. With `before`, only
-        older ones.
+        """Aborts all pending checkpoints whose `_metadata` is not being written yet. `before`: only checkpoints with a
+        smaller id.
         """
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and (before is None or pending.checkpoint_id < before):
                 self.give_up(pending, reason, at_ms, detail)
 
     def _may_be_asked_again(self, pending: PendingCheckpoint, reason: Reason, runs: bool) -> bool:
-        """Returns whether the next checkpoint can take the place of the failed one. Its requests then wait, and do not
-        fail.
-        """
+        """Returns whether the requests of the failed checkpoint go back into the queue, instead of being refused."""
         if pending.retries >= RETRIES_MAX:
             return False
         if runs and (reason in _TASK_LEAVES or self._is_adopted(reason)):
@@ -102,11 +99,11 @@ class CheckpointAborter:
         return restarts and pending.properties.kind.stops
 
     def _is_adopted(self, reason: Reason) -> bool:
-        """Returns whether only the coordinator was lost, and the attempt continues."""
+        """Returns whether the reason is the loss of the coordinator while the tasks of the attempt continue to run."""
         return reason is Reason.COORDINATOR_LOST and self._context.state.status is JobStatus.RUNNING
 
     def _is_over(self, reason: Reason) -> bool:
-        """Returns whether the checkpoint failed because its attempt has ended."""
+        """Returns whether the reason is the end of the checkpoint's attempt."""
         return reason in _ATTEMPT_IS_OVER and not self._is_adopted(reason)
 
     def _ask_again(self, pending: PendingCheckpoint) -> None:
@@ -120,12 +117,12 @@ class CheckpointAborter:
         pending.requests = ()
 
     def refuse(self, requests: Iterable[str], reason: Reason, detail: str = "") -> None:
-        """Answers requests with the reason why there is no checkpoint."""
+        """Answers requests with an error: the reason why no checkpoint was taken, and its detail."""
         for request in requests:
             self._context.instruct(do.CompleteRequest(request, None, describe(reason, detail), reason=reason))
 
     def refuse_queued(self, reason: Reason, detail: str = "") -> None:
-        """Refuses all waiting requests. If only the attempt has ended, a stop continues to wait."""
+        """Refuses all queued requests. If only the attempt has ended, requests for a stop stay in the queue."""
         state = self._context.state
         kept = tuple(r for r in state.requests if r.properties.kind.stops) if reason in _ATTEMPT_IS_OVER else ()
         queue = state.requests
@@ -133,7 +130,9 @@ class CheckpointAborter:
         self.refuse((r.request for r in queue if r not in kept), reason, detail)
 
     def leave_copy(self, savepoint: PendingCheckpoint) -> None:
-        """Deletes the folder of a failed savepoint, if one may exist. Stops a copy that is still running."""
+        """Deletes the user's folder of a failed savepoint. If a copy is still running, stops that first and deletes
+        after its answer.
+        """
         number = savepoint.checkpoint_id
         target = savepoint.properties.target
         assert target is not None
@@ -144,13 +143,13 @@ class CheckpointAborter:
             self._cleaner.savepoint(number, target)
 
     def export_answered(self, checkpoint_id: CheckpointId) -> None:
-        """Deletes the folder of an aborted savepoint, now that its copy has ended."""
+        """Deletes the user's folder of an aborted savepoint, because the copy to it has ended."""
         target = self._context.state.exports.pop(checkpoint_id, None)
         self._cleaner.savepoint(checkpoint_id, target)
 
     def take_over(self) -> None:
-        """Voids the savepoint copies of the lost coordinator, because they may still be running and their answers are
-        lost.
+        """Deletes and voids savepoints whose stopped copy the lost coordinator was still waiting for, because it may
+        still be running.
         """
         state = self._context.state
         state.lost_exports |= dict.fromkeys(state.exports)
@@ -158,7 +157,9 @@ class CheckpointAborter:
             self.export_answered(checkpoint_id)
 
     def give_up_deciding(self, detail: str) -> None:
-        """Answers the requests of checkpoints whose fate in storage is no longer looked up."""
+        """Refuses the requests of all pending checkpoints, because the coordinator stops looking up whether their
+        `_metadata` exists.
+        """
         for pending in self._context.state.pending.values():
             if pending.path is not None:
                 self._cleaner.savepoint(pending.checkpoint_id, pending.properties.target)
@@ -167,7 +168,9 @@ class CheckpointAborter:
             self.refuse(requests, Reason.METADATA_NOT_WRITTEN, detail)
 
     def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str, triggered: bool) -> None:
-        """Decides whether the failure of a checkpoint fails the running attempt."""
+        """Decides whether the failure of a checkpoint makes the running attempt fail. Schedules another try of a final
+        checkpoint.
+        """
         state = self._context.state
         context = self._context
         if reason is Reason.JOB_ENDING:
@@ -219,20 +222,20 @@ def record_of(
 
 
 def describe(reason: CheckpointFailureReason, detail: str = "") -> str:
-    """Returns the reason and its detail as text for logs and pages."""
+    """Returns the text of a failure reason, followed by the detail if there is one."""
     return f"{reason.value}: {detail}" if detail else reason.value
 
 
 def count_failure(
     state: CoordinatorState, pending: PendingCheckpoint, reason: CheckpointFailureReason, detail: str
 ) -> str | None:
-    """Counts a failed checkpoint. Returns why the attempt has to fail, or None (Flink's `CheckpointFailureManager`).
+    """Counts a failed checkpoint (Flink's `CheckpointFailureManager`). Returns why the attempt has to fail, or None.
 
     Rules:
 
-    - A failed checkpoint counts if its reason counts (`CheckpointFailureReason.counted`), it is not a savepoint, and it
-      belongs to the newest attempt.
-    - Failures count in a row: a completed checkpoint, or a new attempt, resets the count.
+    - A failed checkpoint counts if its reason is a counted one, it is not a savepoint, and it belongs to the current
+      attempt.
+    - Only consecutive failures count: a completed checkpoint, or a new attempt, resets the count.
     - With `tolerable_failures` 0 the first failure fails the attempt.
     """
     assert state.spec is not None
@@ -249,5 +252,7 @@ def count_failure(
 
 
 def forgive(state: CoordinatorState) -> None:
-    """Resets the number of failures in a row, because a checkpoint has completed or a new attempt begins."""
+    """Resets the number of consecutive failed checkpoints, after a completed checkpoint or at the start of an
+    attempt.
+    """
     state.consecutive_failures = 0

@@ -1,11 +1,11 @@
-"""Deletes checkpoints, shared files and savepoint folders that are no longer needed. Retries failed deletions for as
-long as an outage may last.
+"""Deletes checkpoints, shared files and savepoint folders that are no longer needed, and retries failed deletions.
 
-The other modules of this folder call `CheckpointCleaner` when a checkpoint is given up or subsumed. Rules:
+The other modules of this folder call `CheckpointCleaner` when a checkpoint is aborted or subsumed. Rules:
 
-- What is retained, not committed, or the base of a pending checkpoint stays (invariant 5).
-- A shared file goes with the last completed checkpoint that refers to it.
-- What cannot be deleted is left to the sweep at the end of the job.
+- A checkpoint stays while it is retained, has outstanding sink commits, or is the base of a pending checkpoint
+  (invariant 5).
+- A shared file is deleted with the last completed checkpoint that refers to it.
+- Files whose deletion fails for too long are left to the sweep at the end of the job.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
 
 SAVEPOINT_OUTAGE_MS = 60_000
-"""Time in ms for which a copy of a savepoint, or the deletion of its folder, is retried while its storage does not
-answer. The folder may be in a storage that the job does not need otherwise, and that never answers.
+"""Time in ms for which the copy of a savepoint, or the deletion of its folder, is retried while storage does not
+answer.
+
+The folder may be in a storage that the job does not use otherwise, and that never answers.
 """
 DISCARDS_MAX = 1_000
-"""Limit of checkpoint deletions that are retried at a time, and the same limit for savepoints.
+"""Limit of failed checkpoint deletions that are retried at a time. Savepoints have a separate limit of the same size.
 
-Beyond it, a failed deletion of a checkpoint is left to the sweep at the end of the job, and a savepoint to the user.
+Beyond the limit, the sweep at the end of the job deletes a checkpoint, and the folder of a savepoint is left to the
+user.
 """
 
 
@@ -39,15 +42,15 @@ class CheckpointCleaner:
         self._context = context
 
     def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
-        """Deletes a checkpoint that was aborted. If it was voided, its tombstone stays."""
+        """Deletes the files of an aborted checkpoint. If it was voided, its tombstone stays."""
         self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
     def subsumed(self, checkpoint_id: CheckpointId) -> None:
-        """Deletes a completed checkpoint that is not retained, unless a pending one is based on it or it is being
+        """Deletes a completed checkpoint that is no longer retained, unless a pending one is based on it or it is being
         copied.
 
-        The shared files that only this checkpoint refers to are deleted after it: a checkpoint that can be found never
-        lacks a file.
+        The shared files to which only this checkpoint refers are deleted after it, so that a checkpoint that can be
+        found never lacks a file.
         """
         state = self._context.state
         needed = invariants.is_built_on(state, checkpoint_id) or checkpoint_id in state.copies
@@ -55,12 +58,12 @@ class CheckpointCleaner:
             self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
 
     def copy_is_over(self, checkpoint_id: CheckpointId) -> None:
-        """Deletes the checkpoint of a savepoint whose copy has ended, if it was kept only for the copy."""
+        """Deletes the checkpoint of a savepoint, if it was kept only for the copy that has ended."""
         if not invariants.is_needed(self._context.state, checkpoint_id):
             self.subsumed(checkpoint_id)
 
     def pending_is_over(self) -> None:
-        """Deletes checkpoints that were kept only as a base of a pending checkpoint which has ended."""
+        """Deletes completed checkpoints that were kept only as the base of a pending checkpoint that has ended."""
         state = self._context.state
         retained = set(state.kept)
         for checkpoint_id in state.shared.not_retained(retained):
@@ -77,7 +80,9 @@ class CheckpointCleaner:
         )
 
     def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
-        """Deletes the files of a refused acknowledgement, except files to which other checkpoints refer."""
+        """Deletes the files of an acknowledgement that was refused, except shared files to which other checkpoints
+        refer.
+        """
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
         if exclusive or shared:
@@ -86,13 +91,13 @@ class CheckpointCleaner:
             self._context.instruct(do.DiscardFiles(checkpoint_id, (*exclusive, *shared), permit=permit))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
-        """Deletes the folder of a failed savepoint. Does nothing if `target` is None, because there is no folder."""
+        """Deletes the user's folder of a failed savepoint. Does nothing if `target` is None."""
         if target is not None:
             self._context.state.savepoint_discards[checkpoint_id] = SavepointDiscard(target)
             self.repeat_savepoint(checkpoint_id)
 
     def repeat_savepoint(self, checkpoint_id: CheckpointId) -> None:
-        """Orders the deletion of a savepoint's folder."""
+        """Orders the deletion of a failed savepoint's folder, unless a deletion is already running."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
         if discard is not None and not discard.asked:
             discard.asked = True
@@ -103,7 +108,7 @@ class CheckpointCleaner:
             self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, voided, permit=permit))
 
     def repeat_savepoints(self) -> None:
-        """Orders the deletion of all savepoint folders that are to be deleted and for which no deletion is running."""
+        """Orders the deletion of every failed savepoint's folder for which no deletion is running."""
         for checkpoint_id in self._context.state.savepoint_discards:
             self.repeat_savepoint(checkpoint_id)
 
@@ -113,8 +118,8 @@ class CheckpointCleaner:
         self._context.state.lost_exports.pop(checkpoint_id, None)
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
-        """Schedules a retry of a failed deletion. After too long, or with too many others, the folder is left to the
-        user.
+        """Schedules a retry of the failed deletion of a savepoint folder. After too long, or with too many retries,
+        leaves it to the user.
         """
         if (discard := self._context.state.savepoint_discards.get(event.checkpoint_id)) is not None:
             discard.asked = False
@@ -123,7 +128,7 @@ class CheckpointCleaner:
             self.savepoint_done(event.checkpoint_id)
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """Orders the deletion of a checkpoint."""
+        """Orders the deletion of a checkpoint that is to be deleted."""
         discard = self._context.state.discards.get(checkpoint_id)
         if discard is not None:
             permit = invariants.permit_deletion(self._context.state, checkpoint_id, discard.shared)
@@ -147,8 +152,8 @@ class CheckpointCleaner:
                 self._start(checkpoint_id, CheckpointDiscard(False, paths))
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        """Schedules a retry of a failed deletion. After too long, or with too many others, the files are left to the
-        sweep.
+        """Schedules a retry of the failed deletion of a checkpoint. After too long, or with too many retries, leaves it
+        to the sweep.
         """
         state = self._context.state
         if self._gives_up(state.discards, event, "discard", self._context.spec.storage_outage_ms):
@@ -162,8 +167,10 @@ class CheckpointCleaner:
         timer: str,
         limit_ms: int,
     ) -> bool:
-        """Returns whether a deletion is given up: it has failed for too long, or too many others wait. Otherwise sets
-        the retry timer.
+        """Returns whether a failed deletion is given up. Otherwise sets the timer of its retry.
+
+        A deletion is given up after `limit_ms` without an answer of storage, or if more than `DISCARDS_MAX` deletions
+        wait.
         """
         discard = waiting.get(event.checkpoint_id)
         if discard is None:

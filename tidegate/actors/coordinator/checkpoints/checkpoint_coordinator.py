@@ -1,13 +1,13 @@
 """Takes the checkpoints of one job: from the request, through the trigger, to the last acknowledgement.
 
-The machine hands `CheckpointCoordinator` the events of checkpoints. `checkpoint_finalizer.py` continues after the last
-acknowledgement. Rules:
+The coordinator machine passes events of checkpoints to `CheckpointCoordinator`. `checkpoint_finalizer.py` continues
+after the last acknowledgement. Rules:
 
 - `checkpoint_requests.py` decides which checkpoint starts, and when. None starts while the event log cannot be written.
 - No task is triggered before every master hook has answered.
 - An acknowledgement counts once. If it is refused, its files are deleted.
-- If the failure of a checkpoint affects the whole job, that is recorded in the context as a verdict, which the machine
-  carries out.
+- If the failure of a checkpoint affects the whole job, it is recorded in the context as a verdict. The machine carries
+  verdicts out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ _LATE = {
 
 
 class CheckpointCoordinator:
-    """Takes the checkpoints of one job. Their later stages are in `finalizer`, `commits`, `aborter` and `cleaner`."""
+    """Takes the checkpoints of one job. Its `finalizer`, `commits`, `aborter`, `cleaner` and `copies` do the later
+    stages.
+    """
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
@@ -67,9 +69,11 @@ class CheckpointCoordinator:
     # --- request --------------------------------------------------------------------------------------------------
 
     def request(self, event: ev.CheckpointRequested) -> None:
-        """Queues a user's request for a checkpoint or savepoint. Refuses it if none can be taken, or too many wait.
+        """Queues a user's request for a checkpoint, savepoint or stop. Refuses it if none can be taken, or too many
+        wait.
 
-        A stop is accepted before the attempt runs as well, and waits for that.
+        A request for a stop is also accepted while the attempt is still being deployed or restarted, and waits until it
+        runs.
         """
         state = self._context.state
         if state.status is not JobStatus.RUNNING and not (event.kind.stops and state.status in _RUNS_SOON):
@@ -110,7 +114,9 @@ class CheckpointCoordinator:
         self.aborter.refuse(requests, Reason.TOO_MANY_REQUESTS, detail)
 
     def _shut_down_scheduler(self, at_ms: int) -> None:
-        """Refuses further checkpoints, because the savepoint that ends the job comes next."""
+        """Refuses the queued requests and aborts the open checkpoints, because the savepoint that ends the job comes
+        next.
+        """
         self.aborter.refuse_queued(Reason.SCHEDULER_SHUTDOWN, _STOPPING)
         self.aborter.give_up_open(Reason.SCHEDULER_SHUTDOWN, at_ms, _STOPPING)
 
@@ -129,7 +135,9 @@ class CheckpointCoordinator:
         self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + delay_ms))
 
     def timer(self, name: str, argument: str, at_ms: int) -> None:
-        """Handles a timer of checkpoints that has fired."""
+        """Carries out the action of a checkpoint timer that fired, such as "timeout" or "commit". `argument`: a
+        checkpoint or attempt.
+        """
         number = int(argument)
         if name == "periodic":
             self.tick(at_ms)
@@ -187,14 +195,14 @@ class CheckpointCoordinator:
         return all_ended and at_ms >= state.final_not_before_ms and state.ends_as is None
 
     def tick(self, at_ms: int) -> None:
-        """Marks a periodic checkpoint as due. It starts as soon as it may. There are no further ticks until then."""
+        """Marks a periodic checkpoint as due. It starts as soon as it is allowed to. Until then there are no further
+        ticks.
+        """
         if self._context.settings.interval_ms is not None and self._context.state.due_since_ms is None:
             self._context.state.due_since_ms = at_ms
 
     def _wait_for_next_tick(self, at_ms: int) -> None:
-        """Sets the timer of the next periodic checkpoint. Called when one starts; the interval counts from the tick
-        before.
-        """
+        """Sets the timer of the next periodic checkpoint when one starts. The interval counts from its due time."""
         state = self._context.state
         interval_ms = self._context.settings.interval_ms
         if state.due_since_ms is not None:
@@ -254,8 +262,9 @@ class CheckpointCoordinator:
             self._context.instruct(do.TriggerCheckpoint(attempt, number, at_ms, tasks, options, pending.base))
 
     def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
-        """Returns the newest retained checkpoint on which an incremental one can be based, or None. A task that has no
-        part in it writes all of its state.
+        """Returns the newest retained checkpoint on which an incremental checkpoint can be based, or None.
+
+        A task that has no part in the base writes all of its state.
         """
         state = self._context.state
         if properties.canonical:
@@ -266,7 +275,7 @@ class CheckpointCoordinator:
     # --- collect --------------------------------------------------------------------------------------------------
 
     def hooks_triggered(self, event: ev.HooksTriggered) -> None:
-        """Triggers the tasks, now that every master hook has answered."""
+        """Triggers the tasks of a checkpoint, because all of its master hooks have answered."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             pending.advance(PendingInput.HOOKS_ANSWERED)
@@ -274,13 +283,13 @@ class CheckpointCoordinator:
             self._trigger_tasks(pending)
 
     def hook_failed(self, event: ev.HookFailed) -> None:
-        """Aborts the checkpoint, because a master hook failed."""
+        """Aborts a checkpoint whose master hook failed."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             self.aborter.give_up(pending, Reason.HOOK_FAILED, event.at_ms, event.error)
 
     def acknowledged(self, event: ev.CheckpointAcknowledged) -> None:
-        """Adds the acknowledgement of a task to its checkpoint. If it is refused, deletes its files."""
+        """Adds a task's acknowledgement to its checkpoint. Deletes the files of an acknowledgement that is refused."""
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
         if invariants.is_counted(state, event.checkpoint_id, event.task):
@@ -320,7 +329,7 @@ class CheckpointCoordinator:
                     self._context.state.union_operators[section.uid] = None
 
     def declined(self, event: ev.CheckpointDeclined) -> None:
-        """Aborts the checkpoint, because a task cannot take part."""
+        """Aborts a checkpoint that a task has declined."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if (
             pending is not None
@@ -333,20 +342,20 @@ class CheckpointCoordinator:
             self.aborter.give_up(pending, reason, event.at_ms, f"{event.task}: {event.message}")
 
     def task_finished(self, task: TaskId, at_ms: int) -> None:
-        """Aborts checkpoints that wait for a task which has finished, because it will never acknowledge."""
+        """Aborts the checkpoints that wait for a task which has finished, because it will never acknowledge them."""
         for pending in list(self._context.state.pending.values()):
             if pending.attempt == self._context.state.attempt and task in pending.waiting:
                 self.aborter.give_up(pending, Reason.TASK_FINISHED, at_ms, str(task))
 
     def storage_went_away(self, event: ev.StorageWentAway) -> None:
-        """Aborts open checkpoints, but no savepoints, because the event log cannot be written."""
+        """Aborts open checkpoints, because the event log cannot be written. Savepoints continue."""
         self._context.state.storage_away = True
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and pending.properties.subsumable:
                 self.aborter.give_up(pending, Reason.STORAGE_AWAY, event.at_ms, event.error)
 
     def storage_came_back(self, at_ms: int) -> None:
-        """Schedules a periodic checkpoint soon after an outage, instead of waiting for the next tick."""
+        """Ends the pause of an outage of storage. In a running job a periodic checkpoint is due at once."""
         self._context.state.storage_away = False
         if self._context.state.status is JobStatus.RUNNING:
             self.tick(at_ms)
@@ -364,7 +373,7 @@ class CheckpointCoordinator:
     # --- the attempt, the coordinator, or the job is over ---------------------------------------------------------
 
     def drop(self, reason: Reason, at_ms: int, detail: str = "") -> None:
-        """Aborts the open checkpoints and refuses all requests. These failures do not count as failed checkpoints."""
+        """Aborts the open checkpoints and refuses all requests, at the end of an attempt or of the job."""
         self.aborter.give_up_open(reason, at_ms, detail)
         self.aborter.refuse_queued(reason, detail)
 
@@ -386,7 +395,9 @@ class CheckpointCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The tasks that take part in a checkpoint, and in which role. Each field lists tasks in the order of the job."""
+    """The tasks of a checkpoint: to trigger, to wait for, and already finished. Each field is in the order of the job's
+    tasks.
+    """
 
     trigger: tuple[TaskId, ...]
     wait: tuple[TaskId, ...]
@@ -395,7 +406,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:
-    """Result of `make_plan` if no checkpoint is possible now, because this task neither runs nor has finished."""
+    """Result of `make_plan` if no checkpoint is possible, because the task `missing` neither runs nor has finished."""
 
     missing: TaskId
 
@@ -407,12 +418,13 @@ def make_plan(
 
     The rules are Flink's (`DefaultCheckpointPlanCalculator`):
 
-    - Every task that has not finished is waited for, and is notified how the checkpoint ends.
-    - The coordinator triggers a task that no barrier can reach any more: a source, or one whose upstream tasks have all
-      finished. Over an all-to-all edge these are all tasks of the upstream vertex, over a pointwise edge a single one.
+    - Every task that has not finished is waited for, and is notified of the end of the checkpoint.
+    - The coordinator triggers a task that no barrier can reach any more: a source, or a task whose upstream tasks have
+      all finished. Over an all-to-all edge these are all tasks of the upstream vertex, over a pointwise edge a single
+      task.
     - There is no plan while a task neither runs nor has finished.
 
-    The cost is linear in tasks and edges. A task that has finished may also be among the running tasks that are passed.
+    The cost is linear in tasks and edges. `running` may contain finished tasks.
     """
     if not finished:
         missing = _first_missing(spec.tasks, running)

@@ -1,17 +1,18 @@
-"""Completes checkpoints: creates `_metadata`, and registers completed checkpoints. Copies the savepoint of a stop
-before that.
+"""Completes checkpoints after the last acknowledgement: creates `_metadata`, registers them, and commits their sink
+files.
 
 `CheckpointFinalizer` takes over from `CheckpointCoordinator` when all tasks have acknowledged. Rules:
 
-- One checkpoint is written at a time, and those acknowledged meanwhile wait. So checkpoints complete in the order of
-  their numbers, and each names only sink files that no completed one covers (invariants 4 and 6).
-- A newer checkpoint does not overtake a pending savepoint, because a user waits for that. It may overtake an older
-  checkpoint, and subsumes it by completing.
-- A savepoint completes as every checkpoint does, and is copied into its own folder afterwards (`savepoint_copies.py`).
+- The metadata of one checkpoint is written at a time, and checkpoints that were acknowledged meanwhile wait. So
+  checkpoints complete in the order of their ids, and each names only sink files that no completed one covers
+  (invariants 4 and 6).
+- A newer checkpoint does not overtake a pending savepoint, because a user waits for the savepoint. It may overtake an
+  older checkpoint, and subsumes it by completing.
+- A savepoint completes as every checkpoint does, and is then copied into its own folder (`savepoint_copies.py`).
 - The savepoint of a stop is copied before its `_metadata` is created: if the copy fails, the job continues from an
-  older checkpoint, before the end of its data. After `SAVEPOINT_OUTAGE_MS` without an answer it is given up.
-- If it is unknown whether `_metadata` was created, a tombstone is created in its place. Whichever was first decides,
-  even against a coordinator that was thought dead (invariant 4).
+  older checkpoint, before the end of its data. The copy is given up after `SAVEPOINT_OUTAGE_MS` without an answer.
+- If it is unknown whether `_metadata` was created, a tombstone is created in its place. The first of the two files
+  decides, even against an older coordinator that still runs (invariant 4).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class CheckpointFinalizer:
         self._cleaner = cleaner
 
     def proceed(self, at_ms: int) -> None:
-        """Starts to write the metadata of the next checkpoint, if it is its turn."""
+        """Starts to write the metadata of the next acknowledged checkpoint, unless another one is being written."""
         while (pending := self._next()) is not None:
             operator = self._partly_finished(pending)
             if operator is None:
@@ -71,7 +72,7 @@ class CheckpointFinalizer:
             self._aborter.give_up(pending, Reason.UNION_STATE_PARTLY_FINISHED, at_ms, operator)
 
     def take_over(self) -> None:
-        """Finds out in storage what happened to the checkpoints that the lost coordinator was writing."""
+        """Voids the checkpoints that the lost coordinator was writing, to learn from storage whether they completed."""
         for pending in self._context.state.pending.values():
             pending.inherited = True
             self._void(pending)
@@ -79,7 +80,7 @@ class CheckpointFinalizer:
     # --- the copy of a stop ---------------------------------------------------------------------------------------
 
     def exported(self, event: ev.SavepointWritten) -> None:
-        """Creates `_metadata`, because the savepoint's own folder is complete."""
+        """Creates the `_metadata` of a stop's savepoint, because the copy into its own folder is complete."""
         pending = self._export_over(event.checkpoint_id)
         if pending is not None:
             pending.failures = 0
@@ -87,8 +88,8 @@ class CheckpointFinalizer:
             self._write(pending)
 
     def export_failed(self, event: ev.SavepointWriteFailed) -> None:
-        """Retries the copy of a stop's savepoint for a limited time. If the folder itself cannot be used, aborts at
-        once.
+        """Retries the failed copy of a stop's savepoint for a limited time. Aborts the savepoint if the folder cannot
+        be used at all.
         """
         pending = self._export_over(event.checkpoint_id)
         if pending is None:
@@ -102,8 +103,9 @@ class CheckpointFinalizer:
         self._context.retry_later(f"export:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def _export_over(self, checkpoint_id: CheckpointId) -> PendingCheckpoint | None:
-        """Records that a copy has ended. Returns the savepoint, or None if it was aborted meanwhile, in which case its
-        folder is deleted.
+        """Records that the copy of a stop's savepoint has ended.
+
+        Returns the savepoint, or None if it was aborted meanwhile. Then its folder is deleted.
         """
         pending = self._in(checkpoint_id, PendingPhase.EXPORTING)
         if pending is None:
@@ -113,7 +115,7 @@ class CheckpointFinalizer:
         return pending
 
     def repeat_export(self, checkpoint_id: CheckpointId) -> None:
-        """Repeats the copy, because the retry timer has fired."""
+        """Repeats the copy of a stop's savepoint, because its retry timer has fired."""
         pending = self._in(checkpoint_id, PendingPhase.EXPORTING)
         if pending is not None and not pending.export_asked:
             self._export(pending)
@@ -121,8 +123,10 @@ class CheckpointFinalizer:
     # --- metadata -------------------------------------------------------------------------------------------------
 
     def written(self, event: ev.MetadataWritten) -> None:
-        """Registers a completed checkpoint: notifies tasks and users, commits, subsumes older ones. Ignores a repeated
-        answer.
+        """Completes a checkpoint whose `_metadata` exists: registers it, notifies tasks and users, commits, and
+        subsumes older ones.
+
+        Ignores a repeated answer.
         """
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is None:
@@ -169,7 +173,9 @@ class CheckpointFinalizer:
         self._end_if_last(pending, metadata)
 
     def write_failed(self, event: ev.MetadataWriteFailed) -> None:
-        """Tries to void the checkpoint, to find out whether its metadata exists. Retries for a limited time."""
+        """Sets a timer to void a checkpoint whose metadata write failed. After `storage_outage_ms` without an answer
+        the job ends.
+        """
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is None:
             return
@@ -185,13 +191,13 @@ class CheckpointFinalizer:
         self._context.retry_later(f"void:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def repeat_void(self, checkpoint_id: CheckpointId) -> None:
-        """Repeats the attempt to void a checkpoint, because the retry timer has fired."""
+        """Repeats the attempt to void a checkpoint, because its retry timer has fired."""
         pending = self._in(checkpoint_id, PendingPhase.VOIDING)
         if pending is not None:
             self._void(pending)
 
     def voided(self, event: ev.CheckpointVoided) -> None:
-        """Aborts the checkpoint, because a tombstone was created first and it can never complete."""
+        """Aborts a checkpoint whose tombstone was created before its `_metadata`, so that it can never complete."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is not None:
             reason = Reason.STORAGE_AWAY if pending.failures else Reason.METADATA_NOT_WRITTEN
@@ -261,7 +267,7 @@ class CheckpointFinalizer:
             self._context.end = end
 
     def _count_committed(self, pending: PendingCheckpoint) -> None:
-        """Records which sink files the completed checkpoint covers."""
+        """Records, for each task and sink, up to which file index the completed checkpoint covers its sink files."""
         committed = self._context.state.committed_files
         for task, subtask in pending.acknowledged.items():
             for c in subtask.committables:
@@ -305,9 +311,9 @@ class CheckpointFinalizer:
         )
 
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:
-        """Returns an operator with union list state of which only some subtasks have finished, or None.
+        """Returns an operator with union list state that only some of its subtasks have finished, or None.
 
-        Its state cannot be stored: the entries of finished subtasks would be missing from the union.
+        Such a checkpoint cannot be stored: the entries of the finished subtasks would be missing from the union.
         """
         state = self._context.state
         if not state.union_operators:
@@ -327,16 +333,19 @@ class CheckpointFinalizer:
 
 
 def _uncommitted(committable: Committable, committed: int) -> Committable:
-    """Returns the sink files of a checkpoint without the files that an earlier completed one covers.
+    """Returns a task's sink files without those with an index below `committed`, which an earlier completed checkpoint
+    covers.
 
-    The task reported these again, because it was not notified of that checkpoint yet.
+    The task reports such files again until it is notified of that checkpoint.
     """
     skip = min(max(0, committed - committable.first_index), len(committable.files))
     return replace(committable, first_index=committable.first_index + skip, files=committable.files[skip:])
 
 
 def open_commits(commits: Iterable[SinkCommit]) -> tuple[OpenCommits, ...]:
-    """Returns, for each table, which of these checkpoints have files for it, ordered by URL."""
+    """Returns, for each sink table, the checkpoints whose files are not committed to it yet. Sorted by the URL of the
+    table.
+    """
     found: dict[str, dict[CheckpointId, None]] = {}
     for commit in commits:
         for committable in commit.committables:
@@ -350,14 +359,14 @@ class SinkCommitter:
 
     Rules:
 
-    - Checkpoints are committed one at a time, in the order of their numbers (invariant 6).
+    - Checkpoints are committed one at a time, in the order of their ids (invariant 6).
     - After each commit, older checkpoints that are no longer needed are subsumed (`subsume`).
-    - What a commit has seen of a table's log is remembered, and stored with later checkpoints (`table_heads`). A log
-      without it has lost entries, which `TableLog` reports to the next commit or restore.
+    - The version of a table's log that a commit has seen is stored with later checkpoints (`table_heads`). If the log
+      later ends before that version, it has lost entries, which `TableLog` reports to the next commit or restore.
     - A checkpoint that completes while commits are outstanding stores which ones (`open_commits`): a restore from it
-      finds each in the table's log, or commits it again, or is refused.
+      finds each of them in the table's log, or commits it again, or is refused.
     - The first completed checkpoint of an attempt is committed to every output table, even without files. If a table
-      has a new owner, or one that went back to an older checkpoint, this commit changes what the table shows.
+      has a new owner, or was set back to an older checkpoint, this commit changes the visible content of the table.
     """
 
     def __init__(self, context: CoordinatorContext, cleaner: CheckpointCleaner) -> None:
@@ -365,7 +374,7 @@ class SinkCommitter:
         self._cleaner = cleaner
 
     def add(self, checkpoint_id: CheckpointId, attempt: int, committables: tuple[Committable, ...]) -> None:
-        """Queues the commit of a completed checkpoint behind the commits of earlier ones."""
+        """Queues the sink commit of a completed checkpoint behind the commits of earlier checkpoints."""
         state = self._context.state
         tables = self._context.spec.tables if attempt != state.told_attempt else ()
         state.told_attempt = attempt
@@ -379,12 +388,12 @@ class SinkCommitter:
             self._next()
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """Repeats a commit, because the retry timer has fired."""
+        """Repeats the sink commit of a checkpoint, because its retry timer has fired."""
         if self._is_first(checkpoint_id):
             self._next()
 
     def committed(self, event: ev.SinksCommitted) -> None:
-        """Records that the sink files of a checkpoint are visible, and how far the logs of its tables have got."""
+        """Records that the sink files of a checkpoint are committed, and the log version of each of its tables."""
         self._context.state.know_tables(event.heads)
         self._done(event.checkpoint_id)
 
@@ -398,8 +407,8 @@ class SinkCommitter:
             self._next()
 
     def failed(self, event: ev.SinkCommitFailed) -> None:
-        """Schedules a retry of a commit, which is idempotent. After too long the job fails, and a restored job
-        commits.
+        """Schedules a retry of a failed sink commit, which is idempotent. After too long the job fails, and a restored
+        job commits.
         """
         if not self._is_first(event.checkpoint_id):
             return
@@ -443,11 +452,11 @@ def subsume(context: CoordinatorContext, cleaner: CheckpointCleaner) -> None:
 
     Rules:
 
-    - The newest ones stay: as many as are retained, and all whose sink files are not committed yet, because a restore
-      commits them. So what is kept is bounded even if the sinks always lag behind.
+    - The newest `retained` checkpoints stay, and all whose sink files are not committed yet, because a restore commits
+      these files. The number of outstanding commits is limited, so the number of retained checkpoints is too.
     - A damaged checkpoint is removed once there is a newer undamaged one.
     - If all are damaged, none is removed: the job fails, and its checkpoints stay.
-    - `CheckpointCleaner` deletes, and only with the permit that nothing retained refers to the files.
+    - `CheckpointCleaner` deletes the files, and only with a permit that no retained checkpoint refers to them.
     """
     state = context.state
     if not state.completed:

@@ -2,14 +2,15 @@
 
 `CheckpointFinalizer` hands over each savepoint whose `_metadata` exists. Rules:
 
-- The folder may be anywhere, and so unreachable: no checkpoint, no commit and no attempt waits for a copy.
-- What is copied is the completed checkpoint, with the metadata of the moment when its `_metadata` was created. What is
-  committed afterwards is not in it. The checkpoint stays until its copy is over, retained or not (invariant 5).
-- A savepoint counts as completed, and its user is answered, when its own folder is whole.
-- A copy that fails is tried again for `SAVEPOINT_OUTAGE_MS`. However it fails, it is given up after the timeout of
-  checkpoints, counted from the completion of its checkpoint. `COPIES_MAX` bounds how many there are.
-- The end of the job gives copies up. The savepoint of a stop is copied before its job ends, by `CheckpointFinalizer`.
-- A coordinator that takes over copies again. The lost one may still be copying: both write the same files, and one of
+- The folder may be in any storage, also one that does not answer. No checkpoint, commit or attempt therefore waits for
+  a copy.
+- The copy contains the checkpoint with the metadata of its completion, and no later commits. The checkpoint stays until
+  the copy is over, retained or not (invariant 5).
+- A savepoint counts as completed, and its user is answered, when its own folder is complete.
+- A copy that storage does not answer is tried again for `SAVEPOINT_OUTAGE_MS`. Every copy is given up after the timeout
+  of checkpoints, counted from the completion of its checkpoint. `COPIES_MAX` limits the number of copies.
+- The end of the job ends all copies. `CheckpointFinalizer` copies the savepoint of a stop before the job ends.
+- A new coordinator repeats the copies. The lost coordinator may still be copying: both write the same files, and one of
   them creates `_metadata`.
 """
 
@@ -30,9 +31,7 @@ from tidegate.storage.ids import CheckpointId
 def has_failed_for_good(
     pending: PendingCheckpoint, event: ev.SavepointWriteFailed, storage_outage_ms: int
 ) -> str | None:
-    """Returns why the copy of a savepoint is not retried. Returns None if its folder may be reachable later, so that it
-    is.
-    """
+    """Returns the reason why the failed copy of a savepoint is not retried, or None if a retry may succeed."""
     if event.permanent:
         return event.error
     if event.away_ms < min(SAVEPOINT_OUTAGE_MS, storage_outage_ms):
@@ -41,7 +40,7 @@ def has_failed_for_good(
 
 
 class SavepointCopies:
-    """Copies the savepoints of one job, except for the savepoint of a stop."""
+    """Copies the savepoints of one job to the users' folders. `CheckpointFinalizer` copies the savepoint of a stop."""
 
     def __init__(self, context: CoordinatorContext, aborter: CheckpointAborter, cleaner: CheckpointCleaner) -> None:
         self._context = context
@@ -71,8 +70,9 @@ class SavepointCopies:
             self._set_limit(savepoint, at_ms)
 
     def written(self, event: ev.SavepointWritten) -> bool:
-        """Answers the user, because the savepoint's own folder is complete. Returns whether it is one of these
-        copies.
+        """Answers the users who requested a savepoint, because its copy is complete.
+
+        Returns False if no copy of this savepoint was under way.
         """
         savepoint = self._context.state.copies.pop(event.checkpoint_id, None)
         if savepoint is None:
@@ -85,7 +85,7 @@ class SavepointCopies:
         return True
 
     def succeeded(self, pending: PendingCheckpoint, at_ms: int) -> None:
-        """Records a success in the statistics, and answers the requests."""
+        """Records a completed checkpoint or savepoint in the statistics, and answers its requests."""
         state = self._context.state
         state.completed_checkpoints += 1
         record = record_of(pending, at_ms)
@@ -95,7 +95,9 @@ class SavepointCopies:
             self._context.instruct(do.CompleteRequest(request, pending.checkpoint_id, None, pending.path))
 
     def failed(self, event: ev.SavepointWriteFailed) -> bool:
-        """Schedules a retry for a limited time. Returns whether it is one of these copies."""
+        """Schedules a retry of a failed copy, or gives it up. Returns False if this savepoint was not being
+        copied.
+        """
         savepoint = self._context.state.copies.get(event.checkpoint_id)
         if savepoint is None:
             return False
@@ -109,14 +111,16 @@ class SavepointCopies:
         return True
 
     def repeat(self, checkpoint_id: CheckpointId) -> bool:
-        """Repeats a copy, because the retry timer has fired. Returns whether it is one of these copies."""
+        """Repeats the copy of a savepoint, because its retry timer has fired. Returns False if no copy of it is under
+        way.
+        """
         savepoint = self._context.state.copies.get(checkpoint_id)
         if savepoint is not None and not savepoint.export_asked:
             self._copy(savepoint)
         return savepoint is not None
 
     def expire(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
-        """Ends a copy that has exceeded its time limit."""
+        """Gives up the copy of a savepoint that has exceeded the checkpoint timeout."""
         savepoint = self._context.state.copies.get(checkpoint_id)
         if savepoint is not None:
             limit_s = self._context.settings.timeout_ms / 1000
@@ -124,7 +128,7 @@ class SavepointCopies:
             self._give_up(savepoint, Reason.SAVEPOINT_NOT_WRITTEN, at_ms, detail)
 
     def drop(self, at_ms: int, detail: str) -> None:
-        """Ends all copies, because the job ends and does not wait for them."""
+        """Gives up all copies of savepoints, because the job ends and does not wait for them."""
         for savepoint in list(self._context.state.copies.values()):
             target = savepoint.properties.target
             text = f"{detail}; the savepoint was still being copied to {target}, and is not whole"
@@ -147,7 +151,9 @@ class SavepointCopies:
         self._context.instruct(do.SetTimer(f"copy:{savepoint.checkpoint_id}", due_ms))
 
     def _give_up(self, savepoint: PendingCheckpoint, reason: Reason, at_ms: int, detail: str) -> None:
-        """Records that a savepoint has failed. Its checkpoint is complete, and can be restored as any other."""
+        """Records that the copy of a savepoint failed, and answers its requests. Its completed checkpoint can still be
+        restored.
+        """
         number = savepoint.checkpoint_id
         del self._context.state.copies[number]
         self._aborter.leave_copy(savepoint)
