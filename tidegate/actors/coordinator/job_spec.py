@@ -204,7 +204,7 @@ class JobSpec:
     storage_retry_ms: int = FIRST_PAUSE_MS
     """Pause in ms before the first retry of an operation on storage. It grows with each retry."""
     failover: FailoverStrategy = FailoverStrategy.FULL
-    """Whether a failure restarts the whole job or the region of the failed task."""
+    """The scope of a restart after a failure: the whole job, or the region of the failed task."""
     adoption_timeout_ms: int | None = None
     """Time in ms for which a new coordinator waits for the answers of running tasks. With None all tasks start
     again at once.

@@ -11,9 +11,9 @@ described (`tidegate/actors/drivers/job_context.py`). Rules:
   the subtask had received it before the snapshot. Otherwise it is in the checkpoint's pool: it was still on its way, or
   unassigned. A subtask takes splits in the order of assignment, so the number of splits in a snapshot identifies them.
 - A subtask reads splits in the order of the source, also after some have returned to the pool. If rows are ordered in
-  time over all splits, they are then in order for each subtask, and no row is late because another subtask has failed.
-  A returned split is left to a subtask that has not read beyond it, such as the failed one, as long as such a subtask
-  still requests splits.
+  time over all splits, they are then in order for each subtask, and the failure of another subtask makes none of them
+  late. A returned split is left to a subtask that has not read beyond it, such as the failed one, as long as such a
+  subtask still requests splits.
 - The first requests get several splits at a time, the last ones get one. The coordinator logs each answer, and many
   small files should not wait for it one by one.
 - A source may have two parts (`TwoPartSource`): first a bounded one, then one that is read in turn. A subtask requests

@@ -1,4 +1,4 @@
-"""Does the I/O that a coordinator orders: metadata, savepoints, sink commits, deletions, and calls of master hooks."""
+"""The I/O of a coordinator: writes metadata and savepoints, commits sinks, deletes files, and calls master hooks."""
 
 from __future__ import annotations
 
@@ -52,14 +52,16 @@ from tidegate.storage.user_values import repr_text
 
 log = logging.getLogger(__name__)
 COPY_THREADS = COPIES_MAX + 1
-"""Number of threads that copy and delete savepoints: one for each that may be running, because storage may not answer
-for a long time.
+"""Number of threads that copy and delete savepoints: one for each that may run, because storage may block a
+thread for long.
 """
 _Decided = ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed
 
 
 class CoordinatorEffects:
-    """Carries out the coordinator's instructions that touch files. Every method may run on any thread."""
+    """Carries out the coordinator's instructions that do I/O, and returns each result as an event. Runs on any
+    thread.
+    """
 
     def __init__(
         self,
@@ -107,12 +109,14 @@ class CoordinatorEffects:
         return ev.MetadataWritten(self._now_ms(), checkpoint_id)
 
     def copy_begins(self, checkpoint_id: CheckpointId) -> threading.Event:
-        """Registers the copy of a savepoint. Returns the event that `stop_copy` sets."""
+        """Registers the copy of a savepoint. Returns the event that `stop_copy` sets to stop the copy."""
         with self._lock:
             return self._copies.setdefault(checkpoint_id, threading.Event())
 
     def stop_copy(self, checkpoint_id: CheckpointId) -> None:
-        """Makes the copy of a savepoint stop as soon as its storage answers, and delete what it has written."""
+        """Requests that the copy of a savepoint stops as soon as its storage answers, and deletes what it has
+        written.
+        """
         with self._lock:
             if (stops := self._copies.get(checkpoint_id)) is not None:
                 stops.set()
@@ -153,7 +157,7 @@ class CoordinatorEffects:
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
         """Deletes the folder of a failed savepoint. A tombstone stays if a replaced coordinator may still write
-        to it.
+        to the folder.
         """
         checkpoint_id = instruction.checkpoint_id
         target = instruction.target
@@ -172,7 +176,7 @@ class CoordinatorEffects:
         return ev.SavepointDiscarded(self._now_ms(), checkpoint_id, exported)
 
     def trigger_hooks(self, instruction: do.TriggerHooks) -> ev.HooksTriggered | ev.HookFailed:
-        """Calls every master hook, in the order in which they were given."""
+        """Calls every master hook for a checkpoint, in the order in which the user listed the hooks."""
         try:
             states = self._hooks.trigger(instruction.checkpoint_id, instruction.triggered_at_ms)
         except HookError as error:
@@ -180,7 +184,9 @@ class CoordinatorEffects:
         return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, states)
 
     def take_tables_back(self, instruction: do.TakeTablesBack) -> ev.TablesTakenBack | ev.TablesNotTakenBack:
-        """Claims every table anew, so that it continues from the rows that the checkpoint covers. Can be repeated."""
+        """Sets every output table back to the rows that a checkpoint covers, by claiming the table again. Can be
+        repeated.
+        """
         job_id = self._context.job_id
         attempt = instruction.attempt
         try:
@@ -203,7 +209,7 @@ class CoordinatorEffects:
     def restore_hooks(
         self, instruction: do.RestoreHooks
     ) -> ev.HooksRestored | ev.HookRestoreFailed | ev.CheckpointDamaged:
-        """Gives every master hook the state that it has stored with the checkpoint."""
+        """Passes every master hook the state that it stored with the checkpoint."""
         restore = instruction.restore
         try:
             store = self._open_store(restore.root)
@@ -216,12 +222,14 @@ class CoordinatorEffects:
         return ev.HooksRestored(self._now_ms(), instruction.attempt)
 
     def close(self) -> None:
-        """Releases threads at the end of the job. Does not wait for a master hook that hangs."""
+        """Releases threads at the end of the job. Does not wait for a master hook that does not return."""
         self._hooks.close()
         self.compactor.stop()
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
-        """Commits the files of every table, and the prepared rows of users' sinks. Each commit is idempotent."""
+        """Commits the files of every table, and the prepared rows of users' sinks, for a checkpoint. Each commit
+        is idempotent.
+        """
         files: dict[str, list[DataFile]] = {table: [] for table in instruction.tables}
         of_sinks = [c for c in instruction.committables if is_own_sink(c.table)]
         for committable in instruction.committables:
@@ -247,7 +255,9 @@ class CoordinatorEffects:
         return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id, tuple(heads))
 
     def _table_log(self, url: str) -> TableLog:
-        """Returns the log of a table. It is cached, because it remembers what it has read."""
+        """Returns the log of the table at a URL. The object is cached, because it caches the entries that it has
+        read.
+        """
         with self._lock:
             if url not in self._table_logs:
                 self._table_logs[url] = TableLog(self._open_store(url), now_ms=self._now_ms)
@@ -256,7 +266,9 @@ class CoordinatorEffects:
     def discard_checkpoint(
         self, instruction: do.DiscardCheckpoint
     ) -> ev.CheckpointDiscarded | ev.CheckpointDiscardFailed:
-        """Deletes a checkpoint: `_metadata` first, so that no reader finds it half deleted. A tombstone stays."""
+        """Deletes the files of a checkpoint, `_metadata` first, so that no reader finds it half deleted. A
+        tombstone stays.
+        """
         store = self._open_store(self._context.root)
         layout = self._context.layout
         folder = layout.checkpoint_dir(instruction.checkpoint_id)
@@ -279,14 +291,17 @@ class CoordinatorEffects:
         return ev.CheckpointDiscarded(self._now_ms(), instruction.checkpoint_id)
 
     def discard_files(self, instruction: do.DiscardFiles) -> None:
-        """Deletes files of a refused acknowledgement. Files that cannot be deleted are swept at the end."""
+        """Deletes the files of a refused acknowledgement. Files whose deletion fails are left to the sweep at the
+        end of the job.
+        """
         delete_files(self._open_store(self._context.root), instruction.paths)
 
     def sweep(self, permit: EndPermit) -> None:
         """Deletes, after the last task has ended, all files to which no retained checkpoint and no commit refers.
 
-        Tables with outstanding commits are not touched, because only the checkpoints name their files. Local copies,
-        and folders of backends, on this node go too; copies on other nodes when a later job starts there.
+        Tables with outstanding commits are not touched, because only the checkpoints name their files. Local copies and
+        folders of backends on this node are deleted too. Copies on other nodes are deleted when a later job starts
+        there.
         """
         if (work := self._context.options.backend.directory) is not None:
             remove_work(work, self._context.job_id)
@@ -305,8 +320,8 @@ class CoordinatorEffects:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
 
     def _is_whole(self, table: str) -> bool:
-        """Returns whether the log of a table has all committed entries. If not, its files are the only copy of the
-        rows.
+        """Returns whether the log of a table has all committed entries. If not, the table's files are the only
+        copy of the rows.
         """
         try:
             self._table_log(table).head(self._context.job_id)
@@ -317,26 +332,28 @@ class CoordinatorEffects:
 
 
 def _away_ms(error: Exception) -> int | None:
-    """Returns 0 for an error after which it makes sense to wait for storage, or None if waiting cannot help."""
+    """Returns 0 for an error after which waiting for storage makes sense, or None if waiting cannot help."""
     return 0 if isinstance(error, StorageError) and may_be_awaited(error) else None
 
 
 TURN_TIMEOUT_S = 10.0
-"""Seconds that a call waits for earlier calls. A waiting call holds a thread of the coordinator."""
+"""Seconds for which a call of master hooks waits for earlier calls. A waiting call blocks a thread of the
+coordinator.
+"""
 
 
 class HookError(Exception):
-    """Raised when a master hook raised an exception, or when an earlier call has not returned."""
+    """Raised when a master hook raised an exception, or when an earlier call of a hook has not returned."""
 
 
 class HookCalls:
-    """Calls a job's master hooks: one at a time, and on a thread of their own, because they are code of users.
+    """Calls a job's master hooks, one at a time, on a separate thread, because they are code of users.
 
     Rules:
 
-    - A call that does not come back holds its own thread and the one that waits for it, never more, however many calls
-      follow: those fail after a while. So checkpoints are still written and committed.
-    - Closing lets the waiting thread go; the hook's thread is a daemon, so a process can end without it.
+    - A call that does not return blocks its own thread and the thread that waits for it, and no more. Later calls fail
+      after `turn_timeout_s`. Checkpoints are therefore still written and committed.
+    - `close` releases the waiting thread. The thread of the hook is a daemon, so that the process can end without it.
     """
 
     def __init__(self, hooks: Sequence[MasterHook], turn_timeout_s: float = TURN_TIMEOUT_S) -> None:
@@ -350,7 +367,9 @@ class HookCalls:
         self._pid = os.getpid()
 
     def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> tuple[tuple[str, bytes], ...]:
-        """Calls every hook for a checkpoint that starts. Returns their states to store. Raises HookError."""
+        """Calls every hook for a checkpoint that starts. Returns pairs of a hook's identifier and the state to
+        store. Raises HookError.
+        """
         states: list[tuple[str, bytes]] = []
 
         def call(hook: MasterHook) -> None:
@@ -362,13 +381,13 @@ class HookCalls:
         return tuple(states)
 
     def restore(self, checkpoint_id: CheckpointId, states: Mapping[str, bytes]) -> None:
-        """Passes every hook the state that it has stored with a checkpoint. Raises HookError."""
+        """Passes every hook the state that it stored with a checkpoint, or None. Raises HookError."""
         self._call_all(
             lambda hook: hook.restore(checkpoint_id, states.get(hook.identifier)), f"to restore {checkpoint_id}"
         )
 
     def close(self) -> None:
-        """Releases the waiting thread, because the job has ended."""
+        """Makes the running call raise HookError in the thread that waits for it, because the job has ended."""
         with self._guard:
             self._closed = True
             if self._waiting is not None and not self._waiting.done():
@@ -411,19 +430,19 @@ class HookCalls:
 
 
 class _StoppedError(Exception):
-    """Raised in a step when the job has ended."""
+    """Raised inside a compaction step to end it, because the job has ended."""
 
 
 class TableCompactor:
-    """Compacts small files of a job's tables, and deletes unneeded ones, while the job commits.
+    """Compacts small files of a job's tables, and deletes files that are no longer needed, while the job commits.
 
     Rules:
 
-    - A step after a commit, on a thread that commits do not need. While a step is under way no other begins.
-    - Small files are put together first. Then files are deleted that the table has not shown for its history.
+    - A step runs after a commit, on a thread that commits do not need. Steps do not overlap.
+    - A step first merges small files. Then it deletes files that the table has not shown for the length of its history.
     - A step that fails changes nothing, and fails neither the job nor a checkpoint. The next step tries again, unless a
       file of the table is damaged or lost. That is logged once.
-    - Before the files of the job are swept, what is under way ends; it looks for that at each file.
+    - Before the files of the job are swept, the running step is stopped. It checks for that at each file.
     """
 
     def __init__(
@@ -445,11 +464,13 @@ class TableCompactor:
 
     @property
     def compacts(self) -> bool:
-        """Returns whether the job has any table to compact or vacuum."""
+        """Returns whether the job has a table to compact or vacuum, and the compactor is not stopped."""
         return bool(self._context.compactions or self._context.histories) and not self._stopped
 
     def step(self) -> None:
-        """Makes one compaction in each table where one is due, and deletes some of the unneeded files."""
+        """Does one compaction in each table where one is due, and deletes some of the files that are no longer
+        needed.
+        """
         if self._stopped or not self._lock.acquire(blocking=False):
             return
         try:
@@ -463,14 +484,14 @@ class TableCompactor:
             self._lock.release()
 
     def stop(self) -> None:
-        """Starts no further steps, and ends the running step soon."""
+        """Starts no further steps, and makes the running step end at its next file."""
         self._stopped = True
 
     def close(self) -> None:
-        """Stops, waits for the running step, and deletes files that were written without being committed. Raises
+        """Stops, waits for the running step, and deletes files that were written but not committed. Raises
         StorageError.
 
-        Nothing is deleted of a table whose log has lost entries, because its files are the only copy of their rows.
+        Deletes nothing of a table whose log has lost entries, because its files are the only copy of their rows.
         """
         self.stop()
         with self._lock:
@@ -481,7 +502,7 @@ class TableCompactor:
                     log.error("files of compactions are not deleted: %s", error)
 
     def _step(self, url: str, what: str, of: Callable[[], RunningCompaction | RunningVacuum]) -> None:
-        """Runs one step of work on a table. `what` describes it, with {} in place of the table."""
+        """Runs one step of work on a table. `what` is the text that describes it, with {} in place of the table."""
         if (url, what) in self._given_up:
             return
         try:
@@ -514,7 +535,7 @@ class TableCompactor:
         return self._vacuums[url]
 
     def _checkpoints(self) -> tuple[CheckpointId, ...]:
-        """Returns the numbers of all existing checkpoints of the job, in any state. Raises StorageError."""
+        """Returns the ids of all checkpoints of the job that exist in storage, in any state. Raises StorageError."""
         names = self._open_store(self._context.root).list(self._context.layout.job_dir())
         return tuple(found for found in map(parse_checkpoint_name, names) if found is not None)
 

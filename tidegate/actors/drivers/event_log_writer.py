@@ -1,13 +1,13 @@
-"""Writes one coordinator's entries to the event log, one after the other, through outages of the storage.
+"""Writes one coordinator's entries to the event log, one after the other, and retries them during outages of storage.
 
 Rules:
 
-- An entry is tried again, after growing pauses, for as long as an outage may last; then the writer gives up.
-- The predecessor of an entry is looked up where another coordinator could have continued the log (see `EventLog`): at
-  the first entry of this writer, and at an entry that it writes again. It is also looked up from time to time, to
-  notice that the log was deleted.
+- A failed entry is tried again, after growing pauses, for as long as an outage is tolerated. Then the writer gives up.
+- The preceding entry is read where another coordinator could have continued the log (see `EventLog`): at the first
+  entry of this writer, and at an entry that it writes again. It is also read from time to time, to notice that the log
+  was deleted.
 - From time to time the state of the coordinator is stored as a snapshot, and entries before the previous snapshot are
-  deleted. Deleted entries are archived if the job is configured so. That takes a request for each entry, so it happens
+  deleted. They are archived first if the job is configured so. Archiving takes a request for each entry, so it happens
   while the log continues.
 """
 
@@ -31,13 +31,14 @@ from tidegate.storage.ids import EventId, Generation
 
 log = logging.getLogger(__name__)
 LOOK_MS = 10_000
-"""Time in ms after which the writer checks that the log still exists, even where no other coordinator can have
+"""Time in ms after which the writer checks that the log still exists, even if no other coordinator can have
 continued it.
 """
 ENTRIES_A_SNAPSHOT = 1_000
 BYTES_A_SNAPSHOT = 16 * 1024 * 1024
-"""Number of bytes of new entries after which a snapshot of the state is stored and older entries are deleted, so that
-the log does not fill a storage in memory.
+"""Bytes of new entries after which the state is stored as a snapshot and older entries are deleted.
+
+The limit keeps the log from filling a storage in memory.
 """
 _FIRST_EVENT = EventId(0)
 
@@ -45,11 +46,10 @@ _FIRST_EVENT = EventId(0)
 @wire
 @dataclass(frozen=True, slots=True)
 class StoredFold:
-    """A snapshot of the coordinator's state: the encoded state before an entry index, and the indices of the entries
-    with which coordinators took over.
+    """A snapshot of the coordinator's state in storage. `state` is the encoded state after all entries before it.
 
-    `next_event` is the number of the first event that is not part of it. `orders` are the orders that `CauseTracker`
-    remembers.
+    `takeovers` are the indices of the entries with which coordinators took over. `next_event` is the number of the
+    first event that is not part of the state. `orders` are the orders that `CauseTracker` remembers.
     """
 
     state: bytes
@@ -60,9 +60,10 @@ class StoredFold:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The position at which a coordinator continues the log: the index of its first entry, and of the entries with
-    which its predecessors took over. `snapshot_index` is the index of the newest snapshot. `next_event` is the number
-    of its first event.
+    """The position at which a coordinator continues the event log. `next_index` is the index of its first entry.
+
+    `takeovers` are the indices of the entries with which earlier coordinators took over. `snapshot_index` is the index
+    of the newest snapshot. `next_event` is the number of the coordinator's first event.
     """
 
     next_index: int = 0
@@ -73,10 +74,10 @@ class LogPosition:
 
 
 class LogWriter:
-    """The log writer of one coordinator incarnation. All methods run on the coordinator's thread.
+    """Writes the event log for one coordinator process. All methods run on the coordinator's thread.
 
-    `incarnation` distinguishes two coordinators that both claim to be the next generation. `entries_a_snapshot` is the
-    number of entries after which a snapshot is stored, or None for the default.
+    `incarnation` is a unique id, which distinguishes two coordinators that both claim to be the next generation.
+    `entries_a_snapshot` is the number of entries after which a snapshot is stored, or None for the default.
     """
 
     def __init__(
@@ -106,17 +107,21 @@ class LogWriter:
 
     @property
     def in_charge(self) -> bool:
-        """Returns whether the log has an entry of this incarnation. No older coordinator can fence it then."""
+        """Returns whether the log has an entry of this coordinator. No older coordinator can write to the log
+        then.
+        """
         return self._next_index >= self._takeovers[-1] + 1
 
     @property
     def away(self) -> bool:
-        """Returns whether the storage of the log does not answer at present."""
+        """Returns whether the last attempt to write to the log failed."""
         return self._notes.away
 
     @property
     def waits_for(self) -> str | None:
-        """Returns the outage of the log's storage, or None if it answers. May be called from any thread."""
+        """Returns text about the outage of the log's storage, or None if it answers. May be called from any
+        thread.
+        """
         return self._notes.waits_for
 
     def append(
@@ -128,10 +133,11 @@ class LogWriter:
         went_away: Callable[[str], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Writes an entry, and then calls `written`, or `failed` with the reason for giving up.
+        """Writes an entry with these events, and then calls `written`, or `failed` with the error if it gives up.
 
-        The reason is a FencedError if another coordinator has continued the log, and a LogDeletedError if the log was
+        The error is a FencedError if another coordinator has continued the log, and a LogDeletedError if the log was
         deleted. `went_away` is called when the first attempt of an entry has failed and others will follow.
+        `first_event` is the number of the first event, and `causes` has the number of each event's cause.
         """
         at_ms = self._port.now_ms()
         entry = LogEntry(self._next_index, self._generation, at_ms, self._incarnation, events, first_event, causes)
@@ -180,9 +186,7 @@ class LogWriter:
         return f"the job goes on without checkpoints, and this is tried again for up to {self.outage_ms / 1000:g} s"
 
     def store_fold_if_due(self, state: CoordinatorState, next_event: EventId, causes: CauseTracker) -> None:
-        """Stores a snapshot of the state after all entries so far if one is due, and deletes entries before the
-        previous snapshot.
-        """
+        """Stores a snapshot of the state if one is due, and deletes log entries before the previous snapshot."""
         few = self._next_index - self._counted_from < self._entries_a_snapshot
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
@@ -217,30 +221,29 @@ class LogWriter:
 
 
 CHECKPOINTS_MAX = 200
-"""Limit of remembered orders to tasks, for each kind. An answer that arrives after more orders than that has no cause:
-its checkpoint has ended long ago.
-"""
+"""Limit of remembered orders to tasks, for each kind of order. An answer to an older order gets no cause."""
 StoredOrders = tuple[tuple[str, int | str, int], ...]
-"""An order: its kind, its subject, and the number of the event from which it followed."""
+"""Remembered orders: the kind of each, its subject, and the number of the event that caused it."""
 
 
 class CauseTracker:
-    """Finds the cause of each event. Most events answer an order of the coordinator. The cause of such an event is the
-    event from which the order followed.
+    """Finds the cause of each event. The cause of an event that answers an order is the event from which the order
+    followed.
 
     Rules:
 
-    - An event of the log has a number, one more than the event before it. The number is the event's id.
-    - An order counts as given when it is carried out: then the event that it follows from is in the log. So a cause is
+    - Each event of the log has a number, one more than the event before it.
+    - An order counts as given when it is carried out. The event from which it follows is then in the log, so a cause is
       always an earlier event, and no other coordinator has used its number.
-    - What the machine ignores is not logged and has no number. No instruction follows from it, so it is never a cause.
-    - Like the machine's state it is a fold over the log. So a successor has the orders of its predecessors, and may
-      still get the answers. Orders that only the lost process could answer (its timers, its I/O) are forgotten.
-    - An order to tasks that is repeated keeps its first event. It is unknown which of the messages a task answers, and
-      the log does not record which of them were sent. The first event is the reason for all of them.
-    - Its size is limited. An order with a single answer is forgotten once that has arrived. Of orders to tasks the
-      newest are kept. An answer that comes after `CHECKPOINTS_MAX` others has no cause, like an event that begins a
-      chain.
+    - Events that the machine ignores are not logged and have no number. No instruction follows from them, so they are
+      never a cause.
+    - Like the machine's state, the tracker is computed from the log. A new coordinator therefore has the orders of the
+      earlier ones, and may still get the answers. Orders that only the lost process could answer (its timers, its I/O)
+      are dropped.
+    - A repeated order to tasks keeps the first event as its cause. It is unknown which of the messages a task answers,
+      and the first event is the reason for all of them.
+    - Its size is limited. An order with a single answer is dropped once the answer has arrived. Of orders to tasks, the
+      newest `CHECKPOINTS_MAX` of each kind are kept. A later answer has no cause.
     """
 
     def __init__(self, stored: StoredOrders = ()) -> None:
@@ -249,8 +252,9 @@ class CauseTracker:
             self._remember((kind, about), EventId(number))
 
     def of(self, event: ev.CoordinatorEvent) -> EventId | None:
-        """Returns the cause of an event that has just arrived, or None if it begins a chain or the order is
-        forgotten.
+        """Returns the number of the event that caused an event which has just arrived.
+
+        None if the event begins a chain of causes, or its order is no longer remembered.
         """
         for order in event.answers:
             number = self._orders.get(order)
@@ -268,7 +272,7 @@ class CauseTracker:
             self._remember(STORAGE_AWAY, number)
 
     def carried_out(self, number: EventId, instruction: do.CoordinatorInstruction) -> None:
-        """Records that an instruction, which follows from the event with this number, is carried out."""
+        """Records that an instruction is carried out. `number` is the number of the event that caused it."""
         order = instruction.order
         if order is not None:
             self._remember(order, number)
@@ -276,7 +280,7 @@ class CauseTracker:
     def replayed(
         self, number: EventId, event: ev.CoordinatorEvent, instructions: Iterable[do.CoordinatorInstruction]
     ) -> None:
-        """Records the orders that followed from an event when it was logged. Called during a replay."""
+        """Records the orders that followed from a logged event. Called during a replay of the log."""
         self.of(event)
         self.taken_in(number, event)
         for instruction in instructions:
@@ -287,7 +291,7 @@ class CauseTracker:
         self._orders.pop(("timer", timer), None)
 
     def stored(self) -> StoredOrders:
-        """Returns the remembered orders, to be stored with a snapshot of the log."""
+        """Returns the remembered orders, to be stored with a snapshot of the coordinator's state."""
         return tuple((kind, about, number) for (kind, about), number in self._orders.items())
 
     def _remember(self, order: OrderName, number: EventId) -> None:

@@ -1,4 +1,4 @@
-"""`JobContext`: graph, storage and sizes of one job, sent to each of its processes."""
+"""`JobContext`: the graph, storage and settings of one job, sent to each of its processes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ TICK_MS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
-    """Settings of heartbeats in ms: `interval_ms` between two requests, `timeout_ms` without an answer, and
-    `call_timeout_ms` for one call of a function, or None.
+    """Settings of heartbeats, in ms.
+
+    `interval_ms` is the time between two requests, and `timeout_ms` the time without an answer after which a process
+    counts as hung. `call_timeout_ms` is the time limit for one call of a user's function, or None for no limit.
     """
 
     interval_ms: int = INTERVAL_MS
@@ -55,15 +57,17 @@ AUTO_STANDBY_DELAY_MS = 10_000
 tasks.
 """
 Standbys: TypeAlias = int | Literal["auto", "warm"]
-"""A number of spare processes, "auto" (as many as there is room for), or "warm" (auto, and one more for each keyed
-task).
+"""A number of spare processes, "auto" (as many as there are free slots for), or "warm" (as "auto", and for each
+keyed task one that follows its state).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """Settings of the processes of a job. `standbys` is None if the runtime decides. `slot_request_timeout_ms` is how
-    long an attempt waits for slots.
+    """Settings of the processes of a job.
+
+    `standbys` is None if the runtime decides. `slot_request_timeout_ms` is the time for which an attempt waits for
+    slots.
     """
 
     standbys: Standbys | None = None
@@ -75,11 +79,11 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneOptions:
-    """Sizes of the data plane of a job.
+    """Sizes and modes of the data plane of a job.
 
-    Raises ConfigurationError, with the field, its value and what is allowed, for a value that a field does not take. An
-    environment also refuses what it would ignore: `exactly_once`, `inline_bytes_max`, `local_copies`,
-    `state_bytes_max`, `paused_ms_max` and most settings of `backend` are decided by its `CheckpointConfig`.
+    Raises ConfigurationError, with the field, its value and what is allowed, for an invalid value. An environment also
+    refuses fields that it would ignore: `exactly_once`, `inline_bytes_max`, `local_copies`, `state_bytes_max`,
+    `paused_ms_max` and most settings of `backend` follow from its `CheckpointConfig`.
     """
 
     limits: BufferLimits = field(default_factory=BufferLimits)
@@ -89,19 +93,22 @@ class DataPlaneOptions:
     socket.
     """
     sockets: bool = True
-    """True if processes on one node exchange frames, credit and orders over sockets, and not by Ray calls."""
+    """True if processes on one node exchange frames, credit and coordinator messages over sockets, and not by Ray
+    calls.
+    """
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
     """False for at-least-once: barriers block no channel, and rows may be processed twice after a failure."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """The backend of keyed state. All jobs of a user on a machine share its folder."""
     local_copies: str | None = None
-    """Folder on each node in which tasks keep copies of their newest state, or None for no copies."""
+    """Folder on each node for copies of the newest state of tasks, or None for no copies."""
     state_bytes_max: int | None = None
     """The largest state of a subtask, in bytes; None for no limit."""
     paused_ms_max: int = 0
-    """How long the thread that writes a large snapshot may pause in all, so that processing continues; 0 for no
-    pauses."""
+    """Time in ms that the thread which writes a large snapshot may pause in total, so that processing continues.
+    0 for no pauses.
+    """
 
     def __post_init__(self) -> None:
         check_kind(self, "limits", BufferLimits)
@@ -115,7 +122,7 @@ class DataPlaneOptions:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The graph, storage and settings of one job, for its tasks and their runtime. cloudpickle sends it."""
+    """The graph, storage and settings of one job, for its tasks and their runtime. Pickled with cloudpickle."""
 
     job_id: JobId
     job_name: str
@@ -126,7 +133,7 @@ class JobContext:
     options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
     hooks: tuple[MasterHook, ...] = ()
     lease_ms: int = LEASE_MS_DEFAULT
-    """Duration of the job's lease in ms. A job that does not renew it for this long counts as dead."""
+    """Duration of the job's lease in ms. A job whose lease is not renewed for this time counts as dead."""
     storage_outage_ms: int = STORAGE_OUTAGE_MS
     """Time in ms for which the tasks wait for storage that does not answer."""
     heartbeats: HeartbeatSettings = field(default_factory=HeartbeatSettings)
@@ -134,25 +141,23 @@ class JobContext:
     processes: ProcessSettings = field(default_factory=ProcessSettings)
     """The spare processes that the job keeps, in a runtime that has processes."""
     handed_on: tuple[str, ...] = ()
-    """Tables whose commits are handed on to a reader, which may make the sources pause."""
+    """URLs of tables with commits that a reader consumes. A slow reader may make the sources pause."""
     compactions: Mapping[str, CompactionSettings] = field(default_factory=dict)
     """Settings of compaction, by table URL, for tables whose small files are merged while the job runs."""
     histories: Mapping[str, int] = field(default_factory=dict)
-    """How long tables keep files that they no longer show, in ms, by table URL. Tables without an entry keep them
-    forever.
+    """Time in ms for which tables keep files that they no longer show, by table URL. Tables without an entry keep
+    them forever.
     """
     assigned: frozenset[OperatorUid] = frozenset()
     """Sources whose splits the coordinator assigns."""
     log: LogSettings = field(default_factory=LogSettings)
     """Log settings of the job's processes."""
     configuration: Mapping[str, str] = field(default_factory=dict)
-    """The settings in effect as text, by key."""
+    """The effective settings of the job as text, by key."""
     temporary: bool = False
-    """True if `root` is a temporary folder, from which the job is deleted once it has ended and is not needed
-    any more.
-    """
+    """True if `root` is a temporary folder. The job's files are deleted from it after the end of the job."""
     secret: bytes = field(default_factory=partial(token_bytes, SECRET_BYTES), repr=False)
-    """The secret that a process of the job presents when it connects to another one."""
+    """The secret that a process of the job presents when it connects to another process."""
 
     @property
     def layout(self) -> CheckpointLayout:
@@ -165,8 +170,8 @@ class JobContext:
         return list(self.graph.table_urls)
 
     def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:
-        """Returns the description of one task. Splits that the coordinator does not assign are distributed
-        round-robin.
+        """Returns the descriptor of one task in an attempt. Splits that the coordinator does not assign are
+        distributed round robin.
         """
         vertex = self.graph.vertex(task.vertex)
         splits: tuple[SplitPosition, ...] = ()
@@ -187,8 +192,9 @@ class JobContext:
         )
 
     def _backend_of(self, task: TaskId, attempt: AttemptNumber) -> StateBackendOptions:
-        """Returns the options of the backend with a folder that no other attempt uses, because an earlier attempt may
-        still be alive.
+        """Returns the options of the state backend, with a folder for this task and attempt only.
+
+        A process of an earlier attempt may still be alive and use its own folder.
         """
         backend = self.options.backend
         if backend.directory is None:

@@ -1,7 +1,7 @@
-"""Renews the lease of a job in a thread of its own, so that the job counts as alive whatever else its process does.
+"""Renews the lease of a job on a separate thread, so that the job counts as alive whatever else its process does.
 
-The thread waits by the monotonic clock. A renewal that fails, whatever with, is tried again soon, for as long as the
-job continues: a living job without a lease would be taken for dead, and its files for abandoned.
+The thread waits by the monotonic clock. A renewal that fails, with any error, is tried again soon, for as long as the
+job runs: other processes would take a job without a lease for dead, and its files for abandoned.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ END_WAIT_S = 5.0
 class LeaseKeeper:
     """Keeps one job's lease from `start` to `end` or `abandon`.
 
-    `driver`: the process that starts this one again if it is lost. `own`: no other process continues with the lease, so
-    this process notices at once when the lease is no longer renewed. `asking` is True if the lease first only requests
-    the name of the job, until `take` is called.
+    `driver`: the process that starts this process again if it is lost. `own`: no other process continues the lease, so
+    this process notices when the lease is no longer renewed. `asking`: the lease only reserves the name of the job
+    until `take` is called.
     """
 
     def __init__(
@@ -65,16 +65,17 @@ class LeaseKeeper:
 
     @staticmethod
     def started(context: JobContext, open_store: OpenStore, driver: ProcessId | None = None) -> LeaseKeeper:
-        """Takes the lease of a job that begins to run, and returns its keeper."""
+        """Takes the lease of a job that begins to run. Returns the keeper, which renews it."""
         root = open_store(context.root)
         keeper = LeaseKeeper(root, context.job_id, context.job_name, context.lease_ms, driver)
         keeper.start()
         return keeper
 
     def start(self) -> None:
-        """Takes the lease and starts to renew it. If storage is away, the job runs without a lease meanwhile.
+        """Takes the lease and starts the thread that renews it. If storage does not answer, the job runs without a
+        lease meanwhile.
 
-        Raises RuntimeError if the process may have no more threads. Then the lease is ended.
+        Raises RuntimeError if the process cannot start another thread. Then the lease is ended.
         """
         if self._token:
             hold_lease(self._token)
@@ -86,14 +87,17 @@ class LeaseKeeper:
             raise
 
     def take(self) -> None:
-        """Takes the name for the job: the lease no longer requests it. Raises StorageError if that cannot be
-        written."""
+        """Turns the reservation of the job's name (`asking`) into a full lease. Raises StorageError if it cannot
+        be written.
+        """
         with self._renewing:
             self._lease = replace(self._lease.renewed(self._clock()), asking=False)
             write_lease(self._store, self._lease)
 
     def end(self, *, finished: bool = False) -> None:
-        """Ends the lease, because the job has ended. `finished` is whether it has finished. May be called again."""
+        """Ends the lease, because the job has ended. May be called again. `finished`: the job has finished, and
+        has not failed.
+        """
         if not self.abandon():
             return
         try:
@@ -104,7 +108,7 @@ class LeaseKeeper:
             log.warning("the lease of job %s was not ended, and will expire: %s", self._lease.job_id, error)
 
     def abandon(self) -> bool:
-        """Stops to renew the lease, which the process that continues the job takes over. Returns False if that was done
+        """Stops renewing the lease, which another process of the job takes over. Returns False if it was stopped
         before.
         """
         if self._stopped.is_set():

@@ -1,14 +1,14 @@
-"""Formats the logs of tidegate's processes: one line a record, as text or as JSON.
+"""Formats the logs of tidegate's processes: one line for each record, as text or as JSON.
 
 Rules:
 
-- A record is one line, whatever is in it: characters that cannot be printed are escaped, so that no value of a user can
-  pass for another record, or reach the terminal. A stack trace is bounded and escaped as well.
-- A message has a limit: values of users come into it only as excerpts, and what is longer loses its middle.
+- A record is one line: characters that cannot be printed are escaped, so that no value of a user can pass for another
+  record, or control the terminal. A stack trace is shortened and escaped as well.
+- A message has a limit. A longer message loses its middle.
 - Values of users' rows are withheld unless `log_rows` is on (`tidegate/storage/user_values.py`).
 - With JSON a line is one object: time, level, logger, message, process, and as far as known job, job_id, attempt,
-  checkpoint, task, the event that the line is about, and its cause.
-- `tidegate`'s loggers alone get a handler; logging of the program itself is unchanged.
+  checkpoint, task, the number of the event that the line is about, and of its cause.
+- Only the loggers of `tidegate` get a handler. The logging of the user's program is unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXTRA = "tidegate_fields"
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The log settings of a job's processes. `level` None leaves it to each process."""
+    """The log settings of a job's processes. With `level` None each process uses its default level."""
 
     level: str | None = None
     levels: Mapping[str, str] = field(default_factory=dict)
@@ -42,14 +42,14 @@ class LogSettings:
 
 
 def log_fields(**given: object) -> dict[str, object]:
-    """Returns the argument `extra=` for a log record: a mapping with some of the `FIELDS`, such as job and attempt.
-    Fields whose value is None are omitted.
+    """Returns the argument `extra=` for a log call with some of the `FIELDS`, such as job and attempt. Omits None
+    values.
     """
     return {_EXTRA: {name: given[name] for name in FIELDS if given.get(name) is not None}}
 
 
 class _Thread(threading.local):
-    """The fields of the log lines of one thread."""
+    """Thread-local storage of the fields that a thread adds to its log lines."""
 
     fields: Mapping[str, object] = {}
 
@@ -58,14 +58,14 @@ _thread = _Thread()
 
 
 def lines_are_about(fields: Mapping[str, object]) -> None:
-    """Sets the `FIELDS` of the JSON lines that this thread logs from now on. They replace earlier ones."""
+    """Sets the `FIELDS` of the JSON lines that the calling thread logs from now on. They replace the earlier
+    ones.
+    """
     _thread.fields = fields
 
 
 def one_line(text: str) -> str:
-    """Returns the text as one line of limited length. Characters that cannot be printed, such as line ends, are
-    escaped.
-    """
+    """Returns the text as one line of limited length. Line ends and other unprintable characters are escaped."""
     bounded = bounded_text(text)
     if bounded.isprintable():
         return bounded
@@ -73,7 +73,7 @@ def one_line(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line. `known` are the fields of all records of the process. They may change."""
+    """Formats a log record as one line. `known` has the fields of all records of the process, and may change."""
 
     def __init__(self, as_json: bool, known: Mapping[str, object]) -> None:
         super().__init__(TEXT_FORMAT)
@@ -105,8 +105,8 @@ _handler: logging.Handler | None = None
 
 
 def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str, object]) -> None:
-    """Writes lines of tidegate's loggers to a stream, replacing an earlier call. `level` applies if the settings have
-    none.
+    """Writes the lines of tidegate's loggers to a stream, replacing an earlier call. `level` applies if
+    `settings` has none.
     """
     global _handler
     logger = logging.getLogger("tidegate")
@@ -119,7 +119,9 @@ def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str
 
 
 def set_levels(settings: LogSettings, level: str | None = None) -> None:
-    """Sets the levels of tidegate's loggers and of the named loggers, and whether lines may contain values of rows."""
+    """Sets the levels of tidegate's loggers and of the loggers in `settings`, and whether lines may contain
+    values of rows.
+    """
     show_rows_in_logs(settings.rows)
     chosen = settings.level or level
     if chosen is not None:

@@ -1,4 +1,4 @@
-"""Handles unavailable storage in drivers: log messages about outages, and deletions that are left for later."""
+"""Helpers of drivers for storage that does not answer: log messages about outages, and deletions that may fail."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ log = logging.getLogger(__name__)
 WARNING_MS = 60_000
 """Time in ms after which a continuing outage is logged again."""
 NOTED_MAX = 2_000
-"""Limit of tracked outages. Beyond it, the oldest one is forgotten."""
+"""Limit of tracked outages. Beyond it, the oldest outage is dropped."""
 
 
 class OutageNotes:
-    """Logs outages of one target in storage: at once, then rarely, and when the outage is over. Times are monotonic."""
+    """Tracks and logs the outages of one target in storage: at once, then once a minute, and at the end of the
+    outage.
+    """
 
     def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
         """Creates the log. `what` names the target, for the text "<what> cannot be reached"."""
@@ -30,8 +32,10 @@ class OutageNotes:
 
     @property
     def waits_for(self) -> str | None:
-        """Returns the target, the start of the outage and the newest error. None while it can be reached. May be called
-        from any thread.
+        """Returns text with the target, the length of the outage and the newest error, or None while the target can be
+        reached.
+
+        May be called from any thread.
         """
         since_ms = self._since_ms
         if since_ms is None:
@@ -44,7 +48,10 @@ class OutageNotes:
         return self._since_ms is not None
 
     def failed(self, error: object, meanwhile: str) -> int:
-        """Records another failure. Returns for how many ms the target has failed."""
+        """Records another failure of the target. Returns how long, in ms, the target has been failing.
+
+        `meanwhile` is the text that the log adds about the consequence.
+        """
         now_ms = self._monotonic_ms()
         self._error = bounded_text(str(error))
         if self._since_ms is None:
@@ -57,7 +64,7 @@ class OutageNotes:
         return now_ms - self._since_ms
 
     def worked(self) -> None:
-        """Records a success."""
+        """Records that the target has answered, which ends an outage."""
         if self._since_ms is not None:
             after_s = (self._monotonic_ms() - self._since_ms) / 1000
             log.log(self._level, "%s can be reached again, after %g s", self._what, after_s)
@@ -65,18 +72,19 @@ class OutageNotes:
 
 
 class NotesOfMany:
-    """Logs outages of several targets of one kind, each of which fails and succeeds by itself."""
+    """Tracks and logs the outages of several targets of one kind, such as the folders of savepoints."""
 
     def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
-        """Creates the log. `what` names the targets, with a placeholder for the number of each."""
+        """Creates the log. `what` names the targets, with {} for the number of the target."""
         self._what = what
         self._monotonic_ms = monotonic_ms
         self._level = level
         self._notes: dict[int, OutageNotes] = {}
 
     def failed(self, number: int, error: object, meanwhile: str, limit_ms: int) -> int:
-        """Records another failure of one target. Returns for how many ms it has failed. At the limit it is
-        forgotten.
+        """Records another failure of target `number`. Returns how long, in ms, it has been failing.
+
+        Once that reaches `limit_ms`, the target is no longer tracked.
         """
         fresh = OutageNotes(self._what.format(number), self._monotonic_ms, self._level)
         away_ms = self._notes.setdefault(number, fresh).failed(error, meanwhile)
@@ -87,14 +95,14 @@ class NotesOfMany:
         return away_ms
 
     def worked(self, number: int) -> None:
-        """Records that one target has succeeded, or is no longer needed."""
+        """Records that target `number` has answered, or is no longer needed."""
         notes = self._notes.pop(number, None)
         if notes is not None:
             notes.worked()
 
 
 def delete_files(store: Store, paths: Iterable[str]) -> None:
-    """Deletes some files. Files that cannot be deleted now are swept at the end of the job."""
+    """Deletes some files. Files whose deletion fails are left to the sweep at the end of the job."""
     for path in paths:
         try:
             store.delete(path)

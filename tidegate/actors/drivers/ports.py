@@ -1,5 +1,6 @@
-"""`TaskPort` and `CoordinatorPort`: the interfaces that a runtime implements for the drivers of machines. Runtimes
-differ only in these.
+"""`TaskPort` and `CoordinatorPort`: the interfaces that a runtime implements for the drivers of tasks and coordinator.
+
+Runtimes differ only in these two.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:  # A task does not need the instructions of coordinators.
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Result of I/O that failed because storage did not answer. The driver repeats it."""
+    """Result of I/O that failed because storage did not answer. The driver calls `again` after `delay_ms`."""
 
     delay_ms: int
     again: Callable[[], None]
 
 
 class TaskPort(Protocol):
-    """The interface of a runtime to one task."""
+    """The services of a runtime for one task: clocks, messages, threads and timers."""
 
     virtual: bool
-    """True if time is virtual, as in simulations, so that no thread may wait."""
+    """True if time is simulated, so that no thread may wait."""
 
     def now_ms(self) -> int:
         """Returns the wall-clock time in ms since the epoch."""
@@ -58,7 +59,9 @@ class TaskPort(Protocol):
         ...
 
     def run_io(self, work: Callable[[], TaskEvent | TryAgain | None]) -> None:
-        """Runs work on another thread. Its result is passed to the task's driver. An exception fails the task."""
+        """Runs work on another thread. Its result, unless None, is passed to the task's driver. An exception
+        fails the task.
+        """
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -71,7 +74,7 @@ class TaskPort(Protocol):
 
 
 class CoordinatorPort(Protocol):
-    """The interface of a runtime to the coordinator of one job."""
+    """The services of a runtime for the coordinator of one job: clocks, messages, threads, timers and processes."""
 
     def now_ms(self) -> int:
         """Returns the wall-clock time in ms since the epoch."""
@@ -86,11 +89,11 @@ class CoordinatorPort(Protocol):
         ...
 
     def cancel_attempt(self, instruction: CancelAttempt) -> None:
-        """Stops tasks of an attempt, and of older ones."""
+        """Stops tasks of an attempt and of older attempts."""
         ...
 
     def kill_process(self, instruction: KillProcess) -> None:
-        """Ends a process that was given up, unless it has ended already."""
+        """Kills a process that gets no more tasks, unless it has ended already."""
         ...
 
     def send(self, task: TaskId, event: TaskEvent) -> None:
@@ -98,18 +101,19 @@ class CoordinatorPort(Protocol):
         ...
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        """Runs work on another thread. The event that it returns is passed to the coordinator."""
+        """Runs work on another thread. The event that it returns, unless None, is passed to the coordinator."""
         ...
 
     def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        """Runs work as `run_io` does, on threads that are used only for the folders of savepoints. The end of the job
-        does not wait for it.
+        """Runs work as `run_io` does, on threads that are used only for the folders of savepoints.
+
+        The end of the job does not wait for such work.
         """
         ...
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Runs a write of the event log on another thread. Then calls `done`, with the error if there is one, on the
-        coordinator's thread.
+        """Runs a write of the event log on another thread. Then calls `done` on the coordinator's thread, with
+        the error or None.
         """
         ...
 
@@ -121,7 +125,7 @@ class CoordinatorPort(Protocol):
         ...
 
     def cancel_timer(self, timer: str) -> None:
-        """Cancels a timer that has become useless."""
+        """Cancels a timer whose event would be ignored."""
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -129,16 +133,16 @@ class CoordinatorPort(Protocol):
         ...
 
     def complete_request(self, instruction: CompleteRequest) -> None:
-        """Answers a user's request."""
+        """Answers a user's request for a checkpoint, savepoint or stop."""
         ...
 
     def end_job(self, instruction: EndJob) -> None:
-        """Publishes the end of the job."""
+        """Ends the job: sweeps its files, and notifies the callers that wait for its end."""
         ...
 
     def replay_again(self, reason: str) -> None:
-        """Replays the log once more, because it has grown while this coordinator took over. The number of replays is
-        limited.
+        """Replays the log once more, because it has grown while this coordinator took over. The number of replays
+        is limited.
         """
         ...
 
@@ -146,7 +150,7 @@ class CoordinatorPort(Protocol):
         """Stops this coordinator, because it was fenced or its log cannot be written. In this process the job counts as
         failed.
 
-        `fenced`: whether another coordinator has certainly taken over. Then this coordinator gives no more orders. If
-        that is uncertain, it orders its tasks to end; tasks that obey a newer coordinator refuse the order.
+        `fenced`: another coordinator has certainly taken over. Then this coordinator gives no more orders. Otherwise it
+        orders its tasks to end, and tasks that obey a newer coordinator refuse the order.
         """
         ...

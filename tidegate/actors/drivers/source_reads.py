@@ -1,4 +1,6 @@
-"""Reads the source of one task: `SplitReads` reads, and `HeldSources` makes reads pause."""
+"""Reads the source of one task (`SplitReads`), and makes reads pause while a reader of the job's output is behind
+(`HeldSources`).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ _OWN_PACKAGE = "tidegate."
 
 
 class _Tried(NamedTuple):
-    """Result of a read: of the split after `empty` other splits without rows. `nothing` is True if the last split has
-    no rows either.
+    """Result of one try to read rows from a task's splits.
+
+    `held`: the job's sources are paused, and nothing was read. `empty`: the number of splits without rows that were
+    read first. `result`: the read of the last split. `nothing`: that split has no rows either.
     """
 
     held: bool
@@ -38,15 +42,15 @@ class _Tried(NamedTuple):
 
 
 class SplitReads:
-    """Reads the source of one task, and waits there while it has no rows.
+    """Reads the source of one task, and waits for rows on the reading thread.
 
     Rules:
 
-    - There is one reader. It is made with the first read, used by one thread at a time, and closed once: by the reading
-      thread if the task is closed meanwhile, so that it is never used by two threads.
+    - There is one reader. It is created with the first read, used by one thread at a time, and closed once. If the task
+      is closed during a read, the reading thread closes the reader.
     - A patient read continues, with pauses, while no split has rows, so that the task is not woken up ten times a
-      second for nothing. Barriers do not wait for it, because they are handled on the task's own thread.
-    - It returns at once when there is anything to report, when the job is held back, and when the task is over.
+      second for nothing. Barriers do not wait for the read, because they are handled on the task's own thread.
+    - A read returns at once when there is anything to report, when the sources are paused, and when the task has ended.
     - A reader is notified of completed checkpoints between two reads, and for the last time when it is closed.
     """
 
@@ -63,16 +67,16 @@ class SplitReads:
         self._reading = False
         self._closed = False
         self._completed: deque[Sequence[SourceSplit]] = deque(maxlen=1)
-        """The splits of the newest completed checkpoint, until the reader has been notified."""
+        """The splits of the newest completed checkpoint, until the reader is notified of it."""
 
     def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
-        """Notifies the reader of a completed checkpoint with these splits, at its next read or when it is closed."""
+        """Notifies the reader of a completed checkpoint with these splits, before its next read or when it is
+        closed.
+        """
         self._completed.append(splits)
 
     def read(self, instruction: ReadSource, patient: bool) -> SourceBatchRead | None:
-        """Reads one batch. Returns no rows once this is closed. A `patient` read may wait as long as the instruction
-        allows.
-        """
+        """Reads one batch. Returns None once closed. A `patient` read may wait as long as the instruction allows."""
         with self._lock:
             if self._closed:
                 return None
@@ -136,7 +140,7 @@ class SplitReads:
         return replace(result, batch=owned_batch(result.batch))  # a user's reader may use its arrays again
 
     def close(self) -> bool:
-        """Releases the source's files, now or after the running read. Returns whether they were not released before."""
+        """Closes the source reader, now or after the running read. Returns False if it was closed before."""
         with self._lock:
             if self._closed:
                 return False
@@ -159,20 +163,19 @@ class SplitReads:
 
 log = logging.getLogger(__name__)
 LOOK_MS = 250
-"""Time in ms between two checks whether the sources are paused."""
+"""Time in ms between two checks whether a table's reader has paused the sources."""
 HELD_S = 0.05
-"""Seconds that a read waits before it returns without rows."""
+"""Seconds that a read waits before it returns without rows, while the sources are paused."""
 
 
 class HeldSources:
-    """Makes the sources of a job pause while a reader of its output is behind.
+    """Pauses the sources of a job while a reader of its output tables is behind.
 
-    The output of a job may be handed on to a reader that is slower than the job
-    (`tidegate/storage/tables/handed_rows.py`). The reader marks that by a file next to the table. Sources then answer
-    that there is nothing new: barriers pass, so checkpoints complete, and what is on its way is committed; but nothing
-    is added to what waits.
+    The reader of a table may be slower than the job (`tidegate/storage/tables/handed_rows.py`). It marks that by a file
+    next to the table. Sources then return no rows. Barriers still pass, so checkpoints complete and rows in the job are
+    committed, but no new rows wait for the reader.
 
-    While storage does not answer, what was known last counts.
+    While storage does not answer, the last known answer counts.
     """
 
     def __init__(self, open_store: OpenStore, urls: Sequence[str], job_id: JobId, now_ms: Callable[[], int]) -> None:
@@ -184,7 +187,9 @@ class HeldSources:
         self._held = False
 
     def wait(self) -> bool:
-        """Returns whether the sources are paused now. It then takes a moment, to limit how often it is called."""
+        """Returns whether the sources are paused now. In that case it first sleeps for `HELD_S`, to limit the
+        rate of calls.
+        """
         if self._urls:
             self._look()
         if self._held:

@@ -1,5 +1,5 @@
-"""`TaskDriver`: drives one task machine. It carries out the machine's instructions through a port, and sends its
-reports to the coordinator.
+"""`TaskDriver`: runs one task machine. It carries out the machine's instructions, and sends reports to the
+coordinator.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def answer_of(task: TaskId, at_ms: int, answer: do.AnswerTakeover) -> co.TaskAns
 
 
 class TaskDriver:
-    """Drives one task on any runtime. All methods run on the task's thread."""
+    """Runs one task's machine, in any runtime. All methods run on the task's thread."""
 
     def __init__(self, machine: TaskMachine, effects: TaskEffects, port: TaskPort) -> None:
         self.machine = machine
@@ -65,11 +65,11 @@ class TaskDriver:
         self._last_turn_ms = self._turn_over_ms = 0
         self._pid = os.getpid()
         self._outages: list[OutageNotes] = []
-        """Outages of running I/O that the task needs. I/O threads change it as well."""
+        """Outages of storage for which running I/O waits. I/O threads change the list as well."""
         self._barriers_at_ms: dict[CheckpointId, int] = {}
-        """Arrival time of the first barrier of each checkpoint. Recorded only if DEBUG is logged."""
+        """Arrival time in ms of the first barrier of each checkpoint. Recorded only if the log level is DEBUG."""
         self._at_ms = 0
-        """Time of the last event. Delays of timers count from it."""
+        """Time in ms of the last event. Delays of timers count from it."""
 
     @property
     def finished(self) -> bool:
@@ -78,23 +78,23 @@ class TaskDriver:
 
     @property
     def waits_for(self) -> str | None:
-        """Returns which storage the task waits for, and since when. None if it waits for none. May be called from any
+        """Returns text about the storage that does not answer, and since when, or None. May be called from any
         thread.
         """
         return next((found for each in list(self._outages) if (found := each.waits_for) is not None), None)
 
     @property
     def oldest_call(self) -> int | None:
-        """Returns the number of the oldest running call of `map_async`, or None. May be called from any thread."""
+        """Returns the number of the oldest running `map_async` call, or None. May be called from any thread."""
         return self._effects.calls.oldest
 
     def restore(self, restore: RestorePoint | None) -> None:
-        """Starts the task: reads its state from the checkpoint."""
+        """Starts the task: reads its state from the checkpoint. With None it starts without state."""
         self._tell("begins afresh" if restore is None else f"begins from {restore.pointer}")
         self._run_through_outages(lambda: self._effects.restore(restore))
 
     def _tell(self, what: str, level: int = logging.INFO, checkpoint: CheckpointId | None = None) -> None:
-        """Logs a change of the task's status."""
+        """Logs what has happened to the task, such as "is ready"."""
         task = self.machine.descriptor.task
         attempt = self.machine.attempt
         fields = log_fields(task=str(task), attempt=attempt, checkpoint=checkpoint)
@@ -119,7 +119,7 @@ class TaskDriver:
         self._tell(what, logging.DEBUG, checkpoint_id)
 
     def _log_snapshot(self, instruction: do.PersistSnapshot, sync_ms: int) -> None:
-        """Logs the end of an alignment and of the synchronous part, at DEBUG."""
+        """Logs, at DEBUG, the end of the alignment and of the synchronous part of a snapshot."""
         checkpoint_id = instruction.checkpoint_id
         aligned_ms = max(0, self._at_ms - self._barriers_at_ms.pop(checkpoint_id, self._at_ms))
         self._tell(f"aligned checkpoint {checkpoint_id} in {aligned_ms} ms", logging.DEBUG, checkpoint_id)
@@ -127,7 +127,7 @@ class TaskDriver:
         self._tell(what, logging.DEBUG, checkpoint_id)
 
     def _log_acknowledgement(self, instruction: do.Acknowledge) -> None:
-        """Logs the end of the asynchronous part, at DEBUG."""
+        """Logs, at DEBUG, the end of the asynchronous part of a snapshot."""
         checkpoint_id = instruction.checkpoint_id
         metrics = instruction.metrics
         what = (
@@ -175,14 +175,15 @@ class TaskDriver:
         self.times.worked(self._port.monotonic_ms())
 
     def look(self, now_ms: int) -> None:
-        """Counts the time since the last work as idle. Called when the task does nothing."""
+        """Counts the time since the last work as idle or back-pressured. Called when the task does nothing."""
         if now_ms != self.times.until_ms:
             self.times.waited(now_ms, self.machine.outputs.over_limit)
 
     def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None], commits: OperatorUid | None = None) -> None:
-        """Runs I/O that the task needs. Repeats it for as long as a storage outage is tolerated.
+        """Runs I/O without which the task cannot continue. Repeats it for as long as a storage outage is tolerated.
 
-        `commits` is the sink whose rows the work commits, if any. Its system is treated like storage.
+        `commits` is the sink with the rows that the work commits, or None. An outage of the sink's system is treated
+        like an outage of storage.
         """
         port = self._port
         limit_ms = self._effects.storage_outage_ms
@@ -217,7 +218,9 @@ class TaskDriver:
         self._port.call_later(event.delay_ms, event.again)
 
     def turn(self) -> bool:
-        """Processes one element if there is one. Returns whether there was one."""
+        """Processes one queued input element, or requests source rows. Returns False if the task has nothing to
+        do.
+        """
         if not self.machine.runnable:
             return False
         begin_ms = self._port.monotonic_ms()
@@ -227,7 +230,8 @@ class TaskDriver:
         return True
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """Returns the keyed state backends that the next attempt of this task can use in the same process.
+        """Returns the keyed state backends, by operator, that the next attempt of this task can use in the same
+        process.
 
         Allowed only for a task that was stopped, because a failed task may have stopped in the middle of a change.
         Afterwards only `close` may be called.
@@ -235,11 +239,11 @@ class TaskDriver:
         return self._effects.kept if self.machine.status is TaskStatus.CREATED else self.machine.hand_over()
 
     def hurry(self) -> None:
-        """Makes running I/O return soon, because the task has ended and is closed once its I/O has returned."""
+        """Makes running I/O return soon, because the task has ended and is closed after its I/O."""
         self._effects.hurry()
 
     def close(self) -> None:
-        """Releases the task's resources, also in the middle of its life. Never raises."""
+        """Releases the task's resources, at any time. Never raises an ordinary error."""
         self._tell("lets go of what it holds")
         for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
             try:
@@ -250,7 +254,9 @@ class TaskDriver:
                 log_failure(log, f"{what} of {self.machine.descriptor.task} could not be closed", error)
 
     def _stage(self, instruction: do.StageFile) -> None:
-        """Writes rows of sinks on another thread: files of tables in any order, calls of a user's sink one by one."""
+        """Writes rows of a sink on another thread: files of tables in any order, calls of a user's sink one by
+        one.
+        """
         work = partial(self._effects.stage, instruction)
         sinks = self._effects.sinks
         if instruction.uid in sinks:
@@ -269,8 +275,8 @@ class TaskDriver:
         self._collect()
 
     def _collect(self) -> None:
-        """Waits for results of `map_async` calls on another thread, unless that is running already or none are
-        missing.
+        """Waits for results of `map_async` calls on another thread, unless a thread already waits or no results
+        are missing.
         """
         calls = self._effects.calls
         if calls.under_way and not calls.collecting:
@@ -365,8 +371,9 @@ class TaskDriver:
 
 
 class WorkTimes:
-    """Measures how long a task has worked, was blocked by its receivers, and was idle, in whole milliseconds of the
-    monotonic clock. Sums over many events are right. Together the three are the whole time.
+    """Measures how long a task has worked, was blocked by its receivers, and was idle, in ms of the monotonic clock.
+
+    The three times add up to the whole time.
     """
 
     __slots__ = ("back_pressured_ms", "busy_ms", "idle_ms", "until_ms")
@@ -374,11 +381,11 @@ class WorkTimes:
     def __init__(self, begin_ms: int) -> None:
         self.busy_ms = self.back_pressured_ms = self.idle_ms = 0
         self.until_ms = begin_ms
-        """Time up to which everything is counted."""
+        """Monotonic time, in ms, up to which the three times are counted."""
 
     def waited(self, now_ms: int, held_up: bool) -> None:
-        """Counts the time until now as waiting. `held_up` is True if the task may not take input before its output is
-        sent.
+        """Counts the time until `now_ms` as waiting. `held_up`: the task may not process input before its output
+        is sent.
         """
         passed_ms = now_ms - self.until_ms
         self.until_ms = now_ms
@@ -388,7 +395,7 @@ class WorkTimes:
             self.idle_ms += passed_ms
 
     def worked(self, now_ms: int) -> None:
-        """Counts the time until now as work."""
+        """Counts the time until `now_ms` as work."""
         passed_ms = now_ms - self.until_ms
         self.until_ms = now_ms
         self.busy_ms += passed_ms

@@ -1,4 +1,4 @@
-"""Does the I/O that a task machine orders: reads its source, reads and writes its state, writes its sink files."""
+"""The I/O of a task: reads its source, reads and writes its state, and writes and commits its sink rows."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ log = logging.getLogger(__name__)
 
 
 class TaskEffects:
-    """Carries out the instructions of one task that touch files.
+    """Carries out the instructions of one task that do I/O, and returns each result as an event.
 
-    Methods may run on any thread, reads of the source one at a time. `close` may come while a read is under way.
+    Methods may run on any thread, but reads of the source one at a time. `close` may be called during a read.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class TaskEffects:
         open_folder: OpenNodeFolder = PrivateFolder,
         why_late: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Creates the effects. Up to `readers` threads restore state. With one reader, the calling thread does.
+        """Creates the effects. Up to `readers` threads restore state. With one reader, the calling thread restores it.
 
-        `kept` are the backends of the attempt before, in the same process. `follower` has a copy of the state of a task
-        that ran elsewhere. `open_folder` opens the node's folder for local copies. `why_late` describes what a call of
-        `map_async` may have waited for, or returns None.
+        `kept` are the state backends of the previous attempt in the same process. `follower` has a copy of the state of
+        a task that ran in another process. `open_folder` opens the node's folder for local copies. `why_late` returns
+        text about the likely cause of a late `map_async` call, or None.
         """
         self._follower = follower
         self._readers = readers
@@ -82,7 +82,7 @@ class TaskEffects:
         self._open_store = open_store
         self._now_ms = now_ms
         self._over = threading.Event()
-        """Set once the task has ended. Pauses then return, and files that are written from then on are deleted."""
+        """Set once the task has ended. Pauses then return, and files that are written afterwards are deleted."""
         held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
         self._reads = SplitReads(descriptor.source, held, self._over, now_ms)
         copies = context.options.local_copies
@@ -100,9 +100,11 @@ class TaskEffects:
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
-        """Reads the state of the task's operators from a checkpoint, and its in-flight rows.
+        """Reads the state of the task's operators from a checkpoint, and its in-flight rows. Deletes files of earlier
+        attempts on this node.
 
-        A damaged checkpoint is not a failure of the task. Files of earlier attempts on this node are deleted before.
+        With `restore` None the task starts without state. A damaged checkpoint is returned as DamageFound, and not as a
+        failure.
         """
         work = self._context.options.backend.directory
         if work is not None:
@@ -158,7 +160,9 @@ class TaskEffects:
         )
 
     def read_source(self, instruction: do.ReadSource, patient: bool = True) -> ev.SourceBatchRead | None:
-        """Reads one batch. Returns no rows once the task is closed. A `patient` read may wait for rows."""
+        """Reads one batch of the source. Returns None once the task is closed. A `patient` read may wait for
+        rows.
+        """
         return self._reads.read(instruction, patient)
 
     def notify_source(self, splits: Sequence[SourceSplit]) -> None:
@@ -166,9 +170,10 @@ class TaskEffects:
         self._reads.checkpoint_completed(splits)
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
-        """Writes a snapshot (its asynchronous part) as a few files with checksums, or inlines it when it is small.
+        """Writes the asynchronous part of a snapshot as a few files with checksums, or inlines it if it is small.
 
-        Files that are written after the end of the task are deleted at once, because the sweep may have run already.
+        Returns None if the task has ended. Files that are written after that are deleted at once, because the sweep may
+        have run already. `sync_ms` is the duration of the synchronous part.
         """
         checkpoint_id = instruction.checkpoint_id
         store = paced(self._stores.to_write(checkpoint_id), self._context.options.paused_ms_max, self._over)
@@ -188,9 +193,9 @@ class TaskEffects:
     def persist_channel_state(
         self, instruction: do.PersistChannelState
     ) -> ev.ChannelStatePersisted | ev.SnapshotFailed | None:
-        """Writes the in-flight rows of a snapshot as a file of their own, or inlines them when they are small.
+        """Writes the in-flight rows of a snapshot as a file of their own, or inlines them if they are small.
 
-        Files that are written after the end of the task are deleted at once, as in `persist`.
+        Returns None if the task has ended. Files that are written after that are deleted at once.
         """
         task = self._descriptor.task
         graph = self._context.graph
@@ -226,8 +231,8 @@ class TaskEffects:
         return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
 
     def persist_segment(self, instruction: do.PersistSegment) -> ev.SegmentPersisted | ev.SegmentFailed | None:
-        """Writes a segment of the changelog, or a base. Files that are written too late are deleted, as in
-        `persist`.
+        """Writes a segment of the changelog, or a changelog base. Returns None, and deletes the file, if the task
+        has ended.
         """
         store = self._stores.to_write(None)
         descriptor = self._descriptor
@@ -246,7 +251,7 @@ class TaskEffects:
 
     @property
     def storage_outage_ms(self) -> int:
-        """Returns for how long, in ms, a storage outage is tolerated."""
+        """Returns the time, in ms, for which a storage outage is tolerated."""
         return self._context.storage_outage_ms
 
     @property
@@ -262,7 +267,11 @@ class TaskEffects:
             self._stores.aborted(event.checkpoint_id)
 
     def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
-        """Writes one data file of a sink. It is not visible before it is committed."""
+        """Writes rows of a sink: a data file of a table, or a call of a user's sink. The rows are not visible before
+        their commit.
+
+        Returns None once the task is closed.
+        """
         if instruction.uid in self.sinks:
             prepared = self.sinks.stage(instruction)
             if prepared is None:
@@ -291,14 +300,15 @@ class TaskEffects:
         delete_files(self._open_store(self._context.root), instruction.paths)
 
     def hurry(self) -> None:
-        """Ends pauses and waits for functions, because the task has ended, so that its threads return. May be called
-        from any thread.
+        """Ends pauses and `map_async` calls, because the task has ended, so that its I/O threads return.
+
+        May be called from any thread.
         """
         self._over.set()
         self.calls.close()
 
     def close(self) -> None:
-        """Releases the source's files. May be called again."""
+        """Closes the source, the sinks and the calls of the task. May be called again."""
         self._over.set()
         if not self._reads.close():
             return
@@ -310,7 +320,9 @@ class TaskEffects:
 
 
 def _with_urls(restored: RestoredTask, root: str) -> tuple[PreparedRows, ...]:
-    """Returns the prepared rows of a checkpoint below another root, with URLs instead of paths."""
+    """Returns the prepared rows of a checkpoint in another storage, with the paths of their files as URLs below
+    `root`.
+    """
 
     def of_part(part: PreparedPart) -> PreparedPart:
         return replace(part, files=tuple(join_url(root, path) for path in part.files))
@@ -321,24 +333,25 @@ def _with_urls(restored: RestoredTask, root: str) -> tuple[PreparedRows, ...]:
 COPIES_BYTES_MAX = 64 * 1024**3
 """Limit in bytes of all local copies of a task."""
 STALE_MS = 7 * 24 * 3600 * 1000
-"""Time in ms after which copies of a job that has written none are deleted: their node was not there when the job
-ended.
+"""Time in ms after which a node deletes the local copies of a job that has not written any since.
+
+The node was not part of the cluster when that job ended.
 """
 REMEMBERED_MAX = 64
-"""Limit of checkpoints for which the needed files are remembered. Older ones were aborted long ago."""
+"""Limit of checkpoints for which `StateStores` remembers the needed files. Older ones were aborted long ago."""
 
 
 class StateStores:
-    """The stores to which one task writes its state: checkpoint storage, and local copies if the job uses them.
+    """The stores to which one task writes its state: checkpoint storage and, if the job uses them, local copies.
 
-    With local copies everything is also written to the disk of the node, and a restart reads from there as long as the
-    copies are intact. If storage is the coordinator's memory, the size of a state is limited.
+    With local copies each file is also written to the disk of the node, and a restart reads from there if the copy is
+    intact. If storage is the coordinator's memory, the size of a state is limited.
     """
 
     def __init__(
         self, context: JobContext, task: TaskId, open_store: OpenStore, now_ms: int, folder: NodeFolder | None
     ) -> None:
-        """Opens the stores. `folder` is the folder of this node, if local copies are kept."""
+        """Opens the stores. `folder` is the folder of this node for local copies, or None for no copies."""
         self._context = context
         self._open_store = open_store
         self._lock = threading.Lock()
@@ -354,7 +367,7 @@ class StateStores:
 
     @property
     def keeps_copies(self) -> bool:
-        """Returns whether the outcome of a checkpoint has to be reported, because there are local copies."""
+        """Returns whether there are local copies, so that the outcome of each checkpoint has to be reported."""
         return self._copies is not None
 
     def to_write(self, checkpoint_id: CheckpointId | None) -> Store:
@@ -369,7 +382,9 @@ class StateStores:
         return self._copies.store_for(store, self._completed if checkpoint_id is None else checkpoint_id)
 
     def wrote(self, checkpoint_id: CheckpointId, needed: frozenset[str], chain: Chain | None = None) -> None:
-        """Records that the task's part of a checkpoint is durable, with its files and changelog layers."""
+        """Records the files and changelog layers that a durable part of a checkpoint needs, so that their local
+        copies stay.
+        """
         if self._copies is not None:
             with self._lock:
                 before, chain_before = self._needed.get(checkpoint_id, (frozenset(), None))
@@ -378,7 +393,7 @@ class StateStores:
                     del self._needed[min(self._needed)]
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Deletes local copies that a completed checkpoint does not need."""
+        """Deletes the local copies that a completed checkpoint does not need."""
         if self._copies is None:
             return
         with self._lock:
@@ -403,11 +418,11 @@ class StateStores:
 
 
 def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do.PersistSnapshot) -> Written:
-    """Writes a snapshot (its asynchronous part): every frozen state is written once to a file that never changes.
+    """Writes the asynchronous part of a snapshot: every frozen state is written once to a file that never changes.
 
-    Rules: states that belong to one checkpoint alone go into one file; what is put on the layers of keyed state goes
-    into another one, which later checkpoints refer to; files of backends go into folders. A snapshot that cannot be
-    written leaves nothing behind, as far as it can be deleted, and never touches a file of what it is built on.
+    Rules: states that belong to this checkpoint alone go into one file. Changes of keyed state (layers) go into another
+    file, to which later checkpoints refer. Files of state backends go into folders. If the snapshot fails, its files
+    are deleted as far as possible, but never a file of its base.
 
     Returns the subtask's part of the checkpoint. Raises StorageError.
     """
@@ -447,7 +462,9 @@ def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do
 def write_segment(
     store: Store, context: JobContext, task: TaskId, attempt: AttemptNumber, segment: do.PersistSegment
 ) -> StateHandle | None:
-    """Writes the frozen changes of a subtask for its changelog. Returns None if there are none. Raises StorageError."""
+    """Writes the frozen changes of a subtask to its changelog. Returns None if there are no changes. Raises
+    StorageError.
+    """
     path = context.layout.changelog_file(task.vertex, task.subtask, attempt, segment.number, segment.whole)
     put = [(s.uid, state) for s in segment.snapshots for state in (*s.states, *s.layer)]
     inline_threshold = context.options.inline_bytes_max // LAYERS_MAX

@@ -4,9 +4,10 @@ Rules:
 
 - The threads are daemons that are never joined without a time limit: a read that blocks forever must not keep a process
   from ending.
-- All are started with the pool, so that a process which can start no more threads fails before it has work to do.
-- Whatever a piece of work raises, also an exit, is its result. A thread that dies for another reason calls `died`.
-- The queue has a limit. A caller that adds more gets an error: no part of tidegate has that much to do at once.
+- All threads are started with the pool, so that a process which can start no more threads fails before it has work to
+  do.
+- Any exception of a piece of work, also SystemExit, is its result. A thread that dies for another reason calls `died`.
+- The queue has a limit of `WAITING_MAX`, which tidegate reaches only if it has a bug. Beyond it, `submit` raises.
 - A process that user code has forked must not continue as a second copy of a task: it ends when that code has returned.
 """
 
@@ -27,7 +28,7 @@ T = TypeVar("T")
 WAITING_MAX = 10_000
 
 EXIT_UNREPORTED = 77
-"""Exit code of a process that could not report a failure. The coordinator notices the end of the process."""
+"""Exit code of a process that could not report a failure. The coordinator notices that the process has ended."""
 EXIT_FORKED = 78
 """Exit code of a copy of the process that user code has forked."""
 
@@ -42,7 +43,7 @@ def _nothing() -> None:
 
 
 def leave(code: int, last_words: bytes) -> None:
-    """Ends the process at once, without cleaning up."""
+    """Ends the process at once with an exit code, without cleaning up. `last_words` are written to stderr."""
     try:
         os.write(2, last_words)
     finally:
@@ -55,13 +56,15 @@ def leave_unreported() -> None:
 
 
 def leave_if_forked(pid: int) -> None:
-    """Ends the process if its id is not this one, which means that it was forked."""
+    """Ends the process if its id is not `pid`, which means that it is a fork of the process that called user
+    code.
+    """
     if os.getpid() != pid:
         leave(EXIT_FORKED, _FORKED)
 
 
 class NotBackError(Exception):
-    """Raised when a call has not returned within its limit. It continues, and its result is dropped."""
+    """Raised when a call has not returned within its time limit. The call continues, and its result is dropped."""
 
 
 def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
@@ -87,7 +90,7 @@ def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
 
 
 def lacks_threads(error: BaseException | None) -> bool:
-    """Returns whether an error, or its cause, shows that the process can start no more threads."""
+    """Returns whether an error, or one of its causes, shows that the process can start no more threads."""
     for _ in range(100):  # Causes can form a ring.
         if error is None:
             return False
@@ -98,8 +101,9 @@ def lacks_threads(error: BaseException | None) -> bool:
 
 
 def is_unfit(error: BaseException | None) -> bool:
-    """Returns whether an error, or its cause, makes the process unusable: it can start no more threads, or open no more
-    files.
+    """Returns whether an error shows that the process is unusable: it can start no more threads, or open no more files.
+
+    The causes of the error are checked too.
     """
     if lacks_threads(error):
         return True
@@ -113,7 +117,11 @@ def is_unfit(error: BaseException | None) -> bool:
 
 
 class ThreadPool:
-    """Runs pieces of work in parallel. The constructor raises RuntimeError if the threads cannot be started."""
+    """A fixed number of daemon threads that run pieces of work. The constructor raises RuntimeError if they cannot be
+    started.
+
+    `died` is called with the error if a thread ends unexpectedly.
+    """
 
     def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
         self._name = name
@@ -142,7 +150,7 @@ class ThreadPool:
     def submit(self, work: Callable[[], T], done: Callable[[Future[T]], object]) -> None:
         """Runs the work on a thread of the pool, then calls `done` with its result or error on the same thread.
 
-        Nothing happens once the pool is closed. Raises RuntimeError if too much waits already.
+        Does nothing once the pool is closed. Raises RuntimeError if `WAITING_MAX` pieces of work wait already.
         """
 
         def run() -> None:
@@ -168,7 +176,7 @@ class ThreadPool:
         return self._closed
 
     def close(self, then: Callable[[], object] = _nothing) -> None:
-        """Drops waiting work. The last thread that returns calls `then` once. Does not wait for the threads."""
+        """Drops waiting work. The last thread that returns calls `then`. Does not wait for the threads."""
         with self._lock:
             if self._closed:
                 return
@@ -184,7 +192,7 @@ class ThreadPool:
             self._over()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits, after `close`, until all threads have returned. Returns whether they have."""
+        """Waits up to `timeout_s`, after `close`, until all threads have returned. Returns whether they have."""
         return self._idle.wait(timeout_s)
 
     def _run(self) -> None:
@@ -211,6 +219,6 @@ class ThreadPool:
 
 
 def join_all(pools: tuple[ThreadPool, ...], timeout_s: float) -> bool:
-    """Waits for closed pools, up to `timeout_s` in total. Returns whether all threads have ended."""
+    """Waits for the threads of closed pools, up to `timeout_s` in total. Returns whether all threads have ended."""
     deadline_s = time.monotonic() + timeout_s
     return all(pool.join(max(0.0, deadline_s - time.monotonic())) for pool in pools)

@@ -1,4 +1,4 @@
-"""Calls the sinks of users: `SinkWriters` writes and prepares rows in the tasks, and `SinkCommitters` commits in the
+"""Calls the sinks of users: `SinkWriters` writes and prepares rows in the tasks, `SinkCommitters` commits in the
 coordinator.
 """
 
@@ -33,14 +33,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Result of `prepare`: committables for the coordinator, or parts that the task commits itself."""
+    """Result of a sink's `prepare`: `file` has the committables for the coordinator, `parts` those that the task
+    commits itself.
+    """
 
     file: DataFile
     parts: tuple[PreparedPart, ...] = ()
 
 
 class _Writer(ABC):
-    """The writing half of one sink in one subtask."""
+    """The interface to the writing half of a user's sink in one subtask."""
 
     def __init__(self, name: str, context: SinkContext | CommittingContext) -> None:
         self.name = name
@@ -51,24 +53,27 @@ class _Writer(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """Returns the name of its class, for errors."""
+        """Returns the name of the sink's class, for errors."""
 
     @property
     @abstractmethod
     def opened(self) -> bool:
-        """Returns whether `open` was called."""
+        """Returns whether the sink was opened."""
 
     @abstractmethod
     def open(self) -> None:
-        """Opens the sink. Called once."""
+        """Opens the sink for writing. Called once."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Writes rows."""
+        """Passes rows to the sink."""
 
     @abstractmethod
     def prepare(self, checkpoint_id: CheckpointId | None) -> tuple[tuple[bytes, ...], tuple[PreparedPart, ...]]:
-        """Prepares rows. Returns what the coordinator commits, and what the task commits."""
+        """Makes the sink prepare the rows so far. Returns the committables for the coordinator, and those for the task.
+
+        `checkpoint_id` is None if the rows belong to no checkpoint.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -146,11 +151,11 @@ class SinkWriters:
 
     Rules:
 
-    - The rows of one sink are written in order, one call at a time: `begin` and `over` mark when the next one may
+    - The rows of one sink are written in order, one call at a time: `begin` and `over` mark when the next call may
       start.
-    - What a sink raises fails the task, and names the operator. It is not retried: it is unknown how much was written.
-    - A task may be closed in the middle of a call. The thread that calls closes the sink then, so that no two are
-      inside.
+    - An error of a sink fails the task, and names the operator. The call is not repeated, because it is unknown which
+      rows were written.
+    - If the task is closed during a call, the calling thread closes the sink afterwards, so that calls do not overlap.
     """
 
     def __init__(
@@ -183,13 +188,13 @@ class SinkWriters:
         return uid in self._writers
 
     def begin(self, uid: OperatorUid, start: Callable[[], None]) -> None:
-        """Starts a call of `stage` as soon as the earlier calls of the same sink have returned."""
+        """Runs `start`, which calls `stage`, as soon as the earlier calls of the same sink have returned."""
         self._waiting[uid].append(start)
         if len(self._waiting[uid]) == 1:
             start()
 
     def over(self, uid: OperatorUid) -> None:
-        """Starts the next call of a sink, if one waits, because a call has returned. Does nothing for a table."""
+        """Starts the next waiting call of a sink, because a call has returned. Does nothing for a table."""
         waiting = self._waiting.get(uid)
         if waiting:
             waiting.popleft()
@@ -197,7 +202,9 @@ class SinkWriters:
                 waiting[0]()
 
     def stage(self, instruction: StageFile) -> Prepared | None:
-        """Writes rows and, if a checkpoint begins, prepares them. Returns None if the task is closed."""
+        """Writes rows to a user's sink and, if a checkpoint begins, prepares them. Returns None if the task is
+        closed.
+        """
         uid = instruction.uid
         with self._lock:
             if self._closed:
@@ -214,7 +221,7 @@ class SinkWriters:
                 _close(writer)
 
     def close(self) -> None:
-        """Closes every sink that was opened. Called once."""
+        """Closes every sink that was opened, unless a call is running."""
         with self._lock:
             if self._closed:
                 return
@@ -251,7 +258,9 @@ class SinkWriters:
 
 
 def _checked(prepared: object) -> tuple[bytes, ...]:
-    """Returns the result of `Sink.prepare`. Raises ConfigurationError if it is not a small bytes object."""
+    """Returns the result of `Sink.prepare` as a tuple. Raises ConfigurationError if it is no list of bytes, or
+    too large.
+    """
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
         raise ConfigurationError(
             f"prepare must return a list of committables, each of bytes, not {type(prepared).__name__}; an empty list "
@@ -273,8 +282,8 @@ def _checked(prepared: object) -> tuple[bytes, ...]:
 
 
 def _checked_parts(prepared: object, buckets: range) -> tuple[PreparedPart, ...]:
-    """Returns the result of `CommittingWriter.prepare`. Raises ConfigurationError for objects that cannot be
-    committed.
+    """Returns the result of `CommittingWriter.prepare`, converted. Raises ConfigurationError for invalid
+    committables.
     """
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
         raise ConfigurationError(
@@ -315,7 +324,7 @@ def _close(writer: _Writer) -> None:
 
 
 CALL_LIMIT_MIN_MS = 60_000
-"""Shortest time limit of a call, in ms, also if storage outages are not tolerated."""
+"""Shortest time limit of a call of a user's sink, in ms, also if storage outages are not tolerated."""
 
 
 class SinkFailedError(TidegateError):
@@ -323,24 +332,23 @@ class SinkFailedError(TidegateError):
 
 
 class SinkRefusedError(SinkFailedError):
-    """Raised when a sink has raised ConfigurationError or TableError. Calling it again would not help."""
+    """Raised when a sink has raised ConfigurationError or TableError. A retry cannot help."""
 
 
 class SinkHangsError(SinkFailedError):
-    """Raised when a call of a user's sink has not returned. Calling it again would not help."""
+    """Raised when a call of a user's sink has not returned in time. A retry cannot help."""
 
 
 class SinkCommitters:
-    """Calls the committing half of the users' sinks, for a coordinator or a submission.
+    """Calls the committing half of the users' sinks, for a coordinator or at the submission of a job.
 
     Rules:
 
     - Each sink has one committer, a copy that is never opened. Its calls do not overlap.
-    - What a sink raises becomes a `SinkFailedError` with the sink and the reason. The caller retries: commits are
-      idempotent. ConfigurationError and TableError become a `SinkRefusedError`, which fails the job at once.
-    - A call that does not come back is waited for as long as storage may be away, a minute at least, and no longer. Its
-      sink is not called after that, as calls must not overlap: the job fails, and a job that is restored commits with a
-      new copy.
+    - An error of a sink becomes a `SinkFailedError` with the sink and the reason. The caller retries, because commits
+      are idempotent. ConfigurationError and TableError become a `SinkRefusedError`, which fails the job at once.
+    - The time limit of a call is the tolerated storage outage, and a minute at least. After that the sink is not called
+      again, because calls must not overlap. The job fails, and a restored job commits with a new copy of the sink.
     """
 
     def __init__(self, specs: Mapping[str, OperatorSpec], limit_ms: int) -> None:
@@ -354,9 +362,9 @@ class SinkCommitters:
         return place in self._specs
 
     def commit(self, job_id: JobId, checkpoint_id: CheckpointId, asked: Iterable[Committable]) -> None:
-        """Commits what a completed checkpoint covers. Raises SinkFailedError. Commits before the failed one stay.
+        """Commits the prepared rows of a completed checkpoint. Earlier commits stay if a later one fails.
 
-        Raises SinkHangsError if a sink does not come back from its call.
+        Raises SinkFailedError if a sink fails, and SinkHangsError if its call does not return in time.
         """
         found: dict[str, list[bytes]] = {}
         for committable in asked:
@@ -383,7 +391,7 @@ class SinkCommitters:
                     ) from error
 
     def abort(self, job_id: JobId) -> None:
-        """Calls `abort` of each sink, because the job has ended. A failure is only logged."""
+        """Calls `abort` of each sink, because the job has ended. Errors are only logged."""
         with self._lock:
             for place, spec in self._specs.items():
                 try:

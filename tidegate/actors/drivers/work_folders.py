@@ -1,19 +1,19 @@
-"""Creates and deletes the local folders in which backends work, including folders that dead processes have left.
+"""Creates and deletes the local folders of state backends, and deletes folders that dead processes have left.
 
     <folder>/<job>/<vertex>-<subtask>/attempt-3/<operator uid>
     <folder>/<job>/<vertex>-<subtask>/process-3
 
 Rules:
 
-- An attempt has a folder of its own, because one that was given up may live on for a while.
-- Next to it a file names the process that works in it, written before anything else. A process that is killed deletes
-  nothing, and its task may continue at another node, or its job be over.
-- A new attempt deletes what earlier attempts of the task have left on its node, and what dead processes of any job have
-  left there. Nothing is deleted for its age, because a job may live and be idle, nor where it cannot be known whether
-  the process is gone.
-- What a job leaves on the coordinator's node goes when it ends.
-- No deletion raises. The folder is this user's alone, or it is not used: its files count as the state of a task, which
-  may hold pickles.
+- Each attempt has its own folder, because the process of an earlier attempt may still be alive.
+- Next to the folder, the file `process-N` names the process that uses it, and is written first. A process that is
+  killed deletes nothing, and its task may continue on another node, or its job may be over.
+- A new attempt deletes the folders of the task's earlier attempts on its node, and the folders of dead processes of any
+  job there. Nothing is deleted for its age, because an idle job may be alive, nor if it is unknown whether the process
+  is gone.
+- The end of a job deletes its folders on the coordinator's node.
+- No deletion raises. The folder must belong to this user alone, or it is not used: its files are trusted as state,
+  which may contain pickles.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ log = logging.getLogger(__name__)
 _WORK = "attempt-"
 _PROCESS = "process-"
 _TRIES_MAX = 10
-"""Number of attempts to create a folder, because a cleanup may delete an empty folder before its first file is
+"""Number of tries to create a folder. A concurrent cleanup may delete an empty folder before its first file is
 written.
 """
 
 
 def work_folder(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> str:
-    """Returns the folder of one task in one attempt. `folder` is the node's folder for all jobs, and contains nothing
-    else.
+    """Returns the path of the state backend's folder for one task in one attempt.
+
+    `folder` is the node's folder for all jobs, and contains nothing else.
     """
     return os.path.join(folder, _task_folder(job_id, task), f"{_WORK}{attempt}")
 
 
 def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> None:
-    """Creates the folder, writes which process uses it, and deletes abandoned folders.
+    """Creates the folder of a task's attempt, writes which process uses it, and deletes abandoned folders.
 
     Raises ConfigurationError if the folder does not belong to this user alone, StorageError if it cannot be created.
     """
@@ -76,7 +77,7 @@ def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumbe
 
 
 def remove_work(folder: str, job_id: JobId) -> None:
-    """Deletes the folders of a job that has ended."""
+    """Deletes the folders of a job that has ended. Errors are only logged."""
     try:
         if is_private(folder):
             remove_inside(folder, job_id)
@@ -85,7 +86,7 @@ def remove_work(folder: str, job_id: JobId) -> None:
 
 
 def _sign(folder: str, own: str, attempt: AttemptNumber) -> None:
-    """Writes the file that names this process as the user of an attempt's folder."""
+    """Writes the file `process-N`, which names this process as the user of the attempt's folder."""
     for tries_left in reversed(range(_TRIES_MAX)):
         try:
             path = os.path.join(make_inside(folder, own), f"{_PROCESS}{attempt}")
@@ -112,7 +113,7 @@ def _remove_abandoned(folder: str) -> None:
 
 
 def _is_gone(path: str) -> bool:
-    """Returns whether the process that a file names is known to be gone."""
+    """Returns whether the process that a `process-N` file names is certainly gone."""
     try:
         with open(path, "rb", opener=open_private) as file:
             process = decode(file.read())
