@@ -1,1 +1,3 @@
-"""The two graphs of a job: the stream graph that a program builds, and the job graph that runs."""
+"""The two graphs of a job: the stream graph, which a program builds, and the job graph, which the coordinator
+deploys.
+"""

@@ -1,7 +1,7 @@
-"""Derives from a program what its sources need to read, and where watermarks are awaited. Nothing is opened or run.
+"""Analyses a program without running it: which columns and rows its sources must read, and which steps need watermarks.
 
 - `needed_columns` and `needed_rows` find which columns and rows of a source a program uses.
-- `with_event_time` finds on which edges watermarks are awaited.
+- `with_event_time` finds on which edges later steps wait for watermarks.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from tidegate.storage.ids import OperatorUid, VertexId
 
 
 def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[str, ...]]:
-    """Returns the columns of each source that a program uses, so that the source reads only these. Rules:
+    """Returns the columns of each source that a program uses, so that the source reads only these columns.
+
+    The result has only sources with unused columns, and their used columns in the order of the source. Rules:
 
     - The analysis goes from the ends of the stream graph to its sources. An operator that passes rows to a function of
       the user, or writes them, uses all of their columns. A `select`, or an aggregate, uses the columns that it names,
-      whatever follows.
+      whatever follows. Operators declare that by `Operator.needed_columns`.
     - Columns by which rows are partitioned are used.
-    - An operator whose side output is read uses all columns.
+    - An operator with a side output that is read uses all columns.
     - If a needed column is not in the source, it was named by a pattern or is missing. All columns are then read.
     - A source reads one column at least: without columns there are no rows.
-
-    Operators declare which columns they use (`Operator.needed_columns`).
-
-    The result has only sources with unused columns, and their used columns in the order of the source.
     """
     after: dict[int, Columns] = {}
     """The columns of each node that later nodes use. Nodes without later nodes are not in here."""
@@ -62,15 +60,13 @@ def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[st
 
 
 def with_needed_columns(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
-    """Returns the job graph of these nodes. Each source specification lists the columns that the program uses."""
+    """Returns the job graph with `SourceSpec.columns` set to the columns of each source that the program uses."""
     needed = needed_columns(nodes)
     return graph.with_sources(lambda spec: replace(spec, columns=needed.get(spec.uid)))
 
 
 def with_projected_sources(graph: JobGraph) -> JobGraph:
-    """Returns the job graph in which each source that can skip columns (`ProjectableSource`) reads only the columns
-    that the program uses.
-    """
+    """Returns the job graph in which each `ProjectableSource` reads only the columns that the program uses."""
 
     def projected(spec: SourceSpec) -> SourceSpec:
         if spec.columns is None or not isinstance(spec.source, ProjectableSource):
@@ -83,18 +79,14 @@ def with_projected_sources(graph: JobGraph) -> JobGraph:
 def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
     """Returns the rows of each source that a program uses, so that the source need not read rows that a filter drops.
 
-    Rules:
+    The result has only sources with unused rows. Rules:
 
-    - The analysis goes from the ends of the stream graph to its sources. Filters define which rows are needed
-      (`Operator.needed_rows`), and steps that only copy columns pass this on. Any other operator needs all rows,
-      because it may fail for a row, count it, or take event time from it.
+    - The analysis goes from the ends of the stream graph to its sources. Filters define which rows are needed, and
+      steps that only copy columns pass this on. Any other operator needs all rows, because it may fail for a row, count
+      it, or take event time from it. Operators declare that by `Operator.needed_rows`.
     - A watermark generator needs all rows. Only a filter before it can keep rows from being read.
     - A row that several steps read is needed if one of them needs it.
-    - An operator whose side output is read needs all rows.
-
-    Operators declare which rows they need (`Operator.needed_rows`).
-
-    The result has only sources with unused rows.
+    - An operator with a side output that is read needs all rows.
     """
     after: dict[int, Rows] = {}
     read_aside: set[int] = set()
@@ -118,14 +110,15 @@ def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
 
 
 def with_needed_rows(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
-    """Returns the job graph of these nodes. Each source specification describes the rows that the program uses."""
+    """Returns the job graph with `SourceSpec.rows` set to the rows of each source that the program uses."""
     needed = needed_rows(nodes)
     return graph.with_sources(lambda spec: replace(spec, rows=needed.get(spec.uid)))
 
 
 def with_filtered_sources(graph: JobGraph) -> JobGraph:
-    """Returns the job graph in which each source that can skip rows (`FilterableSource`) gets the filter of the
-    program, and need not return rows that the filter drops.
+    """Returns the job graph in which each `FilterableSource` gets the filter of the program.
+
+    Such a source need not return rows that the filter drops.
     """
 
     def filtered(spec: SourceSpec) -> SourceSpec:
@@ -140,21 +133,19 @@ Dues: TypeAlias = tuple[Due, ...]
 
 
 def with_event_time(graph: JobGraph) -> JobGraph:
-    """Returns the job graph with each edge marked by whether later operators wait for watermarks, and with the rules by
-    which they judge rows.
+    """Returns the job graph with `event_time` set on each edge, and with the lateness rules that watermark generators
+    need.
 
     If no later operator uses event time (running aggregates, joins without windows, tables), a watermark after each
     batch is wasteful: it sends a small frame, and keeps small batches from being merged. `OutputGate` sends such
-    watermarks together with what leaves by time. Rules:
+    watermarks together with the batches that it sends after a time. Rules:
 
-    - Operators declare whether they wait (`Operator.waits_for_event_time`). An operator that generates watermarks stops
-      all watermarks before it, so later operators await its own.
-    - An edge whose downstream vertex waits, or has an edge behind it that is awaited, is awaited.
-    - An operator that generates watermarks gets from all operators behind it, up to the next generator, how the
-      watermark before a row matters to them (`Operator.dues`). It cuts batches so that each of them meets the watermark
-      that it would have met as a batch of its own.
-
-    No operator is opened or run.
+    - Operators declare whether they wait for watermarks (`Operator.waits_for_event_time`). An operator that generates
+      watermarks stops all watermarks before it, so later operators wait for its own.
+    - `event_time` is True for an edge if its downstream vertex waits, or has an outgoing edge with `event_time`.
+    - An operator that generates watermarks gets, from all operators behind it up to the next generator, the rules by
+      which they judge a row late (`Operator.dues`). It cuts batches so that each row meets the watermark that it would
+      have met in a batch of its own.
     """
     awaited: dict[VertexId, bool] = {}
     dues: dict[VertexId, Dues] = {}
@@ -170,8 +161,9 @@ def with_event_time(graph: JobGraph) -> JobGraph:
 
 
 def _judged(vertex: JobVertex, behind: Dues) -> tuple[JobVertex, Dues]:
-    """Returns a vertex whose watermark generators have the rules (`Operator.dues`) of later operators, and the rules
-    for the rows of its input.
+    """Returns a vertex with watermark generators that have the lateness rules (`Operator.dues`) of later operators.
+
+    Also returns the lateness rules that apply to the rows of the vertex's input. `behind`: the rules of later vertices.
     """
     operators: list[OperatorSpec] = []
     for spec in reversed(vertex.operators):
@@ -193,8 +185,8 @@ def _told(factory: OperatorFactory, dues: Dues) -> Operator:
 
 
 def _awaits(vertex: JobVertex, behind: bool) -> bool:
-    """Returns whether any operator in a chain waits for the watermarks of its input. `behind` is whether any later one
-    does.
+    """Returns whether an operator of the vertex, or a later vertex (`behind`), waits for the watermarks of the
+    vertex's input.
     """
     for spec in vertex.operators:
         operator = spec.factory()

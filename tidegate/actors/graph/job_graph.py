@@ -1,7 +1,7 @@
-"""`JobGraph`: what runs. Its vertices are chains of operators, its edges repartition rows between them.
+"""`JobGraph`: the graph that runs. Its vertices are chains of operators, and its edges repartition rows between them.
 
-`translate` makes it of the stream graph. The coordinator deploys its tasks, checkpoints name its operators and edges,
-and a restore maps the state of a checkpoint onto it.
+`translate` creates it from the stream graph. The coordinator deploys its tasks, checkpoints name its operators and
+edges, and a restore maps the state of a checkpoint onto it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from tidegate.storage.checkpoints.metadata import OperatorInfo, StateMeaning
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
 DEFAULT_GROUP = "default"
-"""Name of the slot sharing group of steps that do not name one."""
+"""Name of the slot sharing group of steps for which the program names none."""
 MAX_PARALLELISM = 128
 """Smallest default number of key groups. `default_max_parallelism` returns more for jobs with many subtasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """Describes one operator, and how to create it. `table` is the URL of the output table if the operator is a table
-    sink. For a user's `sink` it stands for that sink (`own_sink_place`).
+    """Describes one operator of a chain, and how to create it.
+
+    `table` is the URL of the output table of a table sink. For a user's `sink` it is an id of that sink
+    (`own_sink_place`).
     """
 
     uid: OperatorUid
@@ -40,18 +42,20 @@ class OperatorSpec:
     factory: OperatorFactory
     table: str | None = None
     batch_rows: BatchRows | None = None
-    """Bounds on the rows of a batch for the operator, if the user has set them."""
+    """Limits of the number of rows of a batch for the operator, or None for the defaults."""
     sink: Sink | None = None
     calls: AsyncFunction | None = None
     """The asynchronous function of the operator (`map_async`), or None."""
     meaning: StateMeaning | None = None
-    """The meaning of the operator's state; None for an operator without state."""
+    """Description of the operator's state for checks at a restore. None for an operator without state."""
     error_tags: tuple[str, ...] = ()
-    """The tags of the side outputs of rows for which its function fails."""
+    """The tags of the side outputs that receive rows for which the operator's function fails."""
     makes: str = ""
-    """Canonical description of the rows that the operator emits, as far as the program shows."""
+    """Canonical description of the rows that the operator emits, as far as the program shows it. For checks at a
+    restore.
+    """
     committing: CommittingSink | None = None
-    """The `CommittingSink` of the operator, or None."""
+    """The user's `CommittingSink` to which the operator writes, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,9 @@ class SourceSpec:
     name: str
     source: Source
     columns: tuple[str, ...] | None = None
-    """The columns that the program uses, or None for all columns or if unknown."""
+    """The columns that the program uses, or None if it uses all columns or that is unknown."""
     rows: Rows = None
-    """The rows that the program uses, or None for all rows or if unknown."""
+    """The rows that the program uses, or None if it uses all rows or that is unknown."""
     makes: str = ""
     """Canonical description of the columns of the source."""
 
@@ -79,25 +83,27 @@ class JobVertex:
     operators: tuple[OperatorSpec, ...]
     source: SourceSpec | None = None
     resources: Resources | None = None
-    """The resources of each of its own slots, or None if it shares slots with other vertices of its group."""
-    slot_group: str = DEFAULT_GROUP
-    """Name of the slot sharing group. Subtask i of every vertex of a group without own resources is in slot i of the
+    """The resources of each of the vertex's own slots, or None if it shares slots with other vertices of its
     group.
+    """
+    slot_group: str = DEFAULT_GROUP
+    """Name of the slot sharing group. Slot i of the group holds subtask i of each of its vertices without own
+    resources.
     """
 
     @property
     def uids(self) -> tuple[OperatorUid, ...]:
-        """Returns the uids of its source, if it has one, and of its operators, in their order."""
+        """Returns the uid of its source, if it has one, and then the uids of its operators in order."""
         return tuple(spec.uid for spec in (*((self.source,) if self.source is not None else ()), *self.operators))
 
     @property
     def head(self) -> OperatorUid:
-        """Returns the uid of the first operator of the chain, or of its source. Input arrives there."""
+        """Returns the uid of the source or first operator of the chain, where input arrives."""
         return self.source.uid if self.source is not None else self.operators[0].uid
 
     @property
     def tail(self) -> OperatorUid:
-        """Returns the uid of the last operator of the chain. Output leaves there."""
+        """Returns the uid of the last operator of the chain, which emits the output."""
         if self.operators:
             return self.operators[-1].uid
         assert self.source is not None, "a vertex has an operator or a source"
@@ -106,13 +112,12 @@ class JobVertex:
 
 @dataclass(frozen=True, slots=True)
 class JobEdge:
-    """An edge of the job graph: batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the
-    order of the graph.
+    """An edge of the job graph, on which batches go from vertex `upstream` to vertex `downstream`, repartitioned.
 
-    `input` is the input of the first downstream operator at which they arrive. Several edges may share one (a union).
-    `side`: the side output of an upstream operator whose rows these are; None: the output of the chain. `combines`: how
-    senders may combine the rows of a batch; None for not at all. `event_time`: whether anything behind the edge waits
-    for watermarks (`with_event_time`).
+    `index`: the position of the edge in the graph. `input`: the input of the first downstream operator that receives
+    the batches. Several edges may share an input (a union). `side`: the side output that the edge carries, or None for
+    the output of the chain. `combines`: how senders may combine rows before they send them, or None. `event_time`:
+    whether a later operator waits for watermarks (`with_event_time`).
     """
 
     index: int
@@ -127,7 +132,7 @@ class JobEdge:
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """The graph of a whole job. Vertices are in topological order."""
+    """The graph of a whole job. Vertices are in topological order. `max_parallelism` is the number of key groups."""
 
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
@@ -156,7 +161,7 @@ class JobGraph:
 
     @property
     def sinks(self) -> Mapping[str, OperatorSpec]:
-        """Returns the operators that write to sinks of the user that commit in the coordinator, by the place of the
+        """Returns the operators that write to a user's `Sink`, which commits in the coordinator, by the id of the
         sink.
         """
         specs = (spec for vertex in self.vertices for spec in vertex.operators if spec.sink is not None)
@@ -164,7 +169,7 @@ class JobGraph:
 
     @property
     def committing(self) -> Mapping[OperatorUid, OperatorSpec]:
-        """Returns the operators that write to sinks which commit in their tasks, by uid."""
+        """Returns the operators that write to a user's `CommittingSink`, which commits in its tasks, by uid."""
         specs = (spec for vertex in self.vertices for spec in vertex.operators)
         return {spec.uid: spec for spec in specs if spec.committing is not None}
 
@@ -174,7 +179,7 @@ class JobGraph:
         return tuple(task for task in self.tasks() if task.vertex in keyed)
 
     def operator_infos(self) -> tuple[OperatorInfo, ...]:
-        """Returns the entry of each operator in checkpoint metadata. In a chain, the source comes first."""
+        """Returns the description of each operator for checkpoint metadata. In a chain, the source comes first."""
         return tuple(
             OperatorInfo(
                 spec.uid,
@@ -193,16 +198,14 @@ class JobGraph:
         )
 
     def _inputs(self, vertex: JobVertex, uid: OperatorUid) -> tuple[OperatorUid, ...]:
-        """Returns the operators that send rows to an operator: the one before it in its chain, or the operators at the
-        other ends of edges.
-        """
+        """Returns the uids of the operators that send rows to an operator: in its chain, or over edges."""
         place = vertex.uids.index(uid)
         if place:
             return (vertex.uids[place - 1],)
         return tuple(sorted({self.emitter(edge) for edge in self.edges if edge.downstream == vertex.vertex}))
 
     def _keys(self, vertex: JobVertex, uid: OperatorUid) -> tuple[str, ...]:
-        """Returns the key columns of an operator. Only the first one of a chain gets its rows by key."""
+        """Returns the key columns by which rows reach an operator. Empty unless it is the first one of its chain."""
         if uid != vertex.head:
             return ()
         return next(
@@ -210,9 +213,9 @@ class JobGraph:
         )
 
     def edge_name(self, edge: JobEdge) -> str:
-        """Returns the name of an edge in checkpoints.
+        """Returns the name of an edge in checkpoints, made of the uids of the two operators that the edge joins.
 
-        It is made of the uids of the two operators that the edge joins, so it does not depend on how they are chained.
+        The name does not depend on how operators are chained.
         """
         ends = edge.upstream, edge.downstream, edge.side
         between = [e.index for e in self.edges if (e.upstream, e.downstream, e.side) == ends]
@@ -220,7 +223,7 @@ class JobGraph:
         return f"{self.emitter(edge)}{tag}->{edge.downstream}#{between.index(edge.index)}"
 
     def emitter(self, edge: JobEdge) -> OperatorUid:
-        """Returns the operator that emits the rows of an edge."""
+        """Returns the uid of the operator that emits the rows of an edge."""
         return self.vertex(edge.upstream).tail if edge.side is None else edge.side.operator
 
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
@@ -235,8 +238,9 @@ class JobGraph:
     def supports_unaligned(self, edge: JobEdge) -> bool:
         """Returns whether a barrier may overtake in-flight data on an edge (Flink's rule).
 
-        Not on a forward or broadcast edge: at another parallelism its in-flight batches could not be routed again. Nor
-        on the other edges into the same vertex: their barriers would arrive long before aligned ones.
+        False for a forward or broadcast edge, because its in-flight batches could not be routed again at another
+        parallelism. False also for all other edges into the same vertex, because their barriers would arrive long
+        before the aligned ones.
         """
         fixed = (PartitioningKind.FORWARD, PartitioningKind.BROADCAST)
         return not any(e.downstream == edge.downstream and e.partitioning.kind in fixed for e in self.edges)
@@ -250,7 +254,7 @@ class JobGraph:
         return TaskId(self.edges[channel.edge].upstream, channel.upstream)
 
     def neighbours(self) -> dict[TaskId, set[TaskId]]:
-        """Returns for each task the tasks that it sends to or receives from."""
+        """Returns, for each task, the tasks with which it shares a channel."""
         found: dict[TaskId, set[TaskId]] = {task: set() for task in self.tasks()}
         for edge in self.edges:
             for channel in self.channels(edge):
@@ -265,7 +269,7 @@ NAME_CHARACTERS_MAX = 48
 
 
 def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:
-    """Returns short names for people, one for each vertex, all different."""
+    """Returns a short, unique name for people for each vertex."""
     labels: dict[VertexId, str] = {}
     taken: set[str] = set()
     for vertex in graph.vertices:
@@ -281,7 +285,9 @@ def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:
 
 
 def task_names(graph: JobGraph) -> dict[TaskId, str]:
-    """Returns short names of tasks: the name of the vertex, and the number of the subtask from 1 on."""
+    """Returns short names of tasks for people, such as `map (2/4)`: the name of the vertex, and the number of the
+    subtask from 1.
+    """
     labels = vertex_labels(graph)
     return {
         task: f"{labels[task.vertex]} ({task.subtask + 1}/{graph.vertex(task.vertex).parallelism})"
@@ -290,7 +296,9 @@ def task_names(graph: JobGraph) -> dict[TaskId, str]:
 
 
 def _shortened(parts: Sequence[str]) -> str:
-    """Returns the names of the operators of a chain, or only of its ends if that is too long."""
+    """Joins the names of a chain's operators. If that is longer than `NAME_CHARACTERS_MAX`, uses only the first
+    and the last.
+    """
     whole = " -> ".join(parts)
     if len(whole) > NAME_CHARACTERS_MAX and len(parts) > 2:
         whole = f"{parts[0]} -> … -> {parts[-1]}"

@@ -1,8 +1,8 @@
-"""Pipelined regions: the parts of a job that fail and restart on their own (Flink's `PipelinedRegion`).
+"""Pipelined regions: the parts of a job that fail and restart independently (Flink's `PipelinedRegion`).
 
-Two tasks that a channel joins depend on each other. If either fails, the rows on the channel are lost: one has sent
-them, and the other has not received them. So a region is a connected component of the tasks, and no channel leaves it.
-The coordinator restarts the regions of failed tasks.
+If one of two tasks that a channel joins fails, the rows on the channel are lost: one task has sent them, and the other
+has not received them. A region is therefore a connected component of the tasks, and no channel leaves it. The
+coordinator restarts the regions of failed tasks.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import VertexId
 
 Joined = tuple[VertexId, VertexId, bool]
-"""An edge: its upstream and downstream vertex, and whether it is pointwise (joins only subtask i to subtask i)."""
+"""An edge: its upstream vertex, its downstream vertex, and whether it joins only subtask i to subtask i
+(pointwise).
+"""
 
 
 def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple[tuple[TaskId, ...], ...]:
-    """Returns the regions of a job, each as its tasks, in the order of the job.
+    """Returns the regions of a job. Each is a tuple of tasks, in the order of the job.
 
     An all-to-all edge puts every task of both vertices into one region. A pointwise edge puts subtask i of one vertex
-    with subtask i of the other. A vertex without edges has as many regions as subtasks. An edge costs one step a task
-    of its two vertices.
+    with subtask i of the other. A vertex without edges has a region for each subtask. The cost is linear in the tasks
+    of each edge's vertices.
     """
     regions = _Components(tasks)
     of_vertex: dict[VertexId, list[TaskId]] = {}
@@ -44,7 +46,7 @@ def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple
 
 
 def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Joined]) -> Joined | None:
-    """Returns an edge with a channel between a task in `part` and a task outside of it, or None if there is none.
+    """Returns an edge with a channel between a task in `part` and a task outside of `part`, or None if there is none.
 
     If either end fails, the rows on that channel are lost, so both ends must return to the same checkpoint.
     """
@@ -62,7 +64,7 @@ def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Jo
 
 
 class _Components:
-    """Groups tasks that belong together: union-find, with path halving.
+    """Union-find over tasks, with path halving: finds the connected components.
 
     Source: Tarjan and van Leeuwen, Worst-case Analysis of Set Union Algorithms, 1984.
     """

@@ -1,13 +1,13 @@
-"""`Resources`: the CPUs, GPUs and custom resources that each process of a step reserves in the cluster, if it does not
-use a common slot.
+"""`Resources`: the CPUs, GPUs and custom resources that each subtask of a step reserves, instead of using a common
+slot.
 
 Rules:
 
-- A step without resources shares the slots of the job, a CPU each, with all others that have none: slot i holds subtask
-  i of each of them (Flink's default slot sharing group).
-- A step with resources has slots of its own, one for each subtask. It is not chained to a step of other resources.
-  Steps of equal resources that follow each other are one task as ever, and share what it reserves.
-- Amounts are Ray's: multiples of 0.0001, and GPUs above 1 are whole.
+- Steps without resources share the common slots of the job, with one CPU each: slot i holds subtask i of each such step
+  (Flink's default slot sharing group).
+- A step with resources has its own slots, one for each subtask. It is not chained to a step with other resources.
+  Consecutive steps with equal resources are chained as usual, and share the reservation.
+- Amounts follow Ray's rules: multiples of 0.0001, and GPUs above 1 are whole numbers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import repr_text
 
 SLOT_CPUS = 1.0
-"""Number of CPUs of a slot without resources of its own."""
+"""Number of CPUs of a common slot."""
 STEPS_OF_ONE = 10_000
-"""Number of parts into which Ray divides one unit of a resource."""
+"""Number of parts into which Ray divides one unit of a resource: four decimals."""
 _NAMED = {"CPU": "num_cpus=", "GPU": "num_gpus="}
 _OF_RAY = ("memory", "object_store_memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The resources that a process reserves. Create it with `of`, which checks them. `custom` has the amounts of custom
-    resources by name, in order.
+    """The resources that each subtask of a step reserves. Create it with `of`, which checks the amounts.
+
+    `custom` has pairs of the name and amount of each custom resource, sorted by name.
     """
 
     cpus: float
@@ -45,8 +46,7 @@ class Resources:
         num_gpus: float | None = None,
         resources: Mapping[str, float] | None = None,
     ) -> Resources | None:
-        """Returns the resources of a step, or None if none are given. Without `num_cpus` a step reserves 1 CPU, like a
-        common slot.
+        """Returns the resources of a step, or None if none are given. Without `num_cpus` each subtask reserves 1 CPU.
 
         Raises ConfigurationError, which names the step, for amounts that Ray cannot reserve.
         """
@@ -73,8 +73,8 @@ class Resources:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Returns the resources as a bundle of a Ray placement group: amounts by Ray's names, such as `{"CPU": 1}`.
-        Amounts of 0 are omitted.
+        """Returns the resources as a bundle of a Ray placement group, such as `{"CPU": 1}`. Amounts of 0 are
+        omitted.
         """
         amounts = {"CPU": self.cpus, "GPU": self.gpus, **dict(self.custom)}
         return {name: amount for name, amount in amounts.items() if amount}

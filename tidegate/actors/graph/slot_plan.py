@@ -1,18 +1,20 @@
-"""Plans the slots of a job: which worker runs each subtask, and in which placement group bundle the worker belongs.
-Pure.
+"""Plans the slots of a job: which worker runs each subtask, and in which placement group bundle the worker runs. Pure
+functions.
 
 Rules:
 
 - Steps without resources share the slots of their slot sharing group: slot i of a group holds subtask i of each of its
-  vertices. One worker runs them, and takes the CPU of the slot. The slots of the groups follow each other.
+  vertices. One worker runs these subtasks, and uses the CPU of the slot. The slots of the groups are numbered
+  consecutively.
 - A pipeline that shares no channel with other pipelines, and is narrower than its group, begins in the slot after the
-  last one of such a pipeline before it. When a process dies, all pipelines in its slot restart: so that is rare.
-- Without slot sharing every subtask has a worker of its own. It goes where the slot is, with its part of the CPU.
-- A vertex with resources has slots of its own: a bundle for each subtask, which holds just what the step asks for, in a
-  placement group of the job. So whatever is restarted, or moved with a lost node, finds the same resources reserved,
-  and no other job can take them meanwhile.
-- Spare processes take the place of workers in common slots alone. One that waits reserves nothing, and Ray cannot give
-  it a GPU later; if it reserved one, it would keep a GPU idle.
+  last slot of the previous such pipeline. When a process dies, all pipelines in its slot restart, so few pipelines
+  should share a slot.
+- Without slot sharing every subtask has its own worker, which gets its part of the slot's CPU.
+- A vertex with resources has its own slots: a bundle for each subtask, with the requested resources, in a placement
+  group of the job. A restarted or moved subtask finds the same resources reserved, and no other job can take them
+  meanwhile.
+- Spare processes take the place of workers in common slots only. A waiting one reserves nothing, and Ray cannot give it
+  a GPU later.
 - "spread" deals the slots out over the bundles in turn, "pack" and "strict_pack" fill one bundle after the other.
 """
 
@@ -33,19 +35,21 @@ from tidegate.storage.ids import SubtaskIndex, VertexId
 from tidegate.storage.user_values import repr_text
 
 Placement: TypeAlias = Literal["spread", "pack", "strict_pack"]
-"""How bundles are distributed over nodes: over as many as possible, over as few as possible, or all on one."""
+"""The distribution of bundles over nodes: over many nodes ("spread"), few nodes ("pack"), or one node
+("strict_pack").
+"""
 Strategy: TypeAlias = Literal["SPREAD", "PACK", "STRICT_PACK"]
 """Ray's name of a placement strategy."""
 
 STEPS_SHOWN_MAX = 6
-"""Limit of the steps of a worker that Ray's dashboard names."""
+"""Limit of the step names in the name of a worker in Ray's dashboard."""
 SLOT_BUNDLE: Mapping[str, float] = {"CPU": SLOT_CPUS}
-"""The resources of the bundle of a common slot, if there is no Spark executor in it."""
+"""The resources of the bundle of a common slot. A Spark executor in the bundle adds its own."""
 _STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "strict_pack": "STRICT_PACK"}
 
 
 def strategy_of(placement: object) -> Strategy:
-    """Returns Ray's placement strategy for a placement. Raises ConfigurationError for an unknown one."""
+    """Returns Ray's name of a placement strategy. Raises ConfigurationError for an unknown placement."""
     if not isinstance(placement, str) or placement not in _STRATEGIES:
         raise ConfigurationError(
             f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}; give one of these"
@@ -54,14 +58,16 @@ def strategy_of(placement: object) -> Strategy:
 
 
 def slot_order(bundles: int, slots_a_bundle: int, placement: Placement) -> tuple[int, ...]:
-    """Returns the bundle of each slot. A job uses neighbouring slots."""
+    """Returns the index of the bundle for each common slot."""
     slots = range(bundles * slots_a_bundle)
     return tuple(slot % bundles if placement == "spread" else slot // slots_a_bundle for slot in slots)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSlots:
-    """The slots of a vertex with its own resources: bundle `first` and the ones after it, one for each subtask."""
+    """The slots of a vertex with its own resources. `first` is the index of its first bundle, `slots` the number
+    of bundles.
+    """
 
     first: int
     slots: int
@@ -72,7 +78,9 @@ class OwnSlots:
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerId:
-    """One worker of a job: number `index` of a slot sharing group, or of a vertex that shares no slots."""
+    """Identifies a worker of a job: its index within a slot sharing group, or within a vertex that shares no
+    slots.
+    """
 
     group: str
     index: int
@@ -82,26 +90,26 @@ class WorkerId:
 class SlotPlan:
     """The slots of a job, and the worker of each subtask.
 
-    `width` is the number of common slots, which several vertices share. `share` is the number of CPUs of a worker in a
-    common slot.
+    `width` is the number of common slots, which several vertices share. `share` is the number of CPUs of each worker in
+    a common slot.
     """
 
     width: int
     share: float
     groups: Mapping[str, int]
-    """Number of common slots of each slot sharing group, in their order."""
+    """Number of common slots of each slot sharing group, by name, in the order of their slots."""
     own: Mapping[VertexId, OwnSlots]
     workers: Mapping[TaskId, WorkerId]
     """The worker of each subtask."""
     slots: Mapping[WorkerId, int]
-    """The common slot of each worker that is in one."""
+    """The index of the common slot of each worker that uses one."""
     names: Mapping[WorkerId, str]
     """The name of each worker, for people."""
     steps: Mapping[WorkerId, tuple[str, ...]]
     """The short names of the vertices in each worker."""
 
     def shown(self, worker: WorkerId) -> str:
-        """Returns the name of a worker with the steps that it runs, as Ray's dashboard shows it."""
+        """Returns the name of a worker with the names of its steps, for Ray's dashboard."""
         steps = self.steps[worker]
         if len(steps) == 1 and self.names[worker].startswith(steps[0]):
             return self.names[worker]
@@ -109,14 +117,14 @@ class SlotPlan:
         return f"{self.names[worker]} ({', '.join(steps[:STEPS_SHOWN_MAX])}{more})"
 
     def own_bundle(self, worker: WorkerId) -> int | None:
-        """Returns the bundle of a worker that has its own slot, or None if it is in a common slot."""
+        """Returns the index of the bundle of a worker with its own slot, or None for a worker in a common slot."""
         own = self.own.get(VertexId(worker.group))
         return None if own is None or worker in self.slots else own.first + worker.index
 
     @property
     def groups_text(self) -> str:
-        """Returns a text with the number of common slots of each slot sharing group. Empty if there is only the default
-        group.
+        """Returns text with the number of common slots of each slot sharing group, or "" if there is only the
+        default group.
         """
         if set(self.groups) <= {DEFAULT_GROUP}:
             return ""
@@ -124,18 +132,19 @@ class SlotPlan:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """Returns the bundles of all slots that belong to single vertices."""
+        """Returns the bundles of the vertices with their own resources, one for each subtask."""
         return [own.resources.bundle for own in self.own.values() for _ in range(own.slots)]
 
     @property
     def labels(self) -> list[str]:
-        """Returns the short names of the vertices of these bundles."""
+        """Returns the short name of the vertex for each bundle in `bundles`."""
         return [own.label for own in self.own.values() for _ in range(own.slots)]
 
 
 def slot_plan(graph: JobGraph, labels: Mapping[VertexId, str]) -> SlotPlan:
-    """Returns the plan of the slots that a job needs. A job has common slots unless all steps have their own
-    resources.
+    """Returns the plan of the slots that a job needs. `labels` has a short name for each vertex.
+
+    A job has common slots unless all steps have their own resources.
     """
     common = [vertex for vertex in graph.vertices if vertex.resources is None]
     widths: dict[str, int] = {}
@@ -193,8 +202,9 @@ def _begins(graph: JobGraph, widths: Mapping[str, int]) -> dict[VertexId, int]:
 
 
 def _pipelines(graph: JobGraph) -> dict[VertexId, VertexId]:
-    """Returns for each vertex the first vertex of its pipeline. A pipeline has all vertices that channels join,
-    directly or not."""
+    """Returns, for each vertex, the first vertex of its pipeline. A pipeline is a connected component of the job
+    graph.
+    """
     first = {vertex.vertex: vertex.vertex for vertex in graph.vertices}
     for edge in graph.edges:
         one = first[edge.upstream]

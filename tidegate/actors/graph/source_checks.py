@@ -1,8 +1,11 @@
-"""Checks the results of a source's methods. A source may be user code, so its results are checked when they arrive.
+"""Checks the results of a source's methods when they arrive, because a source may be user code.
 
-Rules: - A wrong answer is a ConfigurationError: a restart would get the same answer again. If it passed, the job could
-finish with an unreadable table, or a replay could miss rows. - Anything that `splits()` raises at submission counts as
-the source's fault, even SystemExit: a driver must not end without a word. Only Ctrl-C passes through.
+Rules:
+
+- A wrong result is a ConfigurationError, because a restart would get it again. If it passed, the job could finish with
+  an unreadable table, or a replay could miss rows.
+- Anything that `splits()` raises at submission counts as the source's fault, even SystemExit, so that the driver
+  reports it. Only Ctrl-C passes through.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from tidegate.storage.user_values import repr_text
 
 
 def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offset: int, result: object) -> ReadResult:
-    """Returns the source's result of a read of a split at `offset`. Raises ConfigurationError if it is wrong."""
+    """Returns the result of a source's read of a split at `offset`. Raises ConfigurationError if the result is
+    invalid.
+    """
     reason = _fault(schema, offset, result) or _dynamic_fault(source, result)
     if reason is None:
         assert isinstance(result, ReadResult)
@@ -46,8 +51,8 @@ def _dynamic_fault(source: SourceSpec, result: object) -> str | None:
 
 
 def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
-    """Returns the splits of a source. Raises ConfigurationError, which names the source, for any failure of its
-    code.
+    """Returns the splits of a source. Raises ConfigurationError, which names the source, if the source's code
+    fails.
     """
     named = f"source {source.name!r} (uid {source.uid!r})"
     try:

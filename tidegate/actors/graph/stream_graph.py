@@ -1,11 +1,11 @@
-"""`StreamNode`: the stream graph, which a program builds. `translate` turns it into a job graph.
+"""The stream graph, which a program builds from `StreamNode` objects, and `translate`, which turns it into a job graph.
 
-An operator is chained to its input if it can take batches by a plain call. For that it must have one input, of the same
-parallelism, the same resources and the same slot sharing group, without repartitioning, which no other operator reads.
-What reads a side output is not chained: rows leave the chain wherever they are tagged.
+An operator is chained to its input, and gets batches by a plain call, if it has one input, of the same parallelism,
+resources and slot sharing group, without repartitioning, and no other operator reads that input. An operator that reads
+a side output is not chained, because tagged rows leave the chain at any operator.
 
-An operator that names no slot sharing group is in the group of its inputs. If these have different groups, or if there
-are none, it is in the group "default" (Flink's `StreamGraphGenerator.determineSlotSharingGroup`).
+An operator for which the program names no slot sharing group is in the group of its inputs. If these have different
+groups, or if there are none, it is in the group "default" (Flink's `StreamGraphGenerator.determineSlotSharingGroup`).
 """
 
 from __future__ import annotations
@@ -47,29 +47,24 @@ REBALANCE = Partitioning(PartitioningKind.REBALANCE)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StreamNode:
-    """A source or an operator of the stream graph. `schema` is None if it is known only when the job runs.
+    """A source, an operator or a side output in the stream graph. `schema` is None if it is known only when the job
+    runs.
 
-    An input without a partitioning is forward if the parallelisms are equal, else rebalanced. For an operator with
-    several inputs, `ordinals[i]` is the number of the input at which `inputs[i]` arrives, from 0. Empty means input 0
-    for all.
-
-    `side_outputs` are the tags under which the operator may emit rows. A node with `taps` stands for the rows of
-    another node under a tag: it is not an operator, and is only an input of other nodes.
-
-    `combines`: how the operator lets senders combine rows before they come to it; None for not at all.
-
-    `slot_group`: the slot sharing group that the program names; None for the group of the inputs.
-
-    `meaning`: the meaning of the operator's state; None for an operator without state.
-
-    `retimes`: the column of event time, if the operator gives it other times. `event_time_check`: checks that a
-    function keeps the event time, or None.
-
-    `computes`: what the operator computes, by the structure of its expressions; empty for a function of the user.
-
-    `key_texts`: by name, the keys of the next step that the operator computes, and their expressions as text.
-
-    `retracts`: name of the step whose retractions must arrive exactly once, or None.
+    - `inputs`: the input nodes, each with its partitioning. None is forward if the parallelisms are equal, else
+      rebalanced.
+    - `ordinals[i]`: for an operator with several inputs, the number of the input at which `inputs[i]` arrives, from 0.
+      Empty stands for input 0.
+    - `side_outputs`: the tags under which the operator may emit rows.
+    - `taps`: for a side output, the node that emits it and the name of the tag. Such a node is only an input of other
+      nodes.
+    - `combines`: how senders may combine rows for the operator before they send them, or None for not at all.
+    - `slot_group`: the slot sharing group that the program names, or None for the group of the inputs.
+    - `meaning`: description of the operator's state for checks at a restore, or None for an operator without state.
+    - `retimes`: the column of event time, if the operator changes its values. `event_time_check`: checks that a
+      function keeps the event time, or None.
+    - `computes`: a canonical text of what the operator computes, or empty for a function of the user.
+    - `key_texts`: keys of the next step that the operator computes, by name, with their expressions as text.
+    - `retracts`: name of the step that needs each retraction exactly once, or None.
     """
 
     uid: OperatorUid
@@ -105,7 +100,7 @@ class StreamNode:
 
     @property
     def maker(self) -> StreamNode:
-        """Returns the source or operator node that emits the rows."""
+        """Returns the source or operator node that emits the rows of this node."""
         return self if self.taps is None else self.taps[0]
 
     @property
@@ -114,14 +109,15 @@ class StreamNode:
         return self.table is not None or self.sink is not None or self.committing is not None
 
     def tells_splits(self, parallelism: int) -> bool:
-        """Returns whether a following operator with this parallelism gets the split of each row of an unbounded
-        source.
+        """Returns whether a following operator with this parallelism gets the split of each row.
+
+        That is so if this node is an unbounded source of the same parallelism.
         """
         return self.source is not None and is_unbounded(self.source) and self.parallelism == parallelism
 
     def side_output(self, tag: str) -> StreamNode:
-        """Returns the node of the rows that this operator emits under one of its tags. Raises ConfigurationError if it
-        has no such tag.
+        """Returns the node of a side output of this operator. Raises ConfigurationError if the operator has no
+        such tag.
         """
         schemas = {known.name: known.schema for known in self.side_outputs}
         if tag not in schemas:
@@ -136,8 +132,8 @@ class StreamNode:
 def default_max_parallelism(parallelism: int) -> int:
     """Returns the default number of key groups for an operator of this parallelism.
 
-    Flink's rule (`KeyGroupRangeAssignment.computeDefaultMaxParallelism`): half as many again, rounded up to a power of
-    two, and at least 128.
+    Flink's rule (`KeyGroupRangeAssignment.computeDefaultMaxParallelism`): 1.5 times the parallelism, rounded up to a
+    power of two, and at least 128.
     """
     widest = 1 << (parallelism + parallelism // 2 - 1).bit_length()
     return min(max(MAX_PARALLELISM, widest), MAX_PARALLELISM_LIMIT)
@@ -152,10 +148,10 @@ def translate(
 ) -> JobGraph:
     """Returns the job graph of all nodes, which are given in the order of their creation (inputs first).
 
-    `max_parallelism` is the number of key groups; None takes `default_max_parallelism` of the widest operator. Raises
-    ConfigurationError for two operators with one uid, a parallelism out of range, or a job without a source.
-    `combining` is whether rows are combined before they are sent to aggregates. `slot_sharing` is whether the subtasks
-    of a slot share a worker.
+    `max_parallelism` is the number of key groups, or None for `default_max_parallelism` of the widest operator.
+    `combining`: whether rows are combined before they are sent to aggregates. `slot_sharing`: whether the subtasks of a
+    slot share a worker. Raises ConfigurationError for two operators with one uid, a parallelism out of range, or a job
+    without a source.
     """
     if max_parallelism is None:
         max_parallelism = default_max_parallelism(max((node.parallelism for node in nodes), default=1))
@@ -215,7 +211,7 @@ def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:
 
 
 def _slot_groups(nodes: Sequence[StreamNode]) -> dict[int, str]:
-    """Returns the slot sharing group of each node, by its `id`. `nodes`: inputs first."""
+    """Returns the name of the slot sharing group of each node, by `id(node)`. In `nodes`, inputs come first."""
     groups: dict[int, str] = {}
     for node in nodes:
         of_inputs = {groups[id(upstream.maker)] for upstream, _ in node.inputs}
@@ -236,9 +232,7 @@ def _chainable_input(node: StreamNode, readers: Mapping[int, int], groups: Mappi
 
 
 def _shown_names(nodes: Sequence[StreamNode]) -> dict[OperatorUid, str]:
-    """Returns the name of each operator on pages, in commands and in logs: its name, or its uid if several operators
-    have that name.
-    """
+    """Returns the displayed name of each operator: its name, or its uid if several operators have that name."""
     counts = Counter(node.name for node in nodes)
     return {node.uid: node.name if counts[node.name] == 1 else node.uid for node in nodes}
 
@@ -268,7 +262,7 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str], slot_
 
 
 def _makes(node: StreamNode) -> str:
-    """Returns the canonical description of a node's rows, as far as the program shows. It does not depend on the order
+    """Returns the canonical description of a node's rows for checks at a restore. It does not depend on the order
     of columns.
     """
     columns = "columns that are not known" if node.schema is None else columns_text(sorted(node.schema, key=_name_of))
