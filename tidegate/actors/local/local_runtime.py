@@ -1,14 +1,13 @@
 """The local runtime: whole jobs in one process, on the real clock, without Ray and without a JVM.
 
-`LocalRuntime` runs jobs. A `LocalJob` has a `Worker` for each slot and the coordinator. One thread drives the
-coordinator and all workers, and a small pool does the I/O. Rules:
+`LocalRuntime` runs jobs. A `LocalJob` has a `Worker` for each slot and the coordinator. One thread runs the coordinator
+and all workers, and a small pool does the I/O. Rules:
 
-- Messages between machines are appended to one queue, so nothing overtakes anything. Messages and timers run before
-  turns, so a barrier waits for at most one turn of one subtask. Workers take turns, and so do the subtasks of each
-  worker.
-- Code of users runs on threads of the job, never on the driver's main thread. So any exception, also an exit or an
-  interrupt, fails its task. Ctrl-C reaches the caller that waits in the main thread.
-- No thread keeps the driver from ending. A running job then stops as after a crash.
+- Messages between machines are appended to one queue, so their order is kept. Messages and timers run before turns, so
+  a barrier waits for at most one turn of one subtask. Workers take turns, and so do the subtasks of each worker.
+- Code of users runs on threads of the job, never on the main thread. So any exception, also SystemExit or
+  KeyboardInterrupt, fails its task. Ctrl-C reaches the caller that waits in the main thread.
+- No thread keeps the process from ending. A running job then stops as after a crash.
 - Metrics of tasks are measured on the job's thread, and are read on any thread (`TaskMetricsView`).
 """
 
@@ -88,7 +87,7 @@ log = logging.getLogger(__name__)
 
 STOP_WAIT_S = 30
 ENDED_MAX = 20
-"""Limit of ended jobs that are kept for their pages. The newest ones are kept."""
+"""Limit of ended jobs that are kept for their pages. The newest are kept."""
 
 
 class LocalRuntime:
@@ -113,7 +112,7 @@ class LocalRuntime:
         )
 
     def submit(self, submission: Submission) -> RunningJob:
-        """Starts a job on a thread of its own."""
+        """Starts a job on a new thread, and returns it."""
         job = LocalJob(submission, self.open_store)
         job.start()
         self._jobs.append(job)
@@ -123,15 +122,17 @@ class LocalRuntime:
         return job
 
     def ended(self) -> list[LocalJob]:
-        """Returns the newest finished jobs of this runtime, oldest first. About `ENDED_MAX` of them are kept."""
+        """Returns the newest ended jobs of this runtime, oldest first. About `ENDED_MAX` of them are kept."""
         return [job for job in list(self._jobs) if job.over]
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
-        """Returns the jobs of this process, of all its environments."""
+        """Returns the name and overview of each running job in this process, from all environments."""
         return [(job.name, job.overview()) for job in jobs_here()]
 
     def attach(self, name: str) -> tuple[JobCard, RunningJob]:
-        """Returns a job of this process, of any of its environments."""
+        """Returns the card and the job with this name or id in this process, from any environment. Raises if
+        there is not exactly one.
+        """
         jobs = jobs_here()
         found = [job for job in jobs if name in (job.card.name, job.card.job_id)]
         if len(found) != 1:
@@ -139,7 +140,7 @@ class LocalRuntime:
         return found[0].card, found[0]
 
     def stop(self) -> None:
-        """Cancels running jobs, and waits for them."""
+        """Cancels the running jobs, and waits up to `STOP_WAIT_S` for their end."""
         jobs = list(self._jobs)
         self._jobs.clear()
         deadline_s = time.monotonic() + STOP_WAIT_S
@@ -153,19 +154,20 @@ class LocalRuntime:
 
 IDLE_S = 1.0
 GLANCE_S = 0.5
-"""Seconds that a request for metrics waits for the job's thread."""
+"""Seconds for which a request for metrics waits for the job's thread to measure them."""
 CLOSE_WAIT_S = 10.0
 """Seconds that the end of a job waits for running I/O of its coordinator."""
 WAIT_SLICE_S = 1.0
-"""Length in seconds of one wait of a caller. A signal that arrives just before a thread blocks is handled only when the
-thread wakes up.
+"""Seconds after which a waiting caller wakes up and waits again.
+
+Python handles a signal that arrives just before a thread blocks only when the thread wakes up.
 """
 LEAVE_WAIT_S = 2.0
-"""Seconds that the end of the driver waits for running jobs to stop."""
+"""Seconds for which the exit of the process waits for running jobs to stop."""
 
 
 class LocalJob:
-    """One job, and the loop that drives it."""
+    """One job in this process, and the loop that runs its coordinator and tasks."""
 
     def __init__(self, submission: Submission, open_store: OpenStore) -> None:
         self._spec = submission.spec
@@ -213,7 +215,9 @@ class LocalJob:
     # --- for users ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the loop. Raises RuntimeError, after closing everything, if the process may have no more threads."""
+        """Starts the job. Raises RuntimeError, after closing everything, if the process can start no more
+        threads.
+        """
         keep_freed_memory()
         with ExitStack() as opened:
             for pool in (self._first_pool, self.coordinator_pool, self.copy_pool, self.log_pool):
@@ -234,7 +238,7 @@ class LocalJob:
 
     @property
     def over(self) -> bool:
-        """Returns whether the job has ended, or can no longer run."""
+        """Returns whether the job has ended, or has broken down."""
         return self._done.done()
 
     def progress(self) -> JobProgress:
@@ -250,7 +254,9 @@ class LocalJob:
         return replace(progress_of(self.coordinator.machine.state, rows_in, self.coordinator), waits_for=waits_for)
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Waits for a terminal status. Returns None if the timeout passes first."""
+        """Waits for the end of the job, and returns its progress. Returns None if the timeout passes first. No
+        timeout if None.
+        """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = WAIT_SLICE_S if deadline_s is None else deadline_s - time.monotonic()
@@ -261,23 +267,23 @@ class LocalJob:
                     return None
 
     def cancel(self) -> None:
-        """Requests cancellation."""
+        """Requests the cancellation of the job, and does not wait."""
         self._tell_coordinator(lambda: co.CancelRequested(now_ms()))
 
     def overview(self) -> JobOverview:
-        """Returns the row of this job in a list of jobs."""
+        """Returns the overview of this job for a list of jobs."""
         newest = self.statistics().latest_completed
         return JobOverview(self.card, self.progress(), None if newest is None else newest.ended_at_ms)
 
     def join(self, deadline_s: float) -> bool:
-        """Waits until the job's thread has ended. Returns whether it has. `deadline_s` is a time of the monotonic
-        clock.
+        """Waits for the end of the job's thread until `deadline_s` of the monotonic clock. Returns whether the
+        thread has ended.
         """
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Stops the job when the driver ends, as after a crash."""
+        """Requests that the job stops as after a crash, because the process ends."""
         self.post(lambda: self.break_down("the process in which it ran has ended"))
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
@@ -285,9 +291,9 @@ class LocalJob:
         return ()
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Returns the metrics of the tasks, measured now.
+        """Returns the metrics of the tasks, by vertex, measured now.
 
-        While a function of the user keeps the job's thread busy, returns the metrics measured last.
+        While a function of the user keeps the job's thread busy, returns the last measurement.
         """
         if not self._done.done():
             looked: Future[Any] = Future()
@@ -303,7 +309,7 @@ class LocalJob:
 
     @property
     def recovery_ends(self) -> Mapping[AttemptNumber, RecoveryEnds]:
-        """Returns the start and the end of the newest recoveries that `vertices` has seen."""
+        """Returns, by attempt, the start and end of the newest recoveries that `vertices` has seen."""
         return self._looks.recoveries.ends
 
     def statistics(self) -> CheckpointStatistics:
@@ -311,7 +317,9 @@ class LocalJob:
         return self.coordinator.machine.state.statistics.copy()
 
     def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
-        """Takes a checkpoint or savepoint and waits for it."""
+        """Takes a checkpoint or savepoint and waits for the answer. Raises an error if it fails, or
+        JobTimeoutError.
+        """
         if self._done.done():
             # The inbox is not read any more: an action in it would exist as long as the job object.
             raise not_taken(wanted.kind, f"the job is {self._done.result().status}")
@@ -365,7 +373,7 @@ class LocalJob:
             _alive.discard(self)
 
     def break_down(self, reason: str) -> None:
-        """Ends a job that cannot continue, and for which that cannot be logged. Runs on the job's thread."""
+        """Ends a job that cannot continue and cannot write to its log. Runs on the job's thread."""
         if not self._done.done():
             progress = progress_of(self.coordinator.machine.state, {}, self.coordinator)
             self.coordinator.halt()
@@ -389,7 +397,7 @@ class LocalJob:
         self._take_messages(block=not busy and not self.messages)
 
     def _turn(self) -> bool:
-        """Gives one turn to a subtask of the next worker that has work. Returns whether there was one."""
+        """Gives one turn to a subtask of the next worker that has work. Returns False if none has work."""
         count = len(self._workers)
         for index in range(count):
             at = (self._next_worker + index) % count
@@ -436,7 +444,7 @@ class LocalJob:
             subtask.retire()
 
     def _report_failure(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
-        """Reports a failure before anything else, so that nothing can prevent the report."""
+        """Reports the failure of a task to the coordinator, and then logs it. Nothing may prevent the report."""
         reason, permanent, same = failure_text(error), is_permanent(error), fingerprint(error)
         self.messages.append(
             lambda: self.coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent, same))
@@ -444,7 +452,7 @@ class LocalJob:
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
     def _hosts(self) -> dict[TaskId, TaskDriver]:
-        """Returns the drivers of the running subtasks. May be called from any thread."""
+        """Returns the driver of each running subtask, by task. May be called from any thread."""
         found = (subtask for worker in self._workers for subtask in list(worker.subtasks.values()))
         return {subtask.task: subtask.host for subtask in found}
 
@@ -459,7 +467,9 @@ class LocalJob:
     # --- what the coordinator asks for ----------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        """Starts an attempt of these tasks (None for all). It replaces their running attempts."""
+        """Starts the tasks of an attempt, which replaces their running attempts. `instruction.tasks` is None for
+        all tasks.
+        """
         attempt = instruction.attempt
         tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
         self._stop(tasks)
@@ -480,7 +490,7 @@ class LocalJob:
     def _begun(
         self, task: TaskId, attempt: AttemptNumber, siblings: Collection[TaskId], pool: IoPool
     ) -> LocalSubtask | None:
-        """Creates a subtask and starts it. Returns None, after reporting the failure, if it cannot be created."""
+        """Creates and starts a subtask. If that fails, reports the failure and returns None."""
         worker = self._worker_of[task]
         subtask = LocalSubtask(self, worker, task, attempt, siblings)
         try:
@@ -498,11 +508,11 @@ class LocalJob:
         return subtask
 
     def cancel_tasks(self, instruction: do.CancelAttempt) -> None:
-        """Stops tasks."""
+        """Stops the tasks of an instruction, or all tasks if it names none."""
         self._stop(self._worker_of if instruction.tasks is None else instruction.tasks)
 
     def end(self, instruction: do.EndJob) -> None:
-        """Deletes leftover files of a job that has ended, and publishes its end."""
+        """Sweeps the files of a job that has ended, ends its lease, and publishes its end."""
         self._stop(self._worker_of)
         self._report_dropped_rows(over=True)
         state = self.coordinator.machine.state
@@ -516,13 +526,15 @@ _alive: weakref.WeakSet[LocalJob] = weakref.WeakSet()
 
 
 def jobs_here() -> list[LocalJob]:
-    """Returns the running jobs of this process, of all its environments."""
+    """Returns the running jobs of this process, from all environments."""
     return [job for job in list(_alive) if not job.over]
 
 
 @atexit.register
 def _let_go() -> None:
-    """Stops running jobs at exit, because threads that work while the interpreter shuts down can crash the process."""
+    """Stops running jobs at the exit of the process, because a thread that works while Python shuts down can
+    crash it.
+    """
     deadline_s = time.monotonic() + LEAVE_WAIT_S
     jobs = list(_alive)
     for job in jobs:
@@ -647,22 +659,22 @@ class LocalCoordinatorPort:
 
 
 class TaskMetricsView:
-    """The metrics of the tasks of one job."""
+    """The last measured metrics of the tasks of one job."""
 
     def __init__(self, graph: JobGraph) -> None:
         self._graph = graph
         self._meters: dict[TaskId, TaskMeter] = {}
         self._seen: dict[TaskId, SubtaskMetrics] = {}
         self.recoveries = RecoveryWatch(graph)
-        """The recoveries that were seen when metrics were measured."""
+        """Measures the durations of recoveries from the metrics."""
 
     def begin(self, task: TaskId, attempt: AttemptNumber) -> None:
-        """Records that a task begins an attempt."""
+        """Records that an attempt of a task begins."""
         self._meters[task] = TaskMeter(task, attempt, monotonic_ms())
         self._seen.pop(task, None)
 
     def look(self, hosts: Mapping[TaskId, TaskDriver]) -> None:
-        """Measures the running tasks."""
+        """Measures the metrics of the running tasks."""
         came = [(host.first_row_at_ms, task) for task, host in hosts.items() if host.first_row_at_ms is not None]
         for at_ms, task in sorted(came):
             self.recoveries.row_came_in(hosts[task].machine.attempt, task, at_ms)
@@ -670,7 +682,7 @@ class TaskMetricsView:
             self._seen[task] = self._meters[task].read(TaskTotals.of(host, monotonic_ms()), now_ms())
 
     def leave(self, task: TaskId, host: TaskDriver) -> None:
-        """Measures a task that has ended, or is stopped, for the last time."""
+        """Measures the metrics of a task that has ended or is stopped, for the last time."""
         self.look({task: host})
         self._seen[task] = self._seen[task].at_rest
 
@@ -679,6 +691,6 @@ class TaskMetricsView:
         return {task: seen.records_in for task, seen in dict(self._seen).items()}
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Returns the metrics of the last measurement."""
+        """Returns the last measured metrics of the tasks, by vertex."""
         seen = dict(self._seen)
         return vertices_of(self._graph, seen, {task: each.attempt for task, each in seen.items()})
