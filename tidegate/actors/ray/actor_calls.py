@@ -1,19 +1,19 @@
-"""Calls between the actors of a job that must not be lost unnoticed, and the reports of tasks to the coordinator.
+"""Calls between the actors of a job whose loss must be noticed, and the reports of tasks to the coordinator.
 
-Ray repeats frames and grants of credit that did not arrive. These have numbers, and may come twice and late. Ray
-repeats no other call (`max_task_retries=0`), and reports a loss only to a caller that reads the result. So callers read
-it. Rules:
+Ray repeats lost calls with frames and credit grants. These have numbers, and may arrive twice and late. Ray repeats no
+other call (`max_task_retries=0`), and reports a loss only to a caller that reads the result. Callers therefore read it.
+Rules:
 
 - The coordinator notices a dead receiver at once. So a lost call has consequences only after `LOST_CALL_GRACE_MS`, when
-  the attempt that it belonged to should be gone. The remaining case is a connection that broke while both ends live.
-- A task whose call got lost fails if the call still matters (`Deliveries`). A finished task ends once everything that
-  it has sent has arrived.
+  its attempt should be gone. The remaining case is a connection that broke while both ends live.
+- A task whose call got lost fails if the call still matters (`Deliveries`). A finished task ends once all its messages
+  have arrived.
 - The reports of all subtasks of a worker in one round of its loop go in one message (`Outbox.flush`).
 - While Ray restarts the coordinator, reports wait and are sent again. Data flows meanwhile. The end of a subtask is
-  sent until it arrives. Other waiting reports are bounded in number: a worker with more of them has failed. Watermarks
-  do not wait, because newer ones follow.
+  sent until it arrives. The number of other waiting reports is limited: beyond it the worker fails. Watermarks do not
+  wait, because newer ones follow.
 - Reports may arrive twice, and out of order if some had to wait. The coordinator recognizes reports that it has
-  received. If a coordinator was lost before it had logged a report, its successor requests the status of each worker.
+  received. A new coordinator requests the status of each worker, because the lost one may not have logged a report.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from tidegate.storage.ids import AttemptNumber
 NAMESPACE = "tidegate"
 """Ray's namespace for the named actors of jobs, of sessions, and of checkpoints in memory."""
 CONCURRENCY_GROUPS = {"control": 1, "ask": 8, "live": 1}
-"""Numbers of threads of a coordinator's actor: for calls of its tasks, for calls of drivers, and for calls that stay
-pending.
+"""Numbers of threads of a coordinator's actor: "control" for calls of its tasks, "ask" for drivers, "live" for
+calls that stay pending.
 """
 LOST_CALL_GRACE_MS = 5_000
 
 
 class Watched(Protocol):
-    """The interface of a send whose arrival is watched. Ray's reference to a call implements it."""
+    """A sent message whose arrival can be watched. Ray's reference to a call implements it."""
 
     def future(self) -> Future[Any]:
-        """Returns a future that is done on arrival, or fails with an error."""
+        """Returns a future that is done when the message has arrived, or fails with an error."""
 
 
 def watch_call(reference: Watched, mailbox: Mailbox, lost: Callable[[BaseException], object]) -> Future[Any]:
-    """Runs `lost` on the mailbox, after a grace period, if the call fails. Returns the future of the call."""
+    """Watches a call, and returns its future. If it fails, runs `lost` on the mailbox after `LOST_CALL_GRACE_MS`."""
 
     def done(future: Future[Any]) -> None:
         error = future.exception()
@@ -64,7 +64,7 @@ def watch_call(reference: Watched, mailbox: Mailbox, lost: Callable[[BaseExcepti
 
 
 def find_actor(name: str, namespace: str) -> Handle | None:
-    """Returns the actor with this name, or None if there is none."""
+    """Returns the handle of the Ray actor with this name, or None if there is none."""
     try:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
@@ -73,16 +73,16 @@ def find_actor(name: str, namespace: str) -> Handle | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt of a subtask has ended in its worker."""
+    """The result of an attempt of a subtask in its worker: finished or failed, with the reason."""
 
     kind: Literal["finished", "failed"]
     reason: str | None = None
     permanent: bool = False
     """True if a restart cannot help."""
     unfit: bool = False
-    """True if the process is unusable, so that another attempt in it would fail for the same reason."""
+    """True if the process is unusable, so that another attempt in it would fail too."""
     fingerprint: str = ""
-    """Identifies the failure, as in `TaskFailed`."""
+    """Text that is equal for repeated failures with the same error at the same row, as in `TaskFailed`."""
 
     @staticmethod
     def failed(error: BaseException) -> Outcome:
@@ -96,7 +96,7 @@ SEND_AGAIN_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Reports that an attempt of a subtask has ended in its worker. It is sent to the supervisor, and not to the
+    """Report that an attempt of a subtask has ended in its worker. It goes to the supervisor, and not to the
     coordinator machine.
     """
 
@@ -109,21 +109,24 @@ Report: TypeAlias = CoordinatorEvent | Ended
 
 
 class Sent:
-    """A report that is being sent. It has the interface of Ray's reference to a call (`Watched`)."""
+    """A report that is being sent to the coordinator. Its arrival can be watched (`Watched`)."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
         self._received: Future[None] = Future()
 
     def future(self) -> Future[None]:
-        """Returns a future that is done when the coordinator has received the report, or fails when the outbox gives
-        up.
+        """Returns a future that is done when the coordinator has received the report, or fails when the outbox
+        gives it up.
         """
         return self._received
 
 
 class Outbox:
-    """Sends the reports of one process to the coordinator by `call`. All methods run on the thread of the mailbox."""
+    """Sends the reports of one process to the coordinator. All methods run on the thread of the mailbox.
+
+    `call` sends a tuple of reports as one message.
+    """
 
     def __init__(self, call: Callable[[tuple[Report, ...]], Any], mailbox: Mailbox) -> None:
         self._call = call
@@ -131,7 +134,7 @@ class Outbox:
         self._next: list[Sent] = []
         """Reports for the next message."""
         self._waiting = 0
-        """Number of reports that the coordinator has not received."""
+        """Number of reports that the coordinator has not confirmed."""
 
     def send(self, report: Report) -> Sent:
         """Adds a report to the next message."""
@@ -141,7 +144,7 @@ class Outbox:
         return sent
 
     def flush(self) -> None:
-        """Sends the reports that were added since the last message."""
+        """Sends the added reports as one message."""
         if self._next:
             reports, self._next = self._next, []
             self._try(reports)
@@ -177,18 +180,19 @@ class Outbox:
 
 
 class Deliveries:
-    """Watches the sends of one task. `guarded` runs an action as a part of the task, if the task still runs."""
+    """Watches whether the messages of one task arrive. `guarded` runs an action of the task, if the task still
+    runs.
+    """
 
     def __init__(self, mailbox: Mailbox, guarded: Callable[[Callable[[], None]], object]) -> None:
         self._mailbox = mailbox
         self._guarded = guarded
         self._on_their_way: set[Future[Any]] = set()
-        """Watched sends that may not have arrived."""
+        """Watched messages that may not have arrived."""
 
     def watch(self, reference: Watched, matters: Callable[[], bool]) -> Future[Any]:
-        """Fails the task if a call is lost while it matters.
-
-        `matters` returns whether the call still matters.
+        """Makes the task fail if a message is lost and `matters()` is still True. Returns the future of the
+        message.
         """
 
         def lost(error: BaseException) -> None:
@@ -198,7 +202,9 @@ class Deliveries:
         return watch_call(reference, self._mailbox, lambda error: self._guarded(lambda: lost(error)))
 
     def watch_until_there(self, reference: Watched) -> None:
-        """Fails the task if a call is lost. Delays the end of a finished task until the call has arrived."""
+        """Makes the task fail if a message is lost, and delays the end of a finished task until the message has
+        arrived.
+        """
         future = self.watch(reference, lambda: True)
         self._on_their_way.add(future)
 
@@ -209,7 +215,7 @@ class Deliveries:
         future.add_done_callback(done)
 
     def when_all_arrived(self, report: Callable[[Outcome], None]) -> None:
-        """Reports the outcome of a finished task, once all its sends have arrived."""
+        """Calls `report` with the outcome of a finished task, once all its messages have arrived."""
         calls = tuple(self._on_their_way)
         if not calls:
             report(Outcome("finished"))

@@ -1,8 +1,8 @@
-"""Sets up the process of each actor: its log, its end at SIGTERM, and its sockets in forked children.
+"""Sets up the process of each Ray actor: its log, and its end at SIGTERM.
 
 Rules:
 
-- The log is standard error, which is a file of Ray's that Ray shows in the driver. It is written through a separate
+- The log is standard error, which Ray writes to a file and shows in the driver. It is written through a duplicated
   descriptor, because code of users may close `sys.stderr`.
 - SIGTERM ends the process at once. Ray's own handler raises SystemExit in the main thread, and Ray then waits for every
   thread of the actor's concurrency groups. Calls that stay pending on purpose (`live`) never return, so such a process
@@ -29,25 +29,25 @@ from tidegate.actors.drivers.log_lines import log_to, set_levels
 
 
 class WorkerLog:
-    """The log of a worker's process: warnings and errors, unless the job's settings set another level."""
+    """Sets up the log of a worker's process: warnings and errors, unless the job's settings set another level."""
 
     def __init__(self, context: JobContext) -> None:
         _log(context, "WARNING", {"process": "worker", "job": context.job_name, "job_id": context.job_id})
         self._outputs = (_own(1), _own(2))
 
     def is_shown_as(self, name: str) -> None:
-        """Makes Ray show this name in the driver before each line that this process prints from now on.
+        """Makes Ray show `name` in the driver before each line that this process prints from now on.
 
-        Ray reads the name from its log files: from a line with a mark, which Ray itself writes when an actor has
-        started.
+        Ray reads the name from its log files: from a marked line, which Ray itself writes when an actor has started.
         """
         for output in self._outputs:
             output.write(f"{LOG_PREFIX_ACTOR_NAME}{name}\n")
 
 
 def log_of_coordinator(context: JobContext) -> None:
-    """Logs the decisions of a coordinator. Checkpoints that succeed are logged only if the job's settings request
-    it."""
+    """Sets up the log of a coordinator's process. Successful checkpoints are logged only if the job's settings
+    request it.
+    """
     # Imported here, because workers must not load the modules of coordinators.
     from tidegate.actors.drivers.coordinator_driver import checkpoints_log
 
@@ -64,8 +64,8 @@ def _log(context: JobContext, level: str, known: Mapping[str, object]) -> None:
 
 
 def _ray_logs_lines() -> bool:
-    """Returns whether the driver has given `ray.init` a `logging_config`. Then Ray writes the lines of all loggers
-    itself.
+    """Returns whether the driver has given `ray.init` a `logging_config`. Ray then writes the lines of all
+    loggers itself.
     """
     worker: Any = ray._private.worker.global_worker
     return worker.job_logging_config is not None
@@ -77,7 +77,9 @@ def _own(descriptor: int) -> TextIO:
 
 
 LAST_LINE = b"SIGTERM: the process ends as requested\n"
-"""The last line that the process prints at SIGTERM. Kernels before Linux 6.15 do not report how a process ended."""
+"""The last line that the process prints at SIGTERM. It shows why the process ended, which Linux before 6.15 does
+not report.
+"""
 
 
 def end_at_sigterm() -> None:

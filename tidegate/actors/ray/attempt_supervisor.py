@@ -3,19 +3,19 @@
 Rules:
 
 - An attempt is sent to the processes of its workers as one `TaskDeployment` each, once these processes and their
-  neighbours have started, because a deployment contains the addresses of the neighbours. Each process reports how its
-  subtasks end (`Ended`). If a process dies, all its unfinished subtasks fail at once.
+  neighbours have started, because a deployment contains the addresses of the neighbours. Each process reports the end
+  of its subtasks (`Ended`). If a process dies, all its unfinished subtasks fail at once.
 - If only the connection broke and the process answers, messages that may be lost are sent again (`lost_nodes.py`).
-  Receivers ignore a message that comes twice.
+  Receivers ignore a repeated message.
 - All events for the subtasks of a worker in one round of the mailbox go in one message (`flush`).
-- An attempt is deployed when all living processes have stopped the one before it (`AttemptDrain`). A process that does
-  not stop in time is evicted (`Evictions`). A stuck process gets no subtasks.
-- While a node may be lost, an attempt waits for spare processes elsewhere, or until Ray reports what became of the node
-  (`lost_nodes.py`). A wait for resources of the cluster is logged, and fails the attempt in the end
+- An attempt is deployed when all living processes have stopped the previous attempt (`AttemptDrain`). A process that
+  does not stop in time is evicted (`Evictions`).
+- While a node may be lost, an attempt waits for spare processes elsewhere, or until Ray reports whether the node is
+  lost (`lost_nodes.py`). A wait for resources of the cluster is logged, and fails the attempt in the end
   (`resource_waits.py`).
 - A subtask that has finished does not need its process any more. Messages to it may get lost.
-- A coordinator that takes over finds the processes of its predecessor (`discovery.py`). A subtask without a process has
-  failed. The supervisor reports that when the machine sends `CoordinatorTookOver` to the subtask.
+- A new coordinator finds the processes of the lost one (`discovery.py`). A subtask without a process has failed. The
+  supervisor reports that when the machine sends `CoordinatorTookOver` to the subtask.
 - The machine ignores reports about an attempt that is not current.
 """
 
@@ -60,7 +60,9 @@ _TaskMessage: TypeAlias = tuple[TaskId, AttemptNumber, ev.TaskEvent]
 
 @dataclass(frozen=True, slots=True)
 class _WaitingDeployment:
-    """A deployment that has not been sent yet. `peers` has the process of each neighbour in another worker."""
+    """A deployment to one process that has not been sent yet. `peers` has the process of each neighbour task in
+    another worker.
+    """
 
     member: WorkerHandle
     tasks: tuple[TaskId, ...]
@@ -70,7 +72,7 @@ class _WaitingDeployment:
 
 
 class AttemptSupervisor:
-    """Deploys attempts of one job on its processes.
+    """Deploys the attempts of one job on its processes.
 
     All methods run on the coordinator's mailbox, except `processes`, `standbys`, `waits_for`, `suspect_nodes` and
     `rows_reported`.
@@ -84,7 +86,7 @@ class AttemptSupervisor:
         heartbeat_timeout_ms: int = TIMEOUT_MS,
         join: Callable[[WorkerHandle], object] = lambda _: None,
     ) -> None:
-        """Creates the supervisor. `join` connects to a process that has identified itself."""
+        """Creates the supervisor. `join` is called with each process that has started, and connects to it."""
         self._workers = workers
         self._report = report
         self._mailbox = mailbox
@@ -94,22 +96,22 @@ class AttemptSupervisor:
         """The attempt of each task. Attempts of tasks differ, because a region may restart alone."""
         self._members: dict[TaskId, WorkerHandle] = {}
         self._finished: set[TaskId] = set()
-        """Tasks that have finished, and need no process any more in their attempt."""
+        """Tasks that have finished in their attempt, and need no process any more."""
         self._cancelled: dict[TaskId, AttemptNumber] = {}
-        """The newest cancelled attempt of each task. Events are no longer sent to it."""
+        """The newest cancelled attempt of each task. Its events are no longer sent."""
         self._neighbours = workers.graph.neighbours()
         self._unsent: dict[WorkerHandle, list[_TaskMessage]] = {}
         """Events for the next message to each process."""
         self._waiting: list[_WaitingDeployment] = []
-        """Deployments that wait until all processes have identified themselves."""
+        """Deployments that wait until all processes involved have started."""
         self._join = join
         workers.died, workers.identified = self._has_died, self._identified
         self._due: do.DeployAttempt | None = None
-        """The next attempt, while it waits until processes have stopped the one before. None otherwise."""
+        """The next attempt, while processes have not stopped the previous one yet, or None."""
         self.generation = ev.UNFENCED
-        """The generation of this coordinator. Processes ignore messages with an older one."""
+        """The generation of this coordinator. Processes ignore messages of older generations."""
         self._has_looked = False
-        """True once the processes of a predecessor were looked for."""
+        """True once this coordinator has looked for the processes of a lost one."""
         self._why_gone: str | None = None
         """The reason why processes were gone when this coordinator took over, if Ray reports one."""
         self._evictions = Evictions(workers, report)
@@ -119,20 +121,22 @@ class AttemptSupervisor:
         self._broke = workers.broke = self._lost_nodes.broke
         self._drain = AttemptDrain(mailbox, self._broke, self.evict, self._deploy_if_free)
         self._room: RoomWatch | None = None
-        """Watches whether the cluster has room for the slots of the job. None if the job reserves no slots."""
+        """Watches whether the cluster has free resources for the slots of the job. None if the job reserves no
+        slots.
+        """
         self._bundles: BundleNodes | None = None
-        """The nodes of the bundles, or None if the job has no common slots."""
+        """Finds the node of each placement group bundle. None if the job has no common slots."""
         if (placement := workers.options.placement) is not None:
             self._bundles = BundleNodes(mailbox, partial(nodes_of, placement), self._deploy_if_free)
         if workers.slots.groups:
             wait_ms_max = workers.options.slot_request_timeout_ms
             self._room = RoomWatch(mailbox, partial(look_at, workers.slots), self._starting, self._no_room, wait_ms_max)
         self.recoveries = RecoveryWatch(workers.graph)
-        """Measures the recoveries under this coordinator."""
+        """Measures the durations of recoveries under this coordinator."""
 
     def evict(self, member: WorkerHandle, why: str) -> None:
-        """Stops using a process, and ends it once the event log has recorded that. `why` names the process and the
-        reason.
+        """Stops using a process, and kills it once the event log has recorded that. `why` names the process and
+        the reason.
         """
         self._evictions.evict(member, why)
 
@@ -141,17 +145,18 @@ class AttemptSupervisor:
             self.evict(member, f"{member.name} {why}")
 
     def kill(self, process: str) -> None:
-        """Ends a process whose eviction is recorded in the event log."""
+        """Kills a process whose eviction is recorded in the event log. `process` is its id."""
         self._evictions.kill(process)
 
     def silent(self, node: str, others_ms: Sequence[int]) -> None:
-        """Records that a process on a node does not answer. `others_ms` is for how long the other processes there have
-        not answered.
+        """Records that a process on a node does not answer.
+
+        `others_ms`: how long, in ms, each other process on the node has not answered.
         """
         self._lost_nodes.silent(node, others_ms)
 
     def take_over(self, state: CoordinatorState, job_id: JobId) -> None:
-        """Finds the processes of a lost predecessor, and watches how their subtasks end. `state` was replayed from the
+        """Finds the processes of a lost coordinator, and watches their subtasks. `state` was replayed from the
         log.
         """
         if not self._has_looked:
@@ -177,7 +182,7 @@ class AttemptSupervisor:
         self._mailbox.call_later(self._workers.options.standby_delay_ms, self._workers.refill)
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        """Deploys an attempt, once all living processes have stopped the one before."""
+        """Deploys an attempt, once all living processes have stopped the previous attempt."""
         self._due = instruction
         self._deploy_if_free()
 
@@ -199,11 +204,11 @@ class AttemptSupervisor:
 
     @property
     def _nodes(self) -> Nodes:
-        """Returns the node of each bundle, or `NOWHERE` if that does not matter."""
+        """Returns the node of each bundle, or `NOWHERE` if the job has no common slots."""
         return NOWHERE if self._bundles is None else self._bundles.nodes
 
     def _without(self, tasks: Sequence[TaskId]) -> do.DeployAttempt | None:
-        """Returns the waiting attempt without these tasks, or None if no task remains."""
+        """Returns the waiting attempt without `tasks`, or None if none waits or no task remains."""
         if self._due is None:
             return None
         due = self._workers.graph.tasks() if self._due.tasks is None else self._due.tasks
@@ -211,7 +216,9 @@ class AttemptSupervisor:
         return replace(self._due, tasks=left) if left else None
 
     def _deploy(self, instruction: do.DeployAttempt) -> None:
-        """Assigns each task of an attempt to a process."""
+        """Assigns each task of an attempt to a process, and sends the deployments as soon as the processes have
+        started.
+        """
         tasks = self._workers.graph.tasks() if instruction.tasks is None else instruction.tasks
         # Before the new attempt begins, so that a message lost here does not count as its failure.
         self.flush()
@@ -244,13 +251,14 @@ class AttemptSupervisor:
         self._mailbox.call_later(self._workers.options.standby_delay_ms, self._workers.refill)
 
     def _identified(self, member: WorkerHandle) -> None:
-        """Connects to a process that has started, and sends the deployments that have waited for it."""
+        """Connects to a process that has started, and sends the deployments that waited for it."""
         self._join(member)
         self._send_deployments()
 
     def _send_deployments(self) -> None:
-        """Sends the deployments whose processes have all identified themselves, with the addresses of their
-        neighbours."""
+        """Sends the waiting deployments for which all processes involved have started, with the addresses of the
+        neighbours.
+        """
         all_waiting, self._waiting = self._waiting, []
         for waiting in all_waiting:
             tasks = tuple(t for t in waiting.tasks if self._is_current(t, waiting.attempt))
@@ -266,11 +274,11 @@ class AttemptSupervisor:
                 self._send(tasks, waiting.member, partial(waiting.member.handle.deploy.remote, deployment))
 
     def _is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Returns whether this is the current attempt of a task and was not cancelled."""
+        """Returns whether the attempt is the current one of the task and is not cancelled."""
         return self._attempts.get(task) == attempt and self._cancelled.get(task, -1) < attempt
 
     def _by_member(self, tasks: Iterable[TaskId]) -> dict[WorkerHandle, tuple[TaskId, ...]]:
-        """Returns the processes of these tasks, each with its tasks."""
+        """Returns the processes of `tasks`, each with its tasks. Tasks without a process are omitted."""
         found: dict[WorkerHandle, list[TaskId]] = {}
         for task in tasks:
             if (member := self._members.get(task)) is not None:
@@ -278,7 +286,7 @@ class AttemptSupervisor:
         return {member: tuple(of_member) for member, of_member in found.items()}
 
     def cancel(self, instruction: do.CancelAttempt) -> None:
-        """Orders each living process to stop an attempt. A process that does not stop in time is killed."""
+        """Orders each living process to stop an attempt. A process that does not stop in time is evicted."""
         attempt = instruction.attempt
         tasks = tuple(self._workers.graph.tasks() if instruction.tasks is None else instruction.tasks)
         self._due = self._without(tasks)
@@ -289,7 +297,9 @@ class AttemptSupervisor:
                 self._drain.stop(member, of_member, attempt, self.generation)
 
     def send(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Queues an event for the current attempt of a task, if its process lives. It is sent with the next message."""
+        """Queues an event for the current attempt of a task, which `flush` sends. Drops it if the process of the
+        task is dead.
+        """
         member = self._members.get(task)
         if member is not None and member.usable:
             self._unsent.setdefault(member, []).append((task, self._attempts[task], event))
@@ -299,7 +309,7 @@ class AttemptSupervisor:
             self._report(co.TaskFailed(now_ms(), event.attempt, task, reason))
 
     def flush(self) -> None:
-        """Sends the events that were queued since the last message."""
+        """Sends the queued events, one message to each process."""
         if self._unsent:
             unsent, self._unsent = self._unsent, {}
             for member, events in unsent.items():
@@ -307,19 +317,24 @@ class AttemptSupervisor:
                 self._send(tasks, member, partial(member.channel.send, "deliver", tuple(events)))
 
     def completed(self, task: TaskId, event: ev.CheckpointCompleted, state: CoordinatorState) -> None:
-        """Notifies the standby that follows a task of a completed checkpoint, unless the checkpoint was deleted."""
+        """Notifies the standby process that follows a task's state of a completed checkpoint, unless it was
+        deleted already.
+        """
         spec, number = state.spec, event.checkpoint_id
         if spec is not None and number in state.kept:
             self._workers.completed(task, RestorePoint(spec.root, spec.job_id, number, final=False))
 
     def membership(self, name: str, actor_id: str, in_charge: bool) -> Membership:
-        """Returns whether a process belongs to this job, or None if this is not the current coordinator. May be called
-        from any thread.
+        """Returns this coordinator's generation, and whether a process belongs to the job, or None if it is not in
+        charge.
+
+        May be called from any thread.
         """
         return Membership(self.generation, self._workers.has(name, actor_id) if in_charge else None)
 
     def found_hung(self, member: WorkerHandle) -> Callable[[str], object]:
-        """Marks a process as hung, and returns the function that fails its subtasks with a text.
+        """Returns a function that fails the unfinished subtasks of a process that was found hung. Its argument is the
+        error text.
 
         The subtask that was last active comes first, so that the failure of the attempt names it.
         """
@@ -339,7 +354,7 @@ class AttemptSupervisor:
         return [task for task, m in self._members.items() if m is member and task not in self._finished]
 
     def dismiss(self) -> None:
-        """Ends all processes when this coordinator stops, unless they obey another one."""
+        """Ends all processes when this coordinator stops, except processes that obey a newer coordinator."""
         for look in (self._room, self._bundles):
             if look is not None:
                 look.close()
@@ -348,7 +363,9 @@ class AttemptSupervisor:
         self._workers.dismiss(self.generation)
 
     def close(self) -> list[Future[None]]:
-        """Ends all processes when the job has ended. The futures are done when the processes have ended."""
+        """Ends all processes after the end of the job. Returns futures that are done when the processes have
+        ended.
+        """
         for look in (self._room, self._bundles):
             if look is not None:
                 look.close()
@@ -356,7 +373,7 @@ class AttemptSupervisor:
         return self._workers.close()
 
     def processes(self) -> tuple[TaskProcessInfo, ...]:
-        """Returns the process of each task, if it lives and has started."""
+        """Returns the living process of each task, unless it has not started yet."""
         return tuple(
             TaskProcessInfo(task, member.name, member.info.pid, member.info.node_id, self._attempts.get(task, 0))
             for task, member in list(self._members.items())
@@ -364,12 +381,14 @@ class AttemptSupervisor:
         )
 
     def standbys(self) -> tuple[int, int]:
-        """Returns the number of spare processes that are ready, and the number that are starting."""
+        """Returns the number of spare processes that are ready, and the number of spare processes that are
+        starting.
+        """
         return self._workers.ready_standbys, self._workers.starting_standbys
 
     def waits_for(self) -> str | None:
-        """Returns a description of the cluster resources for which the job waits, or None. May be called from any
-        thread.
+        """Returns text about the cluster resources, or the nodes, for which the job waits, or None. May be called
+        from any thread.
         """
         if self._due is not None and (nodes := self._lost_nodes.doubtful):
             return f"word of {', '.join(sorted(nodes))}: no process there answers, and Ray has not given it up"
@@ -381,7 +400,7 @@ class AttemptSupervisor:
         return len(self._lost_nodes.doubtful)
 
     def observe(self, event: CoordinatorEvent) -> None:
-        """Records failures and restarts, to measure how long recoveries take."""
+        """Logs failures and ready tasks, and passes them to the measurement of recoveries."""
         if isinstance(event, co.TaskFailed) and event.attempt == self._attempts.get(event.task):
             self.recoveries.failed(event.at_ms)
             log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, logged_text(event.reason))
@@ -391,7 +410,7 @@ class AttemptSupervisor:
             log.info("task %s is ready%s%s", event.task, origin, self.recoveries.since_failure(event.at_ms))
 
     def rows_reported(self, attempt: AttemptNumber, task: TaskId, rows_in: int) -> None:
-        """Records the number of rows that a task has received. The first rows behind the sources end a recovery."""
+        """Records the number of rows that a task has received. The first row ends a recovery."""
         at_ms = now_ms()
         if (member := self._members.get(task)) is not None:
             member.answered_at_ms = at_ms
@@ -399,18 +418,22 @@ class AttemptSupervisor:
             log.info("attempt %d: the first rows came into %s %s", attempt, task, words)
 
     def doing(self, task: TaskId) -> Future[str] | None:
-        """Requests from the process of a task what it is doing. Returns None if the task has no living process."""
+        """Requests from a task's process what it is doing. Returns a future of the text, or None if no process of
+        the task lives.
+        """
         member = self._members.get(task)
         return None if member is None or not member.usable else member.handle.doing.remote().future()
 
     def _record_failure(self, attempt: AttemptNumber, task: TaskId, member: WorkerHandle) -> None:
-        """Records the failure of a process. It may have failed any time after its last answer."""
+        """Records, for the measurement of recoveries, the failure of a process at some time since its last
+        answer.
+        """
         if attempt == self._attempts.get(task) and member.answered_at_ms is not None:
             at_ms = now_ms()
             self.recoveries.failed(at_ms, max(0, at_ms - member.answered_at_ms))
 
     def ended(self, ended: Ended) -> None:
-        """Handles a report that an attempt of a subtask has ended in its process."""
+        """Handles the end of a subtask's attempt in its process. Reports a failure to the coordinator."""
         attempt, task, outcome = ended.attempt, ended.task, ended.outcome
         if attempt != self._attempts.get(task):
             return
@@ -442,7 +465,7 @@ class AttemptSupervisor:
             self._report(co.TaskFailed(now_ms(), self._attempts[task], task, bounded_text(why)))
 
     def _send(self, tasks: Sequence[TaskId], member: WorkerHandle, call: Callable[[], Watched]) -> None:
-        """Sends a message to the subtasks of a process. If it does not arrive, their attempts fail."""
+        """Sends a message to the subtasks of a process by `call`. If it does not arrive, their attempts fail."""
         attempts = {task: self._attempts[task] for task in tasks}
 
         def concerned() -> list[TaskId]:
@@ -472,19 +495,19 @@ class AttemptSupervisor:
 
 
 class Evictions:
-    """Ends processes of one job after the event log has recorded their eviction. All methods run on the coordinator's
-    mailbox.
+    """Kills processes of one job after the event log has recorded their eviction. Methods run on the
+    coordinator's mailbox.
     """
 
     def __init__(self, workers: WorkerPool, report: Callable[[CoordinatorEvent], None]) -> None:
         self._workers = workers
         self._report = report
         self._waiting: dict[str, WorkerHandle] = {}
-        """Processes, by id, that end once the log has recorded their eviction."""
+        """Evicted processes, by id, until the log has recorded their eviction."""
 
     def evict(self, member: WorkerHandle, why: str) -> None:
-        """Stops using a process, and requests the log entry that allows its end. `why` names the process and the
-        reason.
+        """Stops using a process, and requests the log entry that allows killing it. `why` names the process and
+        the reason.
         """
         member.evicted = True
         if member.process_id not in self._waiting:
@@ -493,7 +516,7 @@ class Evictions:
             self._report(co.ProcessGivenUp(now_ms(), member.process_id, bounded_text(why)))
 
     def kill(self, process: str) -> None:
-        """Ends a process whose eviction is recorded in the event log."""
+        """Kills a process whose eviction is recorded in the event log. `process` is its id."""
         member = self._waiting.pop(process, None)
         if member is None:
             return
@@ -515,12 +538,12 @@ DROP_TIMEOUT_MS = 10_000
 Broke: TypeAlias = Callable[
     [WorkerHandle, BaseException | None, Callable[[BaseException], object], Callable[[], object]], bool
 ]
-"""A function that handles a broken call to a process, as `LostNodes.broke` does."""
+"""A function that handles a failed call to a process. See `LostNodes.broke`."""
 
 
 class AttemptDrain:
-    """Waits until processes have stopped an attempt, before the next one is deployed. All methods run on the
-    coordinator's mailbox.
+    """Waits until processes have stopped an attempt, before the next one is deployed. Methods run on the coordinator's
+    mailbox.
 
     `look` is called when a process has stopped its subtasks, or is evicted.
     """
@@ -530,18 +553,20 @@ class AttemptDrain:
     ) -> None:
         self._mailbox, self._broke, self._evict, self._look = mailbox, broke, evict, look
         self._asked: list[tuple[WorkerHandle, Future[None]]] = []
-        """Processes that were ordered to stop subtasks, and the futures of their answers."""
+        """Processes that were ordered to stop subtasks, each with the future of its answer."""
 
     @property
     def is_over(self) -> bool:
-        """Returns whether all processes have stopped the attempt. Processes that have not started yet do not count."""
+        """Returns whether all processes have stopped their subtasks. Processes that have not started yet do not
+        count.
+        """
         self._asked = [(member, dropped) for member, dropped in self._asked if member.usable and not dropped.done()]
         return all(member.info is None for member, _ in self._asked)
 
     def stop(
         self, member: WorkerHandle, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation
     ) -> None:
-        """Orders a process to stop an attempt of subtasks. `generation` is the generation of the coordinator."""
+        """Orders a process to stop subtasks of an attempt. `generation` is the generation of the coordinator."""
 
         def done(future: Future[None]) -> None:
             self._broke(

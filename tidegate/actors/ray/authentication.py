@@ -1,21 +1,18 @@
-"""Authenticates this process at a Ray cluster: finds its token, checks the head's answer, and warns if there is no
-token.
+"""Authenticates this process at a Ray cluster: finds its token, probes the head, and warns if Ray requires no token.
 
-This module loads Ray only where its settings must be read again: Ray's environment decides whether Ray sends a token,
-and must be complete before Ray is loaded.
+This module imports Ray only where its settings must be read again: Ray's environment decides whether Ray sends a token,
+and must be complete before Ray is imported. Rules:
 
-Rules:
-
-- Ray stores its token in `RAY_AUTH_TOKEN`, in the file `RAY_AUTH_TOKEN_PATH`, or in `~/.ray/auth_token`. Ray sends it
-  only in token mode, and does not switch that mode on for an explicit address. If this user has a token, tidegate
+- Ray reads its token from `RAY_AUTH_TOKEN`, from the file `RAY_AUTH_TOKEN_PATH`, or from `~/.ray/auth_token`. Ray sends
+  it only in token mode, and does not switch that mode on for an explicit address. If this user has a token, tidegate
   switches token mode on, unless the cluster answers without one. In token mode this process would refuse the calls of
   such a cluster, and Ray would take its actors for actors of a dead process.
-- A token file belongs to this user or to root, is not a link, and is not writable for others. If others may only read
-  it, tidegate removes their access. Ray itself makes the file readable for all users. So before Ray starts a cluster
-  here, tidegate creates the file with mode 0600 in a folder with mode 0700.
+- A token file must belong to this user or to root, must not be a link, and must not be writable for others. If others
+  may only read it, tidegate removes their access. Ray itself makes the file readable for all users. So before Ray
+  starts a cluster here, tidegate creates the file with mode 0600 in a folder with mode 0700.
 - Ray retries a dead address for minutes (`ray.init` for more than ten) and reports nothing meanwhile. `probe` makes one
   call with a time limit. Within seconds it reports whether a Ray head listens there, whether it requires a token, and
-  which cluster it is.
+  the id of its cluster.
 - Ray runs whatever code it receives. So without a token every user who reaches its ports can run code. On loopback only
   users of this machine reach them, and no warning is logged. Elsewhere each process logs one warning. It is not an
   error, because a network may be closed by other means.
@@ -48,9 +45,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def switch_on_token(environ: MutableMapping[str, str], address: str | None = None) -> None:
-    """Makes Ray send its token if there is one, unless the cluster at an address works without a token.
+    """Makes Ray send its token if there is one, unless the cluster at `address` works without a token.
 
-    Raises ConfigurationError for a token file that other users could have written.
+    `environ` is changed. Raises ConfigurationError for a token file that other users could have written.
     """
     if _is_off(environ) or (not environ.get(TOKEN_VARIABLE) and _token_file(environ) is None):
         return
@@ -76,7 +73,7 @@ def answers_without_token(address: str) -> bool:
 
 
 def make_token_file(environ: Mapping[str, str]) -> None:
-    """Creates the token of a cluster that Ray is about to start here, if this user has none.
+    """Creates the token file of a cluster that Ray is about to start here, if this user has no token.
 
     An existing token file becomes unreadable for others. Raises ConfigurationError for a token file that other users
     could have written.
@@ -95,7 +92,7 @@ def make_token_file(environ: Mapping[str, str]) -> None:
 
 
 def close_token_file(environ: Mapping[str, str]) -> None:
-    """Makes the token file unreadable for others, if Ray uses one.
+    """Makes the token file unreadable for other users, if Ray uses one.
 
     Raises ConfigurationError for a token file that other users could have written.
     """
@@ -104,7 +101,10 @@ def close_token_file(environ: Mapping[str, str]) -> None:
 
 
 def token_of_this_user(environ: Mapping[str, str]) -> str | None:
-    """Returns the token that Ray would send, or None. Raises ConfigurationError as `switch_on_token`."""
+    """Returns the token that Ray would send in token mode, or None if this user has none.
+
+    Raises ConfigurationError for a token file that other users could have written.
+    """
     if token := environ.get(TOKEN_VARIABLE):
         return token
     path = _token_file(environ)
@@ -112,12 +112,12 @@ def token_of_this_user(environ: Mapping[str, str]) -> str | None:
 
 
 def token_that_is_sent(environ: Mapping[str, str]) -> str | None:
-    """Returns the token that this process sends, or None without a token or outside of token mode."""
+    """Returns the token that Ray sends from this process, or None without a token or outside of token mode."""
     return token_of_this_user(environ) if _mode(environ) == "token" else None
 
 
 def default_token_path() -> str:
-    """Returns the token file that Ray reads by default."""
+    """Returns the path of the token file that Ray reads by default."""
     return str(Path.home() / ".ray" / "auth_token")
 
 
@@ -130,7 +130,10 @@ def _is_off(environ: Mapping[str, str]) -> bool:
 
 
 def _token_file(environ: Mapping[str, str]) -> str | None:
-    """Returns the path of the token file, or None. Raises ConfigurationError if other users could have written it."""
+    """Returns the path of the token file, or None if there is none. Makes it unreadable for other users.
+
+    Raises ConfigurationError if other users could have written it.
+    """
     named = environ.get(PATH_VARIABLE)
     path = named or default_token_path()
     try:
@@ -181,16 +184,16 @@ _NO_CLIENT = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The answer of the head node of a Ray cluster to a probe."""
+    """The answer of a Ray cluster's head node to a probe."""
 
     answer: Literal["open", "asks for a token", "unknown"]
-    """The kind of answer. `unknown` means that the head listens, but answers only with TLS."""
+    """"open" without a required token. "unknown" if the head listens, but answers only with TLS."""
     cluster: bytes = b""
-    """Id of the cluster, empty if there was no answer."""
+    """Id of the cluster. Empty if the head did not report it."""
 
 
 def refuse_ray_client(address: str | None = None) -> None:
-    """Raises ConfigurationError for an address of Ray client, and for a process that is connected by Ray client."""
+    """Raises ConfigurationError for an address "ray://…", and for a process that is connected by Ray client."""
     if address is not None and address.startswith(_CLIENT):
         raise ConfigurationError(f"address {address!r}: {_NO_CLIENT}")
     if "ray" not in sys.modules:
@@ -202,9 +205,10 @@ def refuse_ray_client(address: str | None = None) -> None:
 
 
 def probe(address: str, token: str | None = None) -> Head:
-    """Probes the head at "host:port", with a token or without one. Takes at most `PROBE_TIMEOUT_S`.
+    """Probes the head node at "host:port", with a token or without one, and returns its answer.
 
-    Raises ConfigurationError for an address that is not "host:port", and if no head of a Ray cluster answers in time.
+    Takes at most `PROBE_TIMEOUT_S`. Raises ConfigurationError for an address that is not "host:port", and if no head of
+    a Ray cluster answers in time.
     """
     place = _HOST_AND_PORT.fullmatch(address)
     if place is None:
@@ -259,16 +263,15 @@ _warned = False
 
 
 def is_on_spark() -> bool:
-    """Returns whether the Ray cluster of this driver was started in Spark executors by `ray.util.spark`."""
+    """Returns whether this driver has started a Ray cluster in Spark executors with `ray.util.spark`."""
     module = sys.modules.get("ray.util.spark.cluster_init")
     return getattr(module, "_active_ray_cluster", None) is not None
 
 
 def warn_if_open(address: str, environ: Mapping[str, str], *, on_spark: bool = False) -> None:
-    """Logs a warning, once in a process, if Ray listens at an address that others may reach, and requires no token.
+    """Logs a warning, once in a process, if others may reach Ray at an address and Ray requires no token.
 
-    `address` is the address of Ray's head node, with or without a port. `on_spark` is whether its nodes run in Spark
-    executors.
+    `address` is the address of Ray's head node, with or without a port. `on_spark`: its nodes run in Spark executors.
     """
     global _warned
     reason = why_open(address, environ, on_spark=on_spark)
@@ -283,7 +286,9 @@ def warn_if_open(address: str, environ: Mapping[str, str], *, on_spark: bool = F
 
 
 def why_open(address: str, environ: Mapping[str, str], *, on_spark: bool = False) -> str | None:
-    """Returns why others can use Ray at an address, or None if a token prevents it or only this machine reaches it."""
+    """Returns why others can use Ray at an address, or None if a token prevents it or only this machine reaches
+    it.
+    """
     if _is_loopback(address):
         return None
     mode = environ.get("RAY_AUTH_MODE", _TOKEN).strip().lower()

@@ -1,9 +1,7 @@
-"""Connects a driver to a running Ray cluster, filters what Ray prints in the driver, and ends the driver at SIGTERM.
+"""Connects a driver to a running Ray cluster, filters the output of Ray in the driver, and ends the driver at SIGTERM.
 
 This module imports Ray only when it connects, because the environment decides before the import whether Ray sends a
-token.
-
-Rules:
+token. Rules:
 
 - The address is the argument, else `RAY_ADDRESS`, else the only cluster on this machine whose processes belong to this
   user. If there are several, `connect` raises an error instead of guessing.
@@ -48,13 +46,13 @@ _FIND, _START_ONE = "auto", "local"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The connection of this process to Ray. `owned` is whether this module opened it, so that `close` ends it."""
+    """The connection of this process to Ray. `owned`: this module opened it, so `close` ends it."""
 
     address: str | None
     owned: bool
 
     def close(self) -> None:
-        """Disconnects. The cluster keeps running."""
+        """Disconnects from Ray if this module connected. The cluster keeps running."""
         if self.owned:
             import ray
 
@@ -64,12 +62,12 @@ class Connection:
 def connect(
     address: str | None = None, show_log: bool = False, runtime_env: Mapping[str, Any] | None = None
 ) -> Connection:
-    """Connects this process to Ray, unless it is connected.
+    """Connects this process to a Ray cluster, unless it is connected already.
 
-    `show_log`: print log lines of tidegate's processes at every level, where Ray prints the lines of processes.
-    `runtime_env`: the runtime environment of all processes that Ray starts for this one, as with `ray.init`.
-    Raises ConfigurationError if no cluster answers, if another cluster or a cluster with another token answers, if Ray
-    rejects `runtime_env`, or if `runtime_env` is given to a process that is connected already.
+    `show_log`: print tidegate's log lines of every level that Ray shows in the driver. `runtime_env`: the runtime
+    environment of all processes that Ray starts for this driver, as in `ray.init`. Raises ConfigurationError if no
+    cluster answers, if another cluster or a cluster with another token answers, if Ray rejects `runtime_env`, or if
+    `runtime_env` is given to a process that is connected already.
     """
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
         raise ConfigurationError(f"runtime_env={runtime_env!r} is not a mapping such as {{'env_vars': {{'A': 'b'}}}}")
@@ -120,9 +118,9 @@ def _connect(address: str | None, show_log: bool, runtime_env: dict[str, Any]) -
 
 
 def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for a runtime environment that Ray rejects, or that has a field that Ray does not have.
+    """Raises ConfigurationError for a runtime environment that Ray rejects, or that has a field unknown to Ray.
 
-    Ray itself only warns about such fields, because plugins may define them.
+    Ray itself only warns about unknown fields, because plugins may define them.
     """
     from ray.runtime_env import RuntimeEnv
 
@@ -137,7 +135,7 @@ def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
 
 
 def prepare_connection(address: str) -> None:
-    """Decides whether Ray sends a token to the head at an address, and checks that the head accepts it.
+    """Decides whether Ray sends a token to the head at `address`, and checks that the head accepts it.
 
     Raises ConfigurationError if no head answers within seconds, or if the head requires another token.
     """
@@ -157,7 +155,7 @@ def prepare_connection(address: str) -> None:
 
 
 def check_same_cluster(address: str | None) -> None:
-    """Raises ConfigurationError if the address belongs to another cluster than the connected one."""
+    """Raises ConfigurationError if `address` belongs to another cluster than the connected one. None is accepted."""
     import ray
 
     own = ray.get_runtime_context().gcs_address
@@ -210,7 +208,9 @@ _OF_RAY = "ray._private.worker"
 
 @contextmanager
 def clean_end_at_sigterm() -> Iterator[None]:
-    """Makes SIGTERM end this process cleanly after a block that connects to Ray."""
+    """Sets a SIGTERM handler that ends this process cleanly, after the block, which connects to Ray and loses the
+    handler.
+    """
     before: Any = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -295,7 +295,7 @@ _WARNINGS_OF_RAY = re.compile(
 
 
 def is_notice(line: str) -> bool:
-    """Returns whether a line (without its end) is one of the notices to drop."""
+    """Returns whether a line of output (without its line end) is one of the known notices to drop."""
     return _NOTICES.fullmatch(line) is not None
 
 
@@ -309,9 +309,10 @@ def is_dropped(line: str, show_log: bool) -> bool:
 
 
 def filter_worker_output(show_log: bool) -> None:
-    """Filters what Ray prints in this process from now on. A second call replaces the first.
+    """Filters the output of Ray's processes that Ray prints in this process from now on. A second call replaces the
+    first.
 
-    `show_log`: print log lines of tidegate's processes at every level.
+    `show_log`: keep tidegate's own log lines at every level.
     """
     # Ray has no public function for this.
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
@@ -327,7 +328,7 @@ def filter_worker_output(show_log: bool) -> None:
 
 
 def _filter_errors(drop: Callable[[dict[str, Any]], None]) -> None:
-    """Filters the output of Ray's thread for error messages, which does not call the log handlers."""
+    """Filters the error messages that Ray prints on another path, past its log handlers."""
     from ray._private import worker
 
     ray: Any = worker

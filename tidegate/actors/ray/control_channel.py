@@ -3,13 +3,13 @@
 A single call of Ray wakes some ten threads, and costs twenty times as much as a message over a socket. Rules:
 
 - The coordinator connects to a process on its node as soon as the process has started. Until then, and without a
-  connection, messages are calls.
+  connection, messages are Ray calls.
 - A message goes over the connection once all earlier calls were answered. So messages arrive in order.
-- Each message is acknowledged when the other end has handled it, as a call is. When the connection breaks, or too many
-  messages wait, unacknowledged ones are sent by calls. So a message may arrive twice, and a lost one is always
+- Each message is acknowledged when the other process has handled it. When the connection breaks, or too many messages
+  wait, unacknowledged messages are sent by Ray calls. So a message may arrive twice, and a lost message is always
   reported.
-- A message of `send_unacknowledged` may get lost: a later one replaces it.
-- A connection that has ended is not made again. A coordinator that takes over makes its own.
+- A message of `send_unacknowledged` may get lost, because a later message replaces it.
+- A broken connection is not opened again. A new coordinator opens its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from tidegate.protocol.failures import error_text
 log = logging.getLogger(__name__)
 
 COORDINATOR = "coordinator"
-"""Process id of every coordinator on its connections. The newest coordinator of a job replaces the connection of an
-older one.
-"""
+"""Process id of every coordinator on its connections. The connection of a new coordinator replaces an older one."""
 UNANSWERED_MAX = 1_000
-"""Limit of unacknowledged messages. Beyond it, messages are sent by Ray calls."""
+"""Limit of messages without acknowledgement on a connection. Beyond it, messages are sent by Ray calls."""
 _NUMBER = struct.Struct("<Q")
 
 Handlers: TypeAlias = Mapping[str, Any]
@@ -41,39 +39,38 @@ Handlers: TypeAlias = Mapping[str, Any]
 
 
 class PendingSend:
-    """A message that is being sent. It has the interface of Ray's reference to a call."""
+    """A message that is not acknowledged yet. It has the interface of Ray's reference to a call."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
         self.name, self.arguments = name, arguments
         self._answered: Future[None] = Future()
 
     def future(self) -> Future[None]:
-        """Returns a future that is done when the other process has handled the message, or fails with the error of the
-        call.
-        """
+        """Returns a future that is done when the other process has handled the message, or fails with the error."""
         return self._answered
 
 
 class ControlChannel:
-    """The channel to one process. `handle` is its actor, and `handlers` handle messages from it. May be used from any
-    thread.
+    """The channel for messages to one process. `handle` is its Ray actor. May be used from any thread.
+
+    `handlers` has the functions that handle messages from it, by name.
     """
 
     def __init__(self, handle: Handle, handlers: Handlers) -> None:
         self._handle, self._handlers = handle, handlers
         self._lock = threading.RLock()
         self._end: _End | None = None
-        """The connection, or None while messages are sent by Ray calls."""
+        """This end of the connection, or None while messages are sent by Ray calls."""
         self._calls = 0
-        """Ray calls without an answer."""
+        """Number of Ray calls without an answer."""
         self._unacknowledged_call = False
         """True if an unacknowledged message was sent by a Ray call, and no acknowledged call came after it."""
         self._next_number = 0
         self._unanswered: dict[int, PendingSend] = {}
-        """Unacknowledged messages on the connection, by number."""
+        """Messages that were sent over the connection and are not acknowledged, by number."""
 
     def send(self, name: str, *arguments: Any) -> PendingSend:
-        """Calls a method of the other process by a message that is acknowledged."""
+        """Sends a message, which calls method `name` of the other process and is acknowledged."""
         pending = PendingSend(name, arguments)
         with self._lock:
             if self._calls or self._unacknowledged_call or not self._try_send(pending):
@@ -81,7 +78,7 @@ class ControlChannel:
         return pending
 
     def send_unacknowledged(self, name: str, *arguments: Any) -> None:
-        """Calls a method of the other process. The result is dropped, and the message may be lost."""
+        """Sends a message, which calls method `name` of the other process, and which may be lost."""
         with self._lock:
             end = self._end
             if end is None or not end.send(Kind.UNACKNOWLEDGED, pickle.dumps((name, arguments), 5)):
@@ -99,7 +96,9 @@ class ControlChannel:
             )
 
     def accept(self) -> _End:
-        """Returns the listener for a connection from the coordinator or its successor. Runs on the reading thread."""
+        """Returns the listener for a new connection from a coordinator, and closes an older one. Runs on the
+        reading thread.
+        """
         with self._lock:
             if self._end is not None:
                 self._break(self._end)
@@ -148,12 +147,12 @@ class ControlChannel:
     # --- on the reading thread -------------------------------------------------------------------------
 
     def opened(self, end: _End) -> None:
-        """Uses a connection from now on."""
+        """Sends messages over this connection from now on."""
         with self._lock:
             self._end = end
 
     def answered(self, number: int) -> None:
-        """Marks a message as done that the other process has acknowledged."""
+        """Completes the future of the message with this number, because the other process has acknowledged it."""
         with self._lock:
             pending = self._unanswered.pop(number, None)
         if pending is not None:
@@ -165,14 +164,14 @@ class ControlChannel:
         self._handlers[name](*arguments)
 
     def over(self, end: _End) -> None:
-        """Switches to Ray calls, because the connection has ended."""
+        """Sends messages by Ray calls from now on, because the connection has ended."""
         with self._lock:
             if end is self._end:
                 self._break(end)
 
 
 class _End:
-    """A `Listener` for one end of a connection."""
+    """This process's end of a connection (a `Listener`), which passes received messages to the channel."""
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel

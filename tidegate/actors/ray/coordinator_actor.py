@@ -1,4 +1,4 @@
-"""`CoordinatorProcess`: the Ray actor that drives the coordinator of one job.
+"""`CoordinatorProcess`: the Ray actor that runs the coordinator of one job.
 
 Rules:
 
@@ -7,7 +7,7 @@ Rules:
 - Each event is in the event log before it has consequences. So Ray may restart this actor at any time: the new process
   replays the log, becomes the next generation, and takes the running workers over (`discovery.py`). It waits while the
   storage of the log does not answer, because it can do nothing without the log.
-- A thread of its own writes log entries, so a sink commit that hangs does not delay the job's decisions.
+- A separate thread writes log entries, so a sink commit that hangs does not delay the job's decisions.
 - Metrics of the job are published about once a second (`runtimes/job_metrics.py` computes the values).
 """
 
@@ -86,7 +86,7 @@ REPLAY_RETRY_S, TASKS_GONE_TIMEOUT_S = 0.5, 15.0
 
 
 class CoordinatorProcess(StatusEndpoint):
-    """The class of the actor."""
+    """The class of the coordinator's Ray actor."""
 
     def __init__(self, spec: JobSpec, shared_context: bytes, options: PoolOptions, card: JobCard) -> None:
         runtime_context = ray.get_runtime_context()
@@ -104,7 +104,7 @@ class CoordinatorProcess(StatusEndpoint):
         self._dropped_rows = DroppedRowReports(context.graph)
         self._answers = Answers()
         self._inherited: frozenset[str] = frozenset()
-        """Requests in the log of the predecessor, which are still unanswered."""
+        """Ids of requests in the replayed log."""
         self._host: CoordinatorDriver | None = None
         self._lease: LeaseKeeper | None = None
         self._metrics = JobMetrics(context.job_name, card.submitted_at_ms)
@@ -157,17 +157,17 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="control")
     def report(self, reports: tuple[Report, ...]) -> None:
-        """Receives the reports of a worker's subtasks."""
+        """Receives the reports of a worker's subtasks, and queues them for the mailbox."""
         self._mailbox.post(lambda: self._reported(reports))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
     def membership(self, name: str, actor_id: str) -> Membership:
-        """Returns whether a process belongs to this job."""
+        """Returns whether the worker process with this actor id belongs to this job."""
         return self._deployment.membership(name, actor_id, self._host is not None and self._host.in_charge)
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Returns only when the process ends. Callers notice its end by that."""
+        """Blocks until this process ends, so that callers notice its end."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
@@ -180,7 +180,7 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="ask")
     def view(self, wait_s: float) -> JobView:
-        """Returns the state of the job: now or, if it ends within `wait_s` seconds, at its end."""
+        """Returns the state of the job: now or, if the job ends within `wait_s` seconds, at its end."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
         at_end = (self._statistics(), self._answers.given(), self._reports.vertices(self._host)) if ended else ()
         return JobView(self._progress(), self._host is not None, ended, self._broken, *at_end)
@@ -192,14 +192,14 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="ask")
     def request(self, request: str, kind: SnapshotKind, target: str | None, savepoint_format: SavepointFormat) -> None:
-        """Requests a checkpoint or savepoint. `answer` returns the result later."""
+        """Requests a checkpoint or savepoint under the id `request`. `answer` returns the result later."""
         # A driver that got no reply repeats its call with the same request.
         if self._answers.expect(request):
             self._mailbox.post(lambda: self._requested(request, kind, target, savepoint_format))
 
     @ray.method(concurrency_group="ask")
     def answer(self, request: str, wait_s: float) -> Answer | None:
-        """Returns the answer to a request, or None if there is none within `wait_s` seconds."""
+        """Returns the answer to the request with this id, or None if there is none within `wait_s` seconds."""
         if self._host is None and not self._ended.is_set() and not self._answers.has(request):
             # The log is being replayed, which reveals what became of the request.
             self._ended.wait(min(wait_s, REPLAY_RETRY_S))
@@ -252,7 +252,7 @@ class CoordinatorProcess(StatusEndpoint):
             self._host.handle(co.JobSubmitted(now_ms(), self._spec))
 
     def _take_over_again(self, reason: str) -> None:
-        """Replays the log again, because an entry of a lost predecessor has arrived after the replay."""
+        """Replays the log again, because an entry of the lost coordinator has arrived after the replay."""
         self._takeovers += 1
         if self._takeovers >= TAKEOVERS_MAX:
             self._leave_to_successor(f"{TAKEOVERS_MAX} attempts to take over the log were overtaken: {reason}")
@@ -315,7 +315,7 @@ class CoordinatorProcess(StatusEndpoint):
             self._report_dropped_rows(at_ms)
 
     def _end(self) -> None:
-        """Waits until the last task has ended, deletes leftover files, and publishes the end of the job."""
+        """Waits until the last task process has ended, sweeps the files of the job, and publishes its end."""
         assert self._host is not None
         host, permit = self._host, permit_sweep(self._host.machine.state)
         self._heartbeats.close()
@@ -348,8 +348,8 @@ class CoordinatorProcess(StatusEndpoint):
         self._ended.set()
 
     def _leave_to_successor(self, reason: str) -> None:
-        """Ends this process, because another coordinator is in charge. Touches no file or process that the other one
-        may use.
+        """Ends this process, because another coordinator controls the job. Touches none of its files and
+        processes.
         """
         log.error("the coordinator of %s leaves: %s", self._spec.job_name, bounded_text(reason))
         end_process()
@@ -357,8 +357,8 @@ class CoordinatorProcess(StatusEndpoint):
     def _stop(self, reason: str) -> None:
         """Stops the job, because this coordinator cannot continue.
 
-        The coordinator may have been replaced without noticing, because it notices that only when it writes to the log.
-        So it requests that processes end, and processes that obey another coordinator refuse.
+        A newer coordinator may control the job, which this one notices only when it writes to the log. So it requests
+        its processes to end, and processes that obey a newer coordinator refuse.
         """
         self._broken = bounded_text(reason)
         log.error("the coordinator of %s stops: %s", self._spec.job_name, self._broken)
@@ -461,9 +461,9 @@ class _Port:
 def replay_when_it_answers(
     event_log: EventLog, outage_ms: int, job_history: JobHistory | None = None
 ) -> tuple[CoordinatorMachine, LogPosition]:
-    """Replays the log as `replay` does, and retries for as long as a storage outage is tolerated.
+    """Replays the log as `replay` does, and retries while storage does not answer.
 
-    Raises CorruptionError at once, and StorageError after `outage_ms`.
+    Raises CorruptionError at once, and StorageError after an outage of `outage_ms`.
     """
     notes = OutageNotes("the event log", monotonic_ms)
     for attempt in itertools.count(1):
@@ -490,7 +490,7 @@ def _histogram(metric: Metric) -> Histogram:
 
 
 class JobMetrics:
-    """Publishes the metrics of one job under one coordinator."""
+    """Publishes the metrics of one job in Ray, from its coordinator."""
 
     def __init__(self, job: str, submitted_at_ms: int) -> None:
         self._tags = {"job": job}
@@ -498,13 +498,16 @@ class JobMetrics:
         self._completed = 0
 
     def begin(self, state: CoordinatorState) -> None:
-        """Starts from a replayed state. Checkpoints of a predecessor are not counted again."""
+        """Starts from a replayed state. Checkpoints that completed under an earlier coordinator are not counted
+        again.
+        """
         self._completed = state.statistics.completed
 
     def observing(self, state: CoordinatorState, done: _Done) -> _Done:
         """Returns a callback for writes to the event log that calls `observe`, then `done`.
 
-        Observing once a second would miss checkpoints if several complete in between and the history drops them.
+        A call of `observe` once a second would miss checkpoints if several complete in between and the history drops
+        them.
         """
 
         def observed(error: BaseException | None) -> None:
@@ -514,7 +517,7 @@ class JobMetrics:
         return observed
 
     def observe(self, state: CoordinatorState) -> None:
-        """Counts each checkpoint that has completed since the last call."""
+        """Adds the duration of each checkpoint that has completed since the last call to the histogram."""
         if state.statistics.completed != self._completed:
             for record in newly_completed(state.statistics, self._completed):
                 _histogram(m.CHECKPOINT_DURATION).observe(record.duration_ms, labels(self._tags))
@@ -523,7 +526,7 @@ class JobMetrics:
     def update(
         self, state: CoordinatorState, progress: JobProgress, now_ms: int, recovery: Recovery | None = None
     ) -> None:
-        """Publishes the current values."""
+        """Publishes the current values of the job's gauges. `recovery` is the newest recovery, or None."""
         publish_requests(self._tags["job"])
         self._times = self._times.at(state, now_ms)
         for metric, value in job_values(state, progress, self._times, now_ms, recovery).items():

@@ -1,17 +1,20 @@
-"""Ends a worker's process when its coordinator is lost for good, or when the current coordinator does not list it.
+"""Ends a worker's process when its coordinator is lost for good, or when the current coordinator does not list the
+process.
 
 Workers outlive their coordinator, because Ray restarts it. So they are detached actors that Ray does not end. Rules:
 
-- `CoordinatorLiveness`: a call to the coordinator stays pending while it lives. When it fails, Ray reports whether the
-  coordinator comes back. The process ends after the second such report, because one could be a mistake.
-- `MembershipCheck`: a process asks whether it belongs to the job when it has started, and every `ASK_EVERY_S`. Ray
-  still carries out the requests of a coordinator whose link was cut. So a process may start long after another
-  coordinator has taken over that never requested it, or on a node that was cut off and replaced.
-- Only the current coordinator can answer. A coordinator that takes over answers None, and answers from a replaced
-  coordinator are ignored. The process ends after two denials in a row: it may just be getting subtasks.
-- These checks do not need the mailbox, because it may be stuck in a function of the user.
-- A process that Ray has not started yet cannot end itself, and would keep its name and its demand for ever. So the
-  living processes of a job that is gone end the waiting ones first, and each environment and submission does so too.
+- `CoordinatorLiveness`: a call to the coordinator stays pending while it lives. When the call fails, Ray reports
+  whether the coordinator comes back. The process ends after the second report that it does not, because one could be a
+  mistake.
+- `MembershipCheck`: a process requests whether it belongs to the job when it has started, and every `ASK_EVERY_S`. Ray
+  still carries out the orders of a coordinator whose network link was cut. So a process may start long after a new
+  coordinator has taken over that never ordered it, or on a node that was cut off and replaced.
+- Only the current coordinator can answer. A coordinator that is taking over answers None, and answers from a replaced
+  coordinator are ignored. The process ends after two denials in a row, because it may just be getting subtasks.
+- These checks do not need the mailbox, because it may be blocked by a function of the user.
+- A process that Ray has not started yet cannot end itself, and would keep its name and its demand for resources for
+  ever. So the living processes of a job that is gone end the waiting ones first, and each environment and submission
+  does so too.
 """
 
 from __future__ import annotations
@@ -39,15 +42,15 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S, ASK_AGAIN_S = 30.0, 0.5
 LEAVE_S_MAX = 5.0
-"""Longest time, in seconds, that a process lives on to end others. Ray may not answer."""
+"""Seconds for which a process lives on to end the waiting processes of its job. Ray may not answer."""
 DENIALS = 2
 """Number of denials in a row after which a process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A coordinator's answer about a process. `known` is None while the coordinator has no list of its
-    processes yet.
+    """A coordinator's answer whether a process belongs to its job. `known` is None while the coordinator has no
+    list yet.
     """
 
     generation: Generation
@@ -55,7 +58,10 @@ class Membership:
 
 
 class Step(enum.Enum):
-    """The next step of a process after an answer: request again `LATER`, request again `SOON`, or `LEAVE`."""
+    """The next step of a process after an answer about its membership.
+
+    LATER: request again after `ASK_EVERY_S`. SOON: request again after `ASK_AGAIN_S`. LEAVE: end the process.
+    """
 
     LATER = "later"
     SOON = "soon"
@@ -63,14 +69,15 @@ class Step(enum.Enum):
 
 
 class DenialCounter:
-    """Counts denials in a row, and decides when a process leaves. No I/O."""
+    """Decides whether a process ends, from the answers about its membership. No I/O."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     def answered(self, answer: Membership | None, newest: int) -> Step:
-        """Processes an answer, or None if there was none. `newest` is the generation of the newest coordinator that has
-        sent a message.
+        """Returns the next step after an answer, or after a failed request (None).
+
+        `newest` is the generation of the newest coordinator that has sent this process a message.
         """
         if answer is None or answer.known is None or not may_obey(answer.generation, newest):
             self._in_a_row = 0
@@ -82,9 +89,11 @@ class DenialCounter:
 
 
 class MembershipCheck:
-    """Requests from the coordinator, again and again, whether this process belongs to its job.
+    """Requests from the coordinator, repeatedly, whether this process belongs to its job. Ends the process if it does
+    not.
 
     `ask` calls the coordinator. `newest` returns the generation of the newest coordinator that has sent a message.
+    `leave` ends the process.
     """
 
     def __init__(self, ask: Callable[[], Any], newest: Callable[[], int], leave: Callable[[], None]) -> None:
@@ -94,7 +103,7 @@ class MembershipCheck:
         self._denials = DenialCounter()
 
     def hold(self) -> None:
-        """Sends the first request."""
+        """Sends the first request. Each answer schedules the next one."""
         self._ask().future().add_done_callback(self._answered)
 
     def _answered(self, call: Future[Membership]) -> None:
@@ -110,14 +119,19 @@ class MembershipCheck:
 
 
 def watch_coordinator(coordinator: Handle, info: ProcessInfo, newest: Callable[[], int]) -> None:
-    """Ends this process when its coordinator is lost for good, or does not list it. Returns at once."""
+    """Starts to watch the coordinator. Ends this process when it is lost for good, or does not list the process.
+
+    Returns at once.
+    """
     CoordinatorLiveness(lambda: coordinator.live.remote(), _leave_with_orphans).hold()
     MembershipCheck(lambda: coordinator.membership.remote(info.name, info.actor_id), newest, end_process).hold()
 
 
 def _leave_with_orphans() -> None:
-    """Ends the processes of this job that never started, and then this process, because its coordinator is lost for
+    """Ends this process, and before that the job's processes that never started, because the coordinator is lost for
     good.
+
+    Runs on a new thread.
     """
     threading.Thread(target=_end_all, name="tidegate-leave", daemon=True).start()
 
@@ -133,7 +147,7 @@ def _end_all() -> None:
 
 
 DEATHS = 2
-"""Number of reports of Ray in a row that the coordinator is dead, after which the process ends."""
+"""Number of consecutive reports of Ray that the coordinator is dead, after which the process ends."""
 
 
 def end_process() -> None:
@@ -142,7 +156,9 @@ def end_process() -> None:
 
 
 class CoordinatorLiveness:
-    """Ends this process when Ray reports that its coordinator is dead. `live` calls the coordinator."""
+    """Ends this process when Ray reports that its coordinator is dead. `live` makes a call that returns only
+    then.
+    """
 
     def __init__(self, live: Callable[[], Any], leave: Callable[[], None] = end_process) -> None:
         self._live = live
@@ -171,7 +187,7 @@ _DEAD = "DEAD"
 
 @dataclass(frozen=True, slots=True)
 class ActorRow:
-    """An actor in Ray's list of actors. `ray_job` is the Ray job for which it was made, directly or indirectly."""
+    """An actor in Ray's list of actors. `ray_job` is the Ray job that created it, directly or indirectly."""
 
     name: str
     class_name: str
@@ -182,7 +198,7 @@ class ActorRow:
 def orphans(actors: Iterable[ActorRow]) -> list[str]:
     """Returns the names of worker processes that wait for resources although their coordinator is dead. No I/O.
 
-    A coordinator of the same name in another Ray job belongs to another job.
+    A coordinator counts only if it is in the same Ray job as the worker.
     """
     known = [actor for actor in actors if actor.name and actor.state != _DEAD]
     jobs = [(a.name.removesuffix("coordinator"), a.ray_job) for a in known if a.name.endswith(COORDINATOR_SUFFIX)]
@@ -196,7 +212,9 @@ def orphans(actors: Iterable[ActorRow]) -> list[str]:
 
 
 def end_orphans(namespace: str = NAMESPACE) -> None:
-    """Ends waiting processes of jobs that are gone. Errors of Ray are logged, and the next environment tries again."""
+    """Ends waiting worker processes of jobs that are gone. Errors of Ray are logged, and the next environment
+    tries again.
+    """
     try:
         actors: Any = ray._private.state.actors()
         rows = [ActorRow(a["Name"], a["ActorClassName"], a["JobID"], a["State"]) for a in actors.values()]

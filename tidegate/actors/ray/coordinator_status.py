@@ -3,10 +3,9 @@
 Rules:
 
 - `StatusEndpoint` reads what the mailbox has published. It waits only at the end of a job, for answers that are on
-  their way. A web server gets one bounded snapshot, and None while the log is replayed.
-- An answer to a request for a checkpoint or savepoint is kept after it was given, because the reply may get lost and
-  the driver then repeats the call. The newest answers are kept. Requests in the log of a predecessor are answered from
-  it.
+  their way. A web server gets a snapshot of limited size, and None while the log is replayed.
+- The answer to a request for a checkpoint or savepoint is kept, because the reply may get lost and the driver then
+  repeats the call. Only the newest answers are kept. A new coordinator answers the requests in its log.
 - Reports of tasks may be late: only reports of the current attempt of a task count.
 """
 
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
     from tidegate.actors.runtimes.running_job import JobCard, JobProgress
 
 END_WAIT_S = 5.0
-"""Longest total time, in seconds, to wait for the answers of a job that has ended. They follow the end at once, or
+"""Seconds for which the end of a job waits for outstanding answers, in total. They follow the end at once, or
 never come.
 """
 
 
 class StatusEndpoint:
-    """The methods of `CoordinatorProcess` that return status."""
+    """The methods of the coordinator's actor that return the status of the job."""
 
     if TYPE_CHECKING:
         _spec: JobSpec
@@ -66,7 +65,7 @@ class StatusEndpoint:
 
     @ray.method(concurrency_group="ask")
     def overview(self) -> JobOverview:
-        """Returns the row of this job in a list of jobs."""
+        """Returns the overview of this job for a list of jobs."""
         newest = self._statistics().latest_completed
         return JobOverview(self._card, self._progress(), None if newest is None else newest.ended_at_ms)
 
@@ -77,21 +76,21 @@ class StatusEndpoint:
 
     @ray.method(concurrency_group="ask")
     def processes(self) -> tuple[TaskProcessInfo, ...]:
-        """Returns the process of each task whose process has started."""
+        """Returns the process of each task. Processes that have not started yet are omitted."""
         return self._deployment.processes()
 
     @ray.method(concurrency_group="ask")
     def identify(self) -> ProcessInfo:
-        """Returns the node, process id and addresses of this process."""
+        """Returns the node, process id and address of this process."""
         return process_info()
 
     @ray.method(concurrency_group="ask", enable_task_events=False)
     def snapshot(self, known: Known, requests: tuple[str, ...] = ()) -> JobSnapshot | None:
-        """Returns the parts of the job's state that the caller lacks, or None while the log is replayed.
+        """Returns the parts of the job's status that the caller lacks, or None while the log is replayed.
 
-        `known`: the parts that the caller has. `requests`: requests to answer along. At the end of the job every
-        request is answered: the caller does not look again, and may have asked before it made its last request. Answers
-        are read after the snapshot, because the answer to a stop comes with the end of the job.
+        `known`: the versions of the parts that the caller has. `requests`: ids of requests for which to return answers
+        too. At the end of the job all requests are answered, because the caller does not call again. Answers are read
+        after the snapshot, because the answer to a stop comes with the end of the job.
         """
         host = self._host
         if host is None:
@@ -121,17 +120,17 @@ class StatusEndpoint:
 
 
 KEPT_MAX = 100
-"""Limit of kept answers. It is more than drivers request within the time in which they repeat a call."""
+"""Limit of kept answers. Drivers make fewer requests within the time in which they repeat a call."""
 
 LOST = Answer(None, "the coordinator was lost before it had logged the request; request it again")
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The state of a job in its coordinator's process.
+    """The status of a job, as its driver reads it from the coordinator's process.
 
-    `started` is set once the log was replayed. `ended` is set once nothing changes any more. `broken` is the error that
-    stopped the coordinator.
+    `started`: the log was replayed. `ended`: nothing changes any more. `broken`: the error that stopped the
+    coordinator, or None.
     """
 
     progress: JobProgress
@@ -141,13 +140,13 @@ class JobView:
     statistics: CheckpointStatistics | None = None
     """Statistics of the checkpoints. Set once the job has ended, because the coordinator ends soon after."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """Answers to requests, set once the job has ended."""
+    """Answers to requests, by request id. Set once the job has ended."""
     vertices: tuple[VertexMetrics, ...] = ()
     """The last metrics of the tasks, set once the job has ended."""
 
 
 class Answers:
-    """The answers of one coordinator to user requests. Thread-safe."""
+    """The answers of one coordinator to user requests, by request id. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -165,14 +164,14 @@ class Answers:
             return True
 
     def give(self, request: str, answer: Answer) -> None:
-        """Sets the answer, unless the request is unknown or was answered before."""
+        """Sets the answer to a request, unless the request is unknown or already answered."""
         with self._lock:
             future = self._futures.get(request)
             if future is not None and not future.done():
                 future.set_result(answer)
 
     def inherit(self, known: Mapping[str, Answer | None]) -> None:
-        """Adds the requests of a predecessor, with their answers or None."""
+        """Adds the requests in the replayed log, with their answers, or None for requests without an answer yet."""
         for request, answer in known.items():
             self.expect(request)
             if answer is not None:
@@ -184,7 +183,9 @@ class Answers:
             return request in self._futures
 
     def wait(self, request: str, wait_s: float) -> Answer | None:
-        """Returns the answer, None if it takes longer than `wait_s`, or `LOST` for an unknown request."""
+        """Waits for the answer to a request. Returns None after `wait_s` seconds, or `LOST` if the request is
+        unknown.
+        """
         with self._lock:
             future = self._futures.get(request)
         if future is None:
@@ -195,12 +196,12 @@ class Answers:
             return None
 
     def requests(self) -> tuple[str, ...]:
-        """Returns the requests that are kept, whether they have an answer or not."""
+        """Returns the ids of the kept requests, with or without an answer."""
         with self._lock:
             return tuple(self._futures)
 
     def given(self) -> dict[str, Answer]:
-        """Returns all answers that are kept."""
+        """Returns the kept answers, by request id."""
         with self._lock:
             return {request: future.result() for request, future in self._futures.items() if future.done()}
 
@@ -220,7 +221,7 @@ class TaskReports:
             self._metrics[task] = metrics
 
     def rows_in(self, state: CoordinatorState) -> dict[str, int]:
-        """Returns the received rows of each vertex."""
+        """Returns the number of received rows of each vertex, from tasks in their current attempt."""
         found: dict[str, int] = {}
         for task, (attempt, rows) in list(self._rows_in.items()):
             if attempt == state.attempt_of(task):
@@ -228,7 +229,9 @@ class TaskReports:
         return found
 
     def vertices(self, host: CoordinatorDriver | None) -> tuple[VertexMetrics, ...]:
-        """Returns all metrics, by vertex. `host` is the coordinator's driver, or None while the log is replayed."""
+        """Returns the metrics of all tasks, by vertex. `host` is the coordinator's driver, or None while the log
+        is replayed.
+        """
         state = CoordinatorState() if host is None else host.machine.state
         metrics_of = dict(self._metrics)
         return vertices_of(self._graph, metrics_of, {task: state.attempt_of(task) for task in metrics_of})

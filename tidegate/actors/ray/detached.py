@@ -1,4 +1,4 @@
-"""Jobs that outlive their driver: nothing that such a job needs is in the driver's process.
+"""Jobs that outlive their driver: everything that such a job needs is outside of the driver's process.
 
 Rules:
 
@@ -9,9 +9,9 @@ Rules:
   driver. A restarted coordinator reads the program from them. There are two such actors, on different nodes if there
   are two nodes. The coordinator replaces a lost one, and moves one if both are on one node: one step at a time, and
   never the last copy first. The program is lost only if both actors and the coordinator are lost at once.
-- The job has slots of its own, because the slots of a session end with the session.
-- A job that is over leaves nothing behind. Its slots are free at once, and its actors end after `LINGER_S`. Until then
-  attached drivers receive the end from the coordinator. Later they read it in the event log.
+- The job has its own slots, because the slots of a session end with the session.
+- After the end of the job its slots are released at once, and its actors end after `LINGER_S`. Until then attached
+  drivers receive the end from the coordinator. Later they read it in the event log.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ KILL_STEPS_MAX = 50
 KILL_STEP_S = ASK_AGAIN_S = 0.2
 ERROR_CHARACTERS_MAX = 500
 RAY_RESTARTS_IT = ProcessId("Ray", "", 0, "")
-"""Stands for the driver in the lease of a detached job, because Ray may restart a dead coordinator."""
+"""Takes the place of the driver's process in the lease of a detached job, because Ray may restart a dead
+coordinator.
+"""
 
 _remote: Any = ray.remote
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Everything from which a coordinator is created. Sent by cloudpickle."""
+    """The values from which a coordinator is created. Pickled with cloudpickle."""
 
     spec: JobSpec
     context: JobContext
@@ -70,7 +72,9 @@ class Program:
 
 
 class DetachedCoordinator(CoordinatorProcess):
-    """A coordinator without a driver. It loads its program, and ends by itself when the job has ended."""
+    """The actor class of a detached job's coordinator. It reads its program from a `ProgramHolder`, and ends
+    after the job.
+    """
 
     def __init__(self, job_id: JobId, namespace: str) -> None:
         pickled = read_program(job_id, namespace)
@@ -98,7 +102,7 @@ _Coordinator: Any = _remote(num_cpus=0, max_task_retries=0, concurrency_groups=C
 
 
 def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
-    """Raises ConfigurationError for a job that could not outlive its driver."""
+    """Raises ConfigurationError if a job with this name and these storage URLs cannot run detached."""
     what = f"execute({name!r}, detached=True)"
     if started_here():
         raise ConfigurationError(
@@ -123,14 +127,14 @@ _CloudPickler: Any = cloudpickle.CloudPickler
 
 
 class _Finder(_CloudPickler):  # type: ignore[misc]
-    """A pickler that finds objects of Ray which end with this driver."""
+    """A pickler that finds Ray objects and actor handles that end with this driver."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO())
         self.found: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        """Records objects of Ray, and pickles like CloudPickler."""
+        """Records Ray objects that end with this driver, and pickles like CloudPickler."""
         if isinstance(obj, ray.ObjectRef):
             self.found.add("an object reference (ray.put, or the result of a task)")
         elif isinstance(obj, ActorHandle) and not _is_detached(obj):
@@ -144,7 +148,7 @@ def _is_detached(handle: Handle) -> bool:
 
 
 def warn_of_ray_objects(graph: JobGraph) -> None:
-    """Logs a warning for each vertex whose functions hold objects of Ray that end with this driver."""
+    """Logs a warning for each vertex whose functions contain Ray objects that end with this driver."""
     for vertex in graph.vertices:
         finder = _Finder()
         finder.dump(vertex)
@@ -158,9 +162,9 @@ def warn_of_ray_objects(graph: JobGraph) -> None:
 
 
 def start_detached(submission: Submission, options: PoolOptions, restarts_max: int) -> Handle:
-    """Starts a job, and waits until its coordinator runs, so that the driver may end.
+    """Starts a detached job, and returns its coordinator once it runs. The driver may end after that.
 
-    Raises ConfigurationError if the job cannot start.
+    Raises ConfigurationError if the job cannot start. `restarts_max`: how many times Ray may restart the coordinator.
     """
     name, job_id, namespace = submission.spec.job_name, submission.spec.job_id, options.namespace
     options = replace(options, driver=RAY_RESTARTS_IT)
@@ -195,9 +199,9 @@ def start_detached(submission: Submission, options: PoolOptions, restarts_max: i
 
 
 def _await_start(coordinator: Handle) -> None:
-    """Waits until a coordinator answers. Raises RayError.
+    """Waits until a coordinator answers. Raises RayError if it is dead, or after `START_TIMEOUT_S`.
 
-    Retries while only the connection is broken, because Ray may be starting it again.
+    Retries while only the connection is broken, because Ray may be restarting the coordinator.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -211,7 +215,7 @@ def _await_start(coordinator: Handle) -> None:
 
 
 def clean_up_lost_job(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
-    """Ends the leftover actors and slots of a detached job whose coordinator is lost for good."""
+    """Ends the remaining actors and slots of a detached job whose coordinator is lost for good."""
     try:
         program: Program = cloudpickle.loads(read_program(job_id, namespace))
         release_slots(program.options)
@@ -228,7 +232,7 @@ def release_slots(options: PoolOptions) -> None:
 
 
 def _release_by_name(job_id: JobId, why: Exception) -> None:
-    """Releases the slots of a job whose program is lost, by their names."""
+    """Releases the slots of a job whose program is lost, by the names of their placement groups. `why` is logged."""
     found = [name for name in (common_name(job_id), own_name(job_id)) if _release_named(name)]
     if not found:
         log.warning(
@@ -245,7 +249,7 @@ def _release_named(name: str) -> bool:
 
 
 def _end_finished_job(name: str, namespace: str) -> None:
-    """Ends the remaining actors of an older job of this name that has ended. Raises RayError."""
+    """Ends the remaining actors of an older job with this name, if that job has ended. Raises RayError."""
     coordinator = find_actor(f"{name}/coordinator", namespace)
     if coordinator is not None and _is_over(coordinator):
         overview: JobOverview = ray.get(coordinator.overview.remote(), timeout=CALL_TIMEOUT_S)
@@ -267,7 +271,9 @@ def _holders(job_id: JobId, namespace: str) -> list[Handle]:
 
 
 def _is_over(coordinator: Handle) -> bool:
-    """Returns whether the job of a coordinator has ended. False if it does not answer, because it may be restarting."""
+    """Returns whether the job of a coordinator has ended. False if the coordinator does not answer, as it may be
+    restarting.
+    """
     try:
         return bool(ray.get(coordinator.view.remote(0.0), timeout=CALL_TIMEOUT_S).ended)
     except RayError:
@@ -296,7 +302,7 @@ class ProgramHolder:
         return self._pickled
 
     def node(self) -> str:
-        """Returns the node of this actor, once it holds the program."""
+        """Returns the id of this actor's node. Answers only after the actor has received the program."""
         found: str = ray.get_runtime_context().get_node_id()
         return found
 
@@ -305,13 +311,13 @@ _Holder: Any = _remote(num_cpus=0, max_restarts=0)(ProgramHolder)
 
 
 def holders_of(job_id: JobId) -> tuple[str, str]:
-    """Returns the names of the actors that hold the program of a job."""
+    """Returns the names of the two actors that hold copies of a job's program."""
     return (f"{job_id}/program", f"{job_id}/program copy")
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """A step: creates a missing copy of the program, on `node`, or on any node if that is None."""
+    """A step of `next_step`: create a missing copy of the program, on `node`, or on any node if that is None."""
 
     name: str
     node: str | None
@@ -319,17 +325,17 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A step: ends a copy of the program that shares its node with another one, so that it is created on
-    another node.
+    """A step of `next_step`: end a copy of the program that shares its node with the other copy, to create it
+    elsewhere.
     """
 
     name: str
 
 
 def next_step(places: Mapping[str, str | None], nodes: Collection[str]) -> Make | End | None:
-    """Returns the next step that keeps the copies available, or None.
+    """Returns the next step to keep both copies of the program on different nodes, or None if nothing is to do.
 
-    `places` has the node of each copy, None for a lost one. `nodes` are the living nodes.
+    `places` has the node of each copy by name, None for a lost copy. `nodes` are the living nodes.
     """
     alive = {name: node for name, node in places.items() if node is not None}
     elsewhere = sorted(set(nodes) - set(alive.values()))
@@ -342,7 +348,7 @@ def next_step(places: Mapping[str, str | None], nodes: Collection[str]) -> Make 
 
 
 class ProgramKeeper:
-    """Keeps the copies of one program. Call `look` from one thread at a time."""
+    """Keeps two copies of one program available. `look` must be called from one thread at a time."""
 
     def __init__(self, job_id: JobId, namespace: str, pickled: bytes) -> None:
         self._names = holders_of(job_id)
@@ -351,20 +357,20 @@ class ProgramKeeper:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Calls `look` at intervals, until `close`."""
+        """Starts a thread that calls `look` every `LOOK_EVERY_S`, until `close`."""
         threading.Thread(target=self._keep, name="tidegate-program", daemon=True).start()
 
     def close(self) -> None:
-        """Stops, because the job has ended."""
+        """Stops the thread, because the job has ended."""
         self._closed.set()
 
     def fill(self) -> None:
-        """Creates the copies for a job that starts. Raises RayError."""
+        """Creates all copies of the program. Raises RayError."""
         while self.look():
             pass
 
     def look(self) -> bool:
-        """Takes one step if one is needed. Returns whether it did. Raises RayError."""
+        """Creates or moves one copy of the program if needed. Returns whether it did. Raises RayError."""
         places = {name: self._place(name) for name in self._names}
         nodes = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
         step = next_step(places, nodes)

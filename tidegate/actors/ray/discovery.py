@@ -1,13 +1,13 @@
-"""Finds the worker processes that a lost coordinator has left behind, both with subtasks and spare.
+"""Finds the worker processes of a lost coordinator, both with subtasks and spare.
 
 Rules:
 
-- Processes are found by their names, and report what they hold: a spare process keeps its name when it gets subtasks.
-- A name alone proves nothing: another job of that name may just be ending.
-- If only a connection broke, a process is asked again, as often as by a running coordinator (`lost_nodes.py`).
-- A process that has not answered when all running tasks are found is starting, or useless: it is evicted, and replaced
-  in time.
-- Of two processes with subtasks of one worker the one with the newer attempt counts. An evicted one does not count.
+- Processes are found by their names, and report their subtasks: a spare process keeps its name when it gets subtasks.
+- A process also has to report the id of the job, because another job with the same name may just be ending.
+- If only a connection broke, the request is repeated, as often as by a running coordinator (`lost_nodes.py`).
+- A process that has not answered when all running tasks are found is either starting or useless. It is evicted and
+  replaced.
+- If two processes have subtasks of one worker, the process with the newer attempt is used. An evicted process is not.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 15.0
 """Seconds to wait for the answers of processes.
 
-On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray detects a lost node no
-faster, so this hardly delays a takeover after the loss of a node.
+With 5 s, a slow answer on a busy machine failed a job that allows no restart. Ray detects a lost node no faster than 15
+s, so this hardly delays a takeover after the loss of a node.
 """
 NEVER = AttemptNumber(-1)
 LATELY_MS = 600_000
-"""Age, in ms, up to which the death of a process may explain the loss of the predecessor."""
+"""Age, in ms, up to which the death of a process may explain the loss of the coordinator."""
 _NUMBERED = re.compile(r"#\d+$")
 
 
 def find_processes(
     prefix: str, namespace: str, job_id: JobId, running: Collection[TaskId], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> tuple[list[FoundProcess], dict[str, Handle]]:
-    """Returns the living processes of a job, and the names of processes that do not answer. Blocks for at most
-    `timeout_s` seconds.
+    """Returns the living processes of a job, and the handles of processes that do not answer, by name.
 
-    `running`: tasks that run according to the log. When all of these are found, the search ends.
+    Blocks for at most `timeout_s` seconds. `running`: tasks that run according to the log. The search ends when all of
+    these are found.
     """
     handles: dict[str, Handle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
@@ -92,7 +92,7 @@ def find_processes(
 def memory_death_of_tasks(prefix: str) -> str | None:
     """Returns why Ray's memory monitor recently killed a process of this job, or None if it killed none.
 
-    If it killed several, the newest one counts. The monitor mostly kills the coordinator along with the tasks, so the
+    If it killed several, the newest death counts. The monitor mostly kills the coordinator along with the tasks, so the
     reason is only in Ray's records. `prefix` is the beginning of the actor names of the job.
     """
     try:
@@ -109,7 +109,9 @@ def memory_death_of_tasks(prefix: str) -> str | None:
 
 
 def _first_of(references: list[Any], wait_s: float) -> list[Any]:
-    """Returns the first answer in a list. Returns an empty list if none arrives in time or `references` is empty."""
+    """Waits for the first answer to the calls in a list, and returns it in a list. Returns an empty list after
+    `wait_s`.
+    """
     if references:
         return list(ray.wait(references, num_returns=1, timeout=wait_s)[0])
     threading.Event().wait(wait_s)
@@ -119,10 +121,11 @@ def _first_of(references: list[Any], wait_s: float) -> list[Any]:
 def by_worker(
     found: Sequence[FoundProcess], workers: Mapping[TaskId, WorkerId], given_up: Collection[str] = ()
 ) -> tuple[dict[WorkerId, FoundProcess], list[FoundProcess], list[FoundProcess]]:
-    """Returns the process of each worker, the spare processes, and the useless ones.
+    """Returns the process of each worker, the spare processes, and the useless processes.
 
-    A process is useless if it was evicted, if a newer process has its subtasks, or if it was started for a worker and
-    has not got subtasks: it would keep its reserved resources.
+    A process is useless if it was evicted, if another process has a newer attempt of its worker, or if it was started
+    for a worker and has no subtasks, because it would keep its reserved resources. `given_up`: actor ids of evicted
+    processes.
     """
     kept: dict[WorkerId, FoundProcess] = {}
     useless = [one for one in found if one.held.info.actor_id in given_up]

@@ -2,11 +2,11 @@
 
 Rules:
 
-- Linux reports the exit code of a process to its parent, which is Ray. Since Linux 6.15 a process that has held a file
-  descriptor of it since before its end may read it too. On older kernels a crash is recognized by its output, and any
+- Linux reports the exit code of a process to its parent, which is Ray. Since Linux 6.15 another process may read it
+  too, through a pidfd that it opened before the end. On older kernels a crash is recognized by its output, and any
   other end is reported as unknown.
-- Ray's texts are shortened to what died and why, without ids of owners and without guesses.
-- Nothing here raises.
+- Ray's texts are shortened to the actor and the cause, without ids of owners and without guesses.
+- No function here raises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CRASH = re.compile(r"^Fatal Python error: (.*)$", re.MULTILINE)
 
 
 class ExitProbe:
-    """Holds a descriptor of a process on this node, so that its exit code can be read after its end."""
+    """Holds a pidfd of a process on this node, through which its exit code can be read after its end."""
 
     def __init__(self, pid: int) -> None:
         self._descriptor = -1
@@ -49,8 +49,8 @@ class ExitProbe:
             self._descriptor = os.pidfd_open(pid)
 
     def end(self, wait_ms: int) -> str | None:
-        """Returns `exit code 3` or `killed by SIGKILL`, or None if unknown. Waits up to `wait_ms` for the end of the
-        process.
+        """Returns `exit code 3` or `killed by SIGKILL`, or None if unknown. Waits up to `wait_ms` for the end of
+        the process.
         """
         if self._descriptor < 0:
             return None
@@ -87,7 +87,7 @@ def end_text(code: int) -> str:
 
 
 def stderr_path() -> str:
-    """Returns the file of this process's standard error, empty if it is not a file."""
+    """Returns the path of the file to which this process writes standard error, or "" if it is not a file."""
     try:
         path = os.readlink("/proc/self/fd/2")
     except OSError:
@@ -96,7 +96,9 @@ def stderr_path() -> str:
 
 
 def last_lines(path: str) -> str:
-    """Returns the last lines of a log as one line: Python's report of a crash, else the last output. May be empty."""
+    """Returns the end of a log file, joined in one line: Python's report of a crash, else the last lines. May be
+    empty.
+    """
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -115,9 +117,9 @@ def _relevant_lines(text: str) -> list[str]:
 
 
 def close_sockets_in_children() -> None:
-    """Makes forked processes close the sockets that this process has now.
+    """Makes processes that are forked from this one close the sockets that it has now.
 
-    Other processes notice the end of a process by its connections. A child that lives longer would keep them open.
+    Other processes notice the end of this process by its connections, which a forked child would keep open.
     """
     sockets: list[tuple[int, int]] = []
     for name in os.listdir("/proc/self/fd"):
@@ -155,9 +157,10 @@ def death_of(error: BaseException) -> str:
 
 
 def memory_death(text: str) -> str | None:
-    """Returns Ray's report of a process that its memory monitor has killed, in one line. None for any other end.
+    """Returns a line about a process that Ray's memory monitor has killed, or None for a text of Ray about any other
+    end.
 
-    It contains the figures of the node, and the largest of the processes that were killed with it.
+    The line contains the memory use of the node, and the largest of the killed processes.
     """
     node = _NODE_MEMORY.search(text)
     if node is None:
@@ -198,5 +201,7 @@ def _death_of(error: BaseException) -> str:
 
 
 def went_with_its_node(error: BaseException | None) -> bool:
-    """Returns whether an actor may have ended together with its node, which does not count against the actor."""
+    """Returns whether an actor may have ended because its node was lost, which does not count as the actor's
+    fault.
+    """
     return isinstance(error, ActorUnavailableError) or (error is not None and "its node has died" in str(error))

@@ -1,21 +1,21 @@
 """Connections between processes of a job on the same node: framed messages over Unix sockets.
 
-`FramedConnection` has the socket, `FrameCodec` turns messages into bytes, `Connections` accepts and makes connections.
-Rules:
+`FramedConnection` has the socket, `FrameCodec` converts messages to bytes and back, `Connections` accepts and opens
+connections. Rules:
 
 - A process listens from its start, on an abstract socket name that cannot be guessed. The name is not a file, so
   nothing is left behind, however the process ends.
 - Only processes of the same user are accepted, and only if they prove that they have the secret of the job. Both ends
-  prove it, for this pair of processes and this direction. Nothing else is read before the proof.
-- One connection joins two processes, and lasts as long as both. It is not made again when it breaks.
+  prove it, for this pair of processes and this direction. No other bytes are read before the proof.
+- One connection joins two processes, and lasts as long as both. It is not opened again when it breaks.
 - One thread reads for all connections and waits for nothing else. `send` writes at once what the kernel accepts, and
-  the reading thread writes the rest. `send` never blocks.
+  the reading thread writes the remaining bytes. `send` never blocks.
 - Only the reading thread closes sockets, so it never acts on a file number that the kernel has given to a new socket.
 - Processes that user code forks close the sockets, because other processes detect the end of a process by its
   connections.
 - A message has a length and a kind. Messages are read whole, in the order in which they were sent, up to
-  `MESSAGE_BYTES_MAX`. The credit of the channels bounds the unwritten bytes. A large message is read into memory of its
-  own, which Arrow can use for its rows. At most one message carries a descriptor, for the memory of rows.
+  `MESSAGE_BYTES_MAX`. The credit of the channels limits the unwritten bytes. A large message is read into a separate
+  buffer, which Arrow can use for its rows. At most one message carries a file descriptor, for shared memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tidegate.storage.errors import ProtocolError
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 512
-"""Limit of connections of a process. In addition, a process uses no more than an eighth of its limit of open files."""
+"""Limit of connections of a process. It also uses at most an eighth of its limit of open files."""
 STRANGERS_MAX = 64
 """Limit of connections that have not been authenticated. A new one beyond it closes the oldest one."""
 READ_BYTES = 256 * 1024
@@ -68,7 +68,9 @@ class Listener(Protocol):
     """Receives the events of a connection. Called on the reading thread, so no method may block."""
 
     def connected(self, connection: FramedConnection) -> None:
-        """Called first, with the connection. For `connect` it runs on the thread of the caller."""
+        """Called first, with the connection: on the caller's thread for `connect`, otherwise on the reading
+        thread.
+        """
 
     def opened(self) -> None:
         """Called when the other end has proved its identity, so that messages can be sent."""
@@ -77,7 +79,7 @@ class Listener(Protocol):
         """Called with a message. An exception ends the connection."""
 
     def over(self, reason: str) -> None:
-        """Called when the connection has ended. No further call follows."""
+        """Called last, when the connection has ended."""
 
 
 class FramedConnection:
@@ -88,12 +90,13 @@ class FramedConnection:
         self._lock = threading.Lock()
         self._waits_to_write = self._closed = False
         self._received: int | None = None
-        """The descriptor that the other end has sent, until it is fetched by `take_descriptor`."""
+        """The file descriptor that the other end has sent, until `take_descriptor` returns it."""
         self._awaits_descriptor = True
 
     def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> bool:
         """Sends a message. Returns False if the connection has ended. Raises ProtocolError if the message is too
-        large."""
+        large.
+        """
         with self._lock:
             if self._closed:
                 return False
@@ -112,13 +115,13 @@ class FramedConnection:
         self._socket.close()
 
     def take_descriptor(self) -> int | None:
-        """Returns the descriptor that came with a message, or None. The caller closes it."""
+        """Returns the file descriptor that came with a message, or None. The caller closes it."""
         descriptor, self._received = self._received, None
         self._awaits_descriptor = False
         return descriptor
 
     def _write(self) -> None:
-        """Writes as many bytes as the kernel accepts."""
+        """Writes as many of the queued bytes as the kernel accepts."""
         while True:
             pieces, descriptor = self._codec.unwritten()
             if not pieces:
@@ -142,7 +145,7 @@ class FramedConnection:
     # --- on the reading thread --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Registers the socket with epoll, and sends the proof of this process."""
+        """Registers the socket with epoll, and sends the proof of this process's identity."""
         # After registration the reading thread calls `opened` itself.
         was_open = self._codec.is_open
         self._epoll.register(self._socket, _READ)
@@ -152,7 +155,9 @@ class FramedConnection:
             self._listener.opened()
 
     def ready(self, space: memoryview) -> bool:
-        """Reads and writes, because epoll has reported the socket. Returns False if the connection has ended."""
+        """Writes queued bytes and reads messages, because epoll has reported the socket. Returns False if the
+        connection has ended.
+        """
         try:
             with self._lock:
                 self._write()
@@ -173,7 +178,9 @@ class FramedConnection:
         return True
 
     def _read(self, space: memoryview) -> list[Message] | None:
-        """Reads once. Returns the messages that are now complete, or None at the end of the stream."""
+        """Reads once from the socket. Returns the messages that are now complete, or None at the end of the
+        stream.
+        """
         large = self._codec.space()
         if large is not None:
             size_bytes = self._socket.recv_into(large)
@@ -212,7 +219,9 @@ class FramedConnection:
 
 
 class Connections:
-    """The connections of one process. `died` is called with the error that has ended the reading thread."""
+    """The connections of one process, and the thread that reads them. `died` is called with the error if the
+    thread ends.
+    """
 
     def __init__(
         self,
@@ -221,10 +230,10 @@ class Connections:
         listener_for: Callable[[str], Listener | None],
         died: Callable[[BaseException], object],
     ) -> None:
-        """Creates the object. `listener_for` returns the listener for a connection from the process with this id, or
-        None to refuse it.
+        """Creates the object without any connection.
 
-        It runs on the reading thread.
+        `listener_for` returns the listener for a connection from the process with this id, or None to refuse it. It
+        runs on the reading thread.
         """
         self._secret, self._process_id = secret, process_id
         self._listener_for, self._died = listener_for, died
@@ -234,11 +243,11 @@ class Connections:
         self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._open: dict[int, FramedConnection] = {}
         self._current: FramedConnection | None = None
-        """The connection that the reading thread is handling."""
+        """The connection that the reading thread is handling, or None."""
         self._unavailable = ""
 
     def listen(self) -> bytes:
-        """Starts listening. Returns the address at which processes of this node reach this one. Raises OSError."""
+        """Starts to accept connections. Returns the address for other processes of this node. Raises OSError."""
         with self._lock:
             epoll = self._start()
         name = b"\0tidegate-" + secrets.token_hex(16).encode()
@@ -256,7 +265,7 @@ class Connections:
         return name
 
     def connect(self, address: bytes, process_id: str, listener: Listener) -> None:
-        """Connects to the process with this id at an address. Raises OSError if that fails."""
+        """Connects to the process `process_id` at an address on this node. Raises OSError if that fails."""
         with self._lock:
             epoll = self._start()
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -280,12 +289,14 @@ class Connections:
             raise
 
     def _proof(self, of: str, to: str) -> bytes:
-        """Returns the proof of identity that one process sends to another. It is not valid for a third process."""
+        """Returns the proof that process `of` sends to process `to`: an HMAC of both ids with the secret of the
+        job.
+        """
         text = f"{of}\0{to}".encode()
         return hmac.digest(self._secret, text, hashlib.sha256)[:PROOF_BYTES]
 
     def _start(self) -> select.epoll:
-        """Starts the reading thread if needed. Raises OSError if no connection is possible."""
+        """Starts the reading thread if it does not run. Raises OSError if no connection is possible."""
         if self._unavailable:
             raise OSError(self._unavailable)
         if not hasattr(select, "epoll"):
@@ -304,7 +315,7 @@ class Connections:
         return len(self._open) >= min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
 
     def _forked(self) -> None:
-        """Closes the sockets of the parent in a forked process."""
+        """Closes, in a forked process, the sockets of the parent."""
         for connection in [*self._open.values(), *([] if self._current is None else [self._current])]:
             connection.abandon()
         for stranger, _ in list(self._strangers.values()):
@@ -363,7 +374,9 @@ class Connections:
         self._read_proof(epoll, stranger.fileno())
 
     def _read_proof(self, epoll: select.epoll, number: int) -> None:
-        """Reads the proof of a process that has connected, and opens the connection once it is complete and valid."""
+        """Reads the proof of a process that has connected. Opens the connection once the proof is complete and
+        valid.
+        """
         stranger, shown = self._strangers[number]
         missing = PROOF_BYTES + (1 if not shown else 1 + shown[0]) - len(shown)
         try:
@@ -398,13 +411,13 @@ class Connections:
 
 
 def _rights(descriptor: int | None) -> list[tuple[int, int, array[int]]]:
-    """Returns the ancillary data with which a descriptor is sent."""
+    """Returns the ancillary data that sends a file descriptor with a message. Empty for None."""
     return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
 
 
 def _close_socket(epoll: select.epoll, watched: socket.socket) -> None:
-    """Closes a socket. First removes it from epoll, because epoll would still report a socket that a forked process
-    holds.
+    """Removes a socket from epoll, and closes it. Otherwise epoll would still report a socket that a forked
+    process holds.
     """
     with suppress(OSError, ValueError):
         epoll.unregister(watched)
@@ -420,18 +433,20 @@ def _is_ours(connected: socket.socket) -> bool:
 
 MESSAGE_BYTES_MAX = 1 << 30
 LARGE_BYTES = 256 * 1024
-"""Size in bytes from which a message is read into memory of its own."""
+"""Size in bytes from which a message is read into a separate buffer."""
 PIECES_MAX = 64
-"""Limit of pieces in one write."""
+"""Limit of the number of buffers in one write."""
 COPIED_BYTES_MAX = 4096
-"""Size in bytes up to which pieces are joined, because that costs less than writing them one by one."""
+"""Size in bytes up to which the buffers of a message are joined, because a copy costs less than separate writes."""
 _HEAD = struct.Struct("<IB")
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 class Kind(enum.IntEnum):
-    """The kinds of messages: six between workers (`peer_connections.py`), three of a `ControlChannel`."""
+    """The kinds of messages: the first six between workers (`peer_connections.py`), the last three of a
+    `ControlChannel`.
+    """
 
     MEMORY = 1
     MAPPED = 2
@@ -452,10 +467,10 @@ class Message(NamedTuple):
 
 
 class FrameCodec:
-    """Encodes and decodes the bytes of one end: framing, and the proofs at the beginning.
+    """Converts messages to bytes and back for one end of a connection, including the proofs at the beginning.
 
-    `shows` is the proof that this end sends first. `expects` is the proof that the other end sends first, empty if it
-    was read already.
+    `shows` is the proof that this end sends first. `expects` is the proof that the other end sends first, or empty if
+    it was read already.
     """
 
     def __init__(self, shows: Bytes, expects: bytes) -> None:
@@ -463,7 +478,7 @@ class FrameCodec:
         self._unread = bytearray()
         """Received bytes of an incomplete message."""
         self._large: memoryview | None = None
-        """The payload of the large message that is being read."""
+        """The buffer for the payload of the large message that is being read, or None."""
         self._large_kind, self._large_bytes = Kind.FRAME, 0
         """The kind of the large message, and the number of its bytes that were read."""
         self._unwritten: deque[memoryview] = deque((memoryview(shows),) if shows else ())
@@ -478,7 +493,7 @@ class FrameCodec:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> None:
-        """Queues a message, with a descriptor or without. Raises ProtocolError if it is too large."""
+        """Queues a message, with or without a file descriptor. Raises ProtocolError if the message is too large."""
         size_bytes = sum(map(len, payload))
         if size_bytes > MESSAGE_BYTES_MAX:
             raise ProtocolError(
@@ -492,16 +507,14 @@ class FrameCodec:
         self._unwritten.extend(memoryview(piece) for piece in pieces if len(piece))
 
     def unwritten(self) -> tuple[list[memoryview], int | None]:
-        """Returns the next pieces to write (empty if there are none), and the descriptor to send with their
-        first byte.
-        """
+        """Returns the next buffers to write, and the file descriptor to send with their first byte, or None."""
         if self._descriptor is None:
             return list(islice(self._unwritten, PIECES_MAX)), None
         before = self._pieces_before_descriptor
         return list(islice(self._unwritten, min(before, PIECES_MAX) or 1)), None if before else self._descriptor
 
     def wrote(self, size_bytes: int) -> None:
-        """Records that this many bytes of the pieces were written."""
+        """Removes this number of bytes from the beginning of the queued buffers, because they were written."""
         if size_bytes and not self._pieces_before_descriptor:
             self._descriptor = None
         while size_bytes:
@@ -516,11 +529,15 @@ class FrameCodec:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def space(self) -> memoryview | None:
-        """Returns the buffer for the next bytes, after which `filled` must be called. None if they go to `read`."""
+        """Returns the buffer for the next bytes of a large message, to be confirmed with `filled`. None if bytes
+        go to `read`.
+        """
         return None if self._large is None else self._large[self._large_bytes :]
 
     def filled(self, size_bytes: int) -> list[Message]:
-        """Records that this many bytes were read into the buffer of `space`. Returns the message if it is complete."""
+        """Records the number of bytes that were read into `space`. Returns the large message once it is complete,
+        else nothing.
+        """
         assert self._large is not None
         self._large_bytes += size_bytes
         if self._large_bytes < len(self._large):
@@ -529,7 +546,7 @@ class FrameCodec:
         return [message]
 
     def read(self, data: Bytes) -> list[Message]:
-        """Adds bytes that were read. Returns the messages that are now complete. Raises ProtocolError for invalid
+        """Adds received bytes. Returns the messages that are now complete. Raises ProtocolError for invalid
         bytes.
         """
         self._unread += data

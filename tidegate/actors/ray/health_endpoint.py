@@ -1,14 +1,15 @@
-"""`HealthEndpoint`: answers heartbeats of a worker's process, with the current call and, on request, the Python stack.
+"""`HealthEndpoint`: answers the heartbeats of a worker's process with its current call and, on request, its Python
+stack.
 
 Rules:
 
-- Its calls have a thread to themselves: a living process answers them, however long a function of the user takes.
-- Until its subtasks are ready, a process reports no call: deployment has a time limit of its own.
-- A process whose mailbox is stuck reports its own stack, read by another thread.
-- A process that does not answer is sent a signal by another process on its node. The handler is faulthandler's. It
-  needs no lock of Python, so it works while a native call holds that lock. It writes into a file in memory.
-- A stopped process cannot do that either, and a process that waits for a device does not get the signal. Then the
-  answer is the process state that Linux reports.
+- A separate thread handles these calls: a living process answers them, however long a function of the user takes.
+- Until its subtasks are ready, a process reports no call, because deployment has its own time limit.
+- A process whose mailbox is blocked reports its own stack, which another thread reads.
+- A process that does not answer gets a signal from another process on its node. The handler is faulthandler's. It needs
+  no lock of Python, so it works while a native call holds that lock. It writes into a file in memory.
+- A stopped process cannot do that, and a process that waits for a device does not get the signal. Then the answer is
+  the process state that Linux reports.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ IO_THREAD_NAMES = "tidegate-io"
 
 
 class Pulse(NamedTuple):
-    """A heartbeat answer. Both numbers are unique in the process."""
+    """The answer to a heartbeat. Both call numbers are unique within the process."""
 
     call: int | None = None
-    """Number of the current call of the mailbox. None if it is idle, or may take any time."""
+    """Number of the call in which the mailbox is. None if it is idle, or if the call may take any time."""
     oldest_call: int | None = None
     """Number of the longest-running call of a function of `map_async`, or None."""
     task: TaskId | None = None
@@ -48,18 +49,18 @@ class Pulse(NamedTuple):
 
 
 class HealthEndpoint:
-    """The heartbeat methods of an actor's class."""
+    """The methods of a worker's actor that answer heartbeats."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.starting: set[TaskId] = set()
-        """Subtasks that were deployed here and are not ready yet. May be read from any thread."""
+        """Subtasks that were deployed to this process and are not ready yet. May be read from any thread."""
         self.address = b""
         """Address of this process for socket connections, empty if it does not listen."""
         self.__mailbox = mailbox
         self.__descriptor = offer_stack()
 
     def info(self) -> ProcessInfo:
-        """Returns the node, process id and addresses of this process, for the process itself."""
+        """Returns the node, process id and addresses of this process, for callers in the process itself."""
         return process_info(self.__descriptor, self.__mailbox.thread, self.address)
 
     @ray.method(concurrency_group="control")
@@ -84,12 +85,12 @@ class HealthEndpoint:
 
     @ray.method(concurrency_group="pulse")
     def stack(self) -> str:
-        """Returns the stack of the mailbox's thread, in one line."""
+        """Returns the stack of the mailbox's thread as one line of text."""
         return f"{self.__task()}it is in {own_stack(self.__mailbox.thread)}"
 
     @ray.method(concurrency_group="pulse")
     def doing(self) -> str:
-        """Returns the stacks of the mailbox's thread and of its I/O threads, in one line."""
+        """Returns the stacks of the mailbox's thread and of the I/O threads as one line of text."""
         waits = self.__mailbox.call is None
         return f"{'' if waits else self.__task()}{own_threads(self.__mailbox.thread, waits, IO_THREAD_NAMES)}"
 
@@ -98,12 +99,12 @@ class HealthEndpoint:
 
     @ray.method(concurrency_group="pulse")
     def peer_stack(self, info: ProcessInfo) -> str:
-        """Returns the stack of another process on this node as one line."""
+        """Returns the stack of the mailbox's thread of another process on this node as one line of text."""
         return stack_of(info.pid, info.stack_descriptor, info.mailbox_thread)
 
     @ray.method(concurrency_group="pulse")
     def kill_peer(self, info: ProcessInfo) -> None:
-        """Ends another process on this node."""
+        """Kills another process on this node, which does not answer Ray."""
         kill_process(info.pid, info.stack_descriptor)
 
 
@@ -115,7 +116,7 @@ class ProcessInfo:
     node_id: str
     stderr_path: str = ""
     stack_descriptor: int = -1
-    """Number of the descriptor to which the process writes its stacks (`offer_stack`), or -1."""
+    """Number of the file descriptor to which the process writes its stacks (`offer_stack`), or -1."""
     mailbox_thread: int = 0
     """Identifier of the thread that runs its tasks."""
     actor_id: str = ""
@@ -123,11 +124,11 @@ class ProcessInfo:
     name: str = ""
     """Name of the actor, which no other living actor has."""
     address: bytes = b""
-    """Address for connections of processes of its job on its node, empty if it does not listen."""
+    """Address for connections from other processes of the job on this node. Empty if the process does not listen."""
 
 
 def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0, address: bytes = b"") -> ProcessInfo:
-    """Returns the information about this process."""
+    """Returns the `ProcessInfo` of this process. The arguments are its fields of the same names."""
     context = ray.get_runtime_context()
     actor_id, name = context.get_actor_id() or "", context.get_actor_name() or ""
     place = os.getpid(), context.get_node_id(), stderr_path()
@@ -160,9 +161,9 @@ def _signal() -> int | None:
 
 @functools.cache
 def offer_stack() -> int:
-    """Makes this process write the stacks of its threads when `stack_of` sends it a signal.
+    """Makes this process write the stacks of its threads into a memory file when it gets the signal of `stack_of`.
 
-    Returns the descriptor of the file in memory, or -1 if the system does not support this.
+    Returns the descriptor of the file, or -1 if the system does not support this.
     """
     number = _signal()
     if number is None or not hasattr(os, "memfd_create"):
@@ -176,7 +177,7 @@ def offer_stack() -> int:
 
 
 def own_stack(thread: int) -> str:
-    """Returns the stack of a thread of this process in one line, innermost call first."""
+    """Returns the stack of a thread of this process as one line of text, innermost call first."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "nothing"
@@ -185,9 +186,9 @@ def own_stack(thread: int) -> str:
 
 
 def own_threads(mailbox: int, waits: bool, prefix: str) -> str:
-    """Returns the stacks of the mailbox's thread and of other threads whose names begin with a prefix.
+    """Returns the stacks of the mailbox's thread, and of the threads with names that begin with `prefix`, as one line.
 
-    `waits` is whether the mailbox is idle.
+    `waits`: the mailbox is idle.
     """
     found = ["its mailbox waits for messages" if waits else f"its mailbox is in {own_stack(mailbox)}"]
     others = [t for t in threading.enumerate() if t.ident not in (None, mailbox) and t.name.startswith(prefix)]
@@ -196,8 +197,8 @@ def own_threads(mailbox: int, waits: bool, prefix: str) -> str:
 
 
 def state_of(pid: int) -> str:
-    """Returns the state of a process on this node, as Linux names it (`R`, `S`, `T`, ...); empty if there is no such
-    process.
+    """Returns the state letter that Linux reports for a process on this node (`R`, `S`, `T`, ...), or "" if there
+    is no such process.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -207,7 +208,10 @@ def state_of(pid: int) -> str:
 
 
 def stack_of(pid: int, descriptor: int, thread: int) -> str:
-    """Returns in one line what a thread of another process on this node is doing. Waits for up to about two seconds."""
+    """Returns as one line of text what a thread of another process on this node is doing. Waits for up to two seconds.
+
+    `descriptor` and `thread` are the `stack_descriptor` and `mailbox_thread` of the process.
+    """
     state = state_of(pid)
     if not state:
         return "its process is gone"
@@ -221,7 +225,7 @@ def stack_of(pid: int, descriptor: int, thread: int) -> str:
 
 
 def kill_process(pid: int, descriptor: int) -> None:
-    """Ends a process on this node that has called `offer_stack`. Does nothing to another process with this pid."""
+    """Kills a process on this node that has called `offer_stack`. Does nothing to another process with this pid."""
     with suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
@@ -253,7 +257,7 @@ def _dumped(pid: int, descriptor: int) -> str:
 
 
 def _read_until_quiet(descriptor: int, start: int) -> str:
-    """Returns the bytes from position `start` on, once no more bytes are added."""
+    """Returns the text that is written to a file from position `start` on, once the file no longer grows."""
     pause, deadline_s, size = threading.Event(), time.monotonic() + WAIT_S, start
     while time.monotonic() < deadline_s:
         pause.wait(STEP_S)

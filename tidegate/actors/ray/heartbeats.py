@@ -1,25 +1,26 @@
-"""`Heartbeats`: finds the processes of a job that live and do not make progress, reports what they do, and evicts them.
+"""`Heartbeats`: finds processes of a job that live but make no progress, reports what they do, and evicts them.
 
 `HeartbeatMonitor` decides which processes hang, without I/O: it gets the time with each tick, and the answers. Rules:
 
-- A process is *in doubt* when it has not answered for `timeout_ms`. A thread that does nothing else answers, so a long
-  call of a user's function does not delay the answers. Only a call that holds Python's lock all the time does. Then no
-  thread of that process makes progress, and neither data nor deployments are received.
-- A process in doubt gets no task. First its stack is read, then it is asked a last question. If it does not answer that
-  within a part of the timeout, it hangs. Any answer ends the doubt. The monitor still has the call that its mailbox was
-  in before, so an answer does not excuse a call that takes too long.
+- A process is *in doubt* when it has not answered for `timeout_ms`. A dedicated thread answers, so a long call of a
+  user's function does not delay the answers. Only a call that holds Python's lock all the time does. Then no thread of
+  that process makes progress, and it receives neither data nor deployments.
+- A process in doubt gets no task. First its stack is read, then it gets a last request. If it does not answer that
+  within a part of the timeout, it hangs. Any answer ends the doubt. The monitor still remembers the call that the
+  mailbox was in before, so an answer does not excuse a call that takes too long.
 - A coordinator that gets no answer from any other node may be cut off itself. Then the processes there have longer to
-  answer. With the first answer of one of them, the silence of its other processes begins anew, once until they answer.
+  answer. With the first answer of one of them, the silence of the other processes there is counted anew, once until
+  they answer.
 - A process is *busy* too long when its mailbox has been in the same call for `call_timeout_ms`. A call is at most the
   work on one batch, or one function of an operator's life. With None a call may take any time.
 - A call of `map_async` may take as long as its own timeout allows. The monitor measures the oldest such call, so that
   the job can report what it may be waiting for.
-- Time counts only while the monitor was awake: after a stop of a minute it has answers to read first. So between two
-  ticks no more time passes than two ticks take, by a clock of its own.
-- At most one question is on its way to a process, in addition to the last one. Each hung process is reported once.
+- Time counts only while the monitor was awake: after a pause of a minute it has answers to read first. So one tick
+  counts for at most `TICKS_AT_ONCE_MAX` ticks.
+- At most one request is on its way to a process, in addition to the last one. Each hung process is reported once.
 - The failure of a hung process is reported before the process is evicted, so the failure names the task that hangs. A
   process whose task moved elsewhere while it was in doubt is evicted as well.
-- Reading a stack takes a bounded time. If no process on the node can do it, the failure reports that.
+- Reading a stack takes a limited time. If no process on the node can do it, the failure reports that.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ ReportFailure = Callable[[str], object]
 class Heartbeats:
     """Sends heartbeat requests to the processes of one job. All methods run on the coordinator's mailbox.
 
-    `found` takes a process when it counts as hung, and returns the function that takes the text of the failure.
-    Earlier, `silent` takes the node of a process in doubt, and for how long other processes there have not answered.
+    `found` is called with a process that hangs, and returns a function that takes the text of the failure. `evict` is
+    called with a process and the reason. `silent` is called earlier, with the node of a process in doubt, and how long,
+    in ms, each other process there has not answered.
     """
 
     def __init__(
@@ -69,26 +71,28 @@ class Heartbeats:
         self._evict = evict
         self._silent = silent
         self._answers: queue.SimpleQueue[tuple[str, Future[Pulse]]] = queue.SimpleQueue()
-        """Pending answers, at most two for each process."""
+        """Answers to heartbeats that the next tick handles, with the names of the processes."""
         self._in_doubt: dict[str, WorkerHandle] = {}
         self._doing: dict[str, str] = {}
-        """Descriptions of what the processes in doubt are doing, by name."""
+        """Texts about what the processes in doubt are doing, by the name of the process."""
         self._pool = ThreadPool(
             1, "tidegate-look", lambda error: log.warning("stacks of processes cannot be read any more: %s", error)
         )
         self._closed = False
 
     def start(self) -> None:
-        """Sends requests at each tick, until `close`."""
+        """Starts to send heartbeat requests at each tick, until `close`."""
         self._tick()
 
     def close(self) -> None:
-        """Stops, because the job has ended."""
+        """Stops sending requests, because the job has ended."""
         self._closed = True
         self._pool.close()
 
     def busy_ms(self) -> dict[str, int]:
-        """Returns how long each process has been in its current call or has waited for `map_async`, in ms by name."""
+        """Returns, by process name, how long in ms its mailbox has been in one call, or a `map_async` call has
+        been running.
+        """
         return self._monitor.busy_ms()
 
     def _tick(self) -> None:
@@ -172,7 +176,7 @@ class Heartbeats:
             self._look(member, "busy", conclude)
 
     def _look(self, member: WorkerHandle, kind: Literal["silent", "busy"], seen: Callable[[str], object]) -> None:
-        """Finds out what a process is doing, and then calls `seen` once, on the mailbox."""
+        """Finds out what a process is doing, and then calls `seen` once with the text, on the mailbox."""
         info = member.info
         assert info is not None
         over = False
@@ -199,23 +203,26 @@ class Heartbeats:
 
 
 TICKS_AT_ONCE_MAX = 2
-"""Limit of ticks for which one late tick counts."""
+"""Limit of the time that one late tick counts for, as a number of ticks."""
 LAST_SHARE = 5
-"""Part of the timeout that the answer to a last request may take."""
+"""The answer to a last request may take 1/LAST_SHARE of the heartbeat timeout."""
 LAST_TICKS_MIN = 2 * TICKS_AT_ONCE_MAX
-"""Number of ticks that the answer to a last request may take at least, because a process that wakes up after it has
-earlier requests to answer first.
+"""Shortest time, as a number of ticks, that the answer to a last request may take.
+
+A process that wakes up after the request has earlier requests to answer first.
 """
 CUT_OFF_TIMES = 2
-"""Multiple of the timeout that the answer to a last request may take if no process on other nodes answers.
+"""Multiple of the timeout that the answer to a last request may take if all processes on other nodes are silent.
 
-After a cut link works again, waiting messages may take as long again as the link was cut.
+After a cut network link works again, messages may be delayed for as long as the link was cut.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """A process that counts as hung. `for_ms` is for how long it has not answered, or has been in its current call."""
+    """A process that counts as hung. `for_ms`: how long it has not answered ("silent"), or has been in one call
+    ("busy").
+    """
 
     name: str
     kind: Literal["silent", "busy"]
@@ -223,8 +230,8 @@ class Hung:
 
 
 class Decisions(NamedTuple):
-    """Results of a tick, by name: the processes to send requests to, the processes in doubt to inspect, and the hung
-    ones.
+    """Results of a tick: names of processes to send requests to, names of processes newly in doubt, and the hung
+    processes.
     """
 
     ask: Sequence[str]
@@ -237,27 +244,27 @@ class _Watched:
     elsewhere: bool
     answered_ms: int
     silent_from_ms: int
-    """Time, in ms, from which silence counts: the last answer, or the time at which silence was excused."""
+    """Time, in ms, from which silence counts: the last answer, or the time at which the silence was excused."""
     asked_ms: int
     excused: bool = False
-    """True if its silence was excused, and counts from then on, since its last answer."""
+    """True if the silence since the last answer was excused once, and counts anew."""
     doubt: Literal["looking", "looked", "asked"] | None = None
     last_ms: int = 0
     """Time of the last request, in ms."""
     waits: bool = False
-    """True while a request is unanswered."""
+    """True while a heartbeat request has no answer."""
     call: int | None = None
-    """The call of its mailbox at its last answer."""
+    """Number of the call in which the mailbox was at the last answer, or None."""
     since_ms: int = 0
-    """Time, in ms, at which that call was first seen."""
+    """Time, in ms, at which `call` was first reported."""
     oldest_call: int | None = None
     """Number of the longest-running `map_async` call at its last answer."""
     oldest_since_ms: int = 0
-    """Time, in ms, at which that call was first seen."""
+    """Time, in ms, at which `oldest_call` was first reported."""
 
 
 class HeartbeatMonitor:
-    """Decides which processes of one job hang. Processes have names. Times are in ms."""
+    """Decides which processes of one job hang, without I/O. Processes are identified by name. Times are in ms."""
 
     def __init__(self, settings: HeartbeatSettings) -> None:
         self._settings = settings
@@ -272,18 +279,19 @@ class HeartbeatMonitor:
 
     @property
     def doubted(self) -> frozenset[str]:
-        """Returns the names of the processes in doubt. They count as hung unless they answer."""
+        """Returns the names of the processes in doubt, which count as hung unless they answer."""
         return frozenset(name for name, watched in self._watched.items() if watched.doubt is not None)
 
     def silent_ms(self, name: str) -> int:
-        """Returns for how long a process has not answered, in ms. 0 if it is not watched."""
+        """Returns how long, in ms, a process has not answered. 0 if it is not watched."""
         watched = self._watched.get(name)
         return 0 if watched is None else self._awake_ms - watched.answered_ms
 
     def busy_ms(self) -> dict[str, int]:
-        """Returns how long each process that is in a call had been in it when it last answered, in ms by name.
+        """Returns, by process name, how long in ms it had been in its current call at its last answer.
 
-        A call of its mailbox counts, or the oldest call of `map_async`, whichever began first.
+        A call of the mailbox counts, or the oldest call of `map_async`, whichever began first. Processes without a call
+        are omitted.
         """
         busy: dict[str, int] = {}
         for name, watched in self._watched.items():
@@ -294,18 +302,20 @@ class HeartbeatMonitor:
         return busy
 
     def watch(self, name: str, elsewhere: bool = False) -> None:
-        """Starts to watch a process. `elsewhere` is whether it is on another node, to which the link may be cut."""
+        """Starts to watch a process. `elsewhere`: it is on another node than the coordinator, so the network link
+        may be cut.
+        """
         now_ms = self._awake_ms
         self._watched.setdefault(name, _Watched(elsewhere, now_ms, now_ms, now_ms - self._settings.interval_ms))
 
     def forget(self, name: str) -> None:
-        """Stops to watch a process that has ended, or is useless. Idempotent."""
+        """Stops watching a process that has ended, or is no longer used. Idempotent."""
         self._watched.pop(name, None)
 
     def answered(self, name: str, call: int | None, oldest_call: int | None = None) -> None:
-        """Records an answer of a process.
+        """Records a process's answer to a heartbeat.
 
-        `call` is the number of the current action of its mailbox, or None. `oldest_call` is the number of its
+        `call` is the number of the current call of its mailbox, or None. `oldest_call` is the number of its
         longest-running call of `map_async`, or None.
         """
         found = self._watched.get(name)
@@ -321,7 +331,7 @@ class HeartbeatMonitor:
             found.oldest_call, found.oldest_since_ms = oldest_call, self._awake_ms
 
     def looked(self, name: str) -> None:
-        """Allows the last request to a process in doubt, after its stack was read or could not be read."""
+        """Allows the last request to a process in doubt, because its stack was read or could not be read."""
         found = self._watched.get(name)
         if found is not None and found.doubt == "looking":
             found.doubt = "looked"
@@ -333,7 +343,7 @@ class HeartbeatMonitor:
             found.waits = False
 
     def tick(self, now_ms: int) -> Decisions:
-        """Advances the time. Returns which processes get requests, which are newly in doubt, and which are hung."""
+        """Advances the time. Returns which processes get requests, which are newly in doubt, and which hang."""
         if self._last_tick_ms is not None:
             passed_ms = max(0, now_ms - self._last_tick_ms)
             self._awake_ms += min(passed_ms, TICKS_AT_ONCE_MAX * self._settings.tick_ms)
@@ -379,15 +389,17 @@ class HeartbeatMonitor:
         return all(watched.doubt is not None for watched in self._watched.values() if watched.elsewhere)
 
     def _excuse_other_nodes(self, answered: _Watched) -> None:
-        """Excuses the silence of the other processes on other nodes when the first process there answers again, because
-        the link was cut.
+        """Excuses the silence of all other processes on other nodes, because the first one answers again and the
+        link was cut.
         """
         for watched in self._watched.values():
             if watched.elsewhere and watched is not answered and not watched.excused:
                 watched.excused, watched.doubt, watched.silent_from_ms = True, None, self._awake_ms
 
     def _last_ms_max(self, cut_off: bool = False) -> int:
-        """Returns how long the answer to a last question may take, in ms."""
+        """Returns how long, in ms, the answer to a last request may take. `cut_off`: all processes on other nodes
+        are silent.
+        """
         timeout_ms = self._settings.timeout_ms
         part_ms = max(timeout_ms // LAST_SHARE, LAST_TICKS_MIN * self._settings.tick_ms)
         return max(part_ms, CUT_OFF_TIMES * timeout_ms) if cut_off else part_ms

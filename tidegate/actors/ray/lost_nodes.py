@@ -2,20 +2,20 @@
 
 Rules:
 
-- Ray reports at once how a process has ended on a node that lives, because the raylet of the node sees it. If only the
+- Ray reports at once how a process has ended on a living node, because the raylet of the node sees it. If only the
   connection broke, the process may live, or the raylet may be gone as well.
-- So the process is asked whether it lives (`Reconnections` decides). If it answers, the call that broke is made again,
-  and nothing has happened. Else its subtasks fail, and Ray checks its node, which takes 15 s by default.
+- So the process gets a request whether it lives (`Reconnections` decides). If it answers, the broken call is made
+  again, and the job continues. Otherwise its subtasks fail, and Ray checks its node, which takes 15 s by default.
 - Meanwhile Ray would still start processes on such a node, and they would be lost with it: a second restart for one
   loss. So an attempt waits, unless spare processes on other nodes can take over at once, or processes can start
   elsewhere because nothing is reserved, or in free slots of the reservation.
 - A node whose processes all stop answering is suspect (`SuspectNodes`), and avoided as well. If the network link of a
-  node is cut, no connection closes, and Ray takes a minute to give the node up. Ray is asked to start a small actor
-  there. The head of Ray does that over the connection by which it checks the node's health. So a started actor means
-  that Ray keeps the node, and a failure that Ray has given it up. Other processes may reach the node long before Ray's
-  head does, and processes that start there then are lost if the head is too late.
-- Ray is asked again and again, for a bounded time. A process that answers too late is evicted, because its place is
-  taken.
+  node is cut, no connection closes, and Ray takes a minute to give the node up. Ray gets the order to start a small
+  actor there. The head of Ray does that over the connection by which it checks the node's health. So a started actor
+  means that Ray keeps the node, and a failure means that Ray has given it up. Other processes may reach the node long
+  before Ray's head does, and processes that start there then are lost if the head is too late.
+- Requests to a process are repeated for a limited time. A process that answers too late is evicted, because its tasks
+  run elsewhere.
 """
 
 from __future__ import annotations
@@ -48,17 +48,19 @@ class _Presence:
         return "tidegate: does this node start processes?"
 
     def here(self) -> None:
-        """Returns once the actor has started."""
+        """Returns at once. A call is answered only when the actor has started."""
 
 
 @cache
 def _presence_actor() -> Any:
-    """Returns Ray's class of `_Presence`. Made on first use, as in `worker_actor`."""
+    """Returns the Ray actor class of `_Presence`, created on first use."""
     return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Presence)
 
 
 def start_there(node: str) -> Future[None]:
-    """Makes Ray's head start a small actor on this node. The future is done, or fails, with the start."""
+    """Makes Ray's head start a small actor on a node. Returns a future that is done when it has started, or
+    fails.
+    """
     there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
     presence: Any = _presence_actor()
     actor = presence.options(scheduling_strategy=there).remote()
@@ -68,25 +70,27 @@ def start_there(node: str) -> Future[None]:
 
 
 def _release_actor(actor: Any, started: Future[None]) -> None:
-    """Keeps the actor's handle until it has started. Without a handle Ray ends it."""
+    """Does nothing. As a callback it keeps the actor's handle until the start, because Ray ends an actor without
+    a handle.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class _Broken:
-    """A process to which calls have broken."""
+    """A process to which the connection broke, and the calls that failed."""
 
     member: WorkerHandle
     error: BaseException
-    """The last error of Ray."""
+    """The last error that Ray raised."""
     calls: list[tuple[Callable[[BaseException], object], Callable[[], object]]] = field(default_factory=list)
-    """For each broken call, one action for the case that the process is dead, and one for the case that it lives."""
+    """For each broken call, a pair: the action if the process is dead, and the action if it lives."""
 
 
 class LostNodes:
-    """Nodes of one job that may be lost. All methods run on the coordinator's mailbox.
+    """The nodes of one job that may be lost. All methods run on the coordinator's mailbox.
 
-    `evict` takes a process that answers too late, and the reason. `settled` is called whenever no doubt remains.
-    `is_kept` returns whether a process still has its place.
+    `evict` is called with a process that answers too late, and the reason. `settled` is called whenever no doubt
+    remains. `is_kept` returns whether a process is still used for its tasks.
     """
 
     def __init__(
@@ -107,17 +111,19 @@ class LostNodes:
         self._is_kept = is_kept
         self._probe = start_there if probe is None else probe
         self._broken: dict[str, _Broken] = {}
-        """Processes, by name, of which it is unknown whether they are alive."""
+        """Processes, by name, for which it is unknown whether they live."""
 
     @property
     def doubtful(self) -> frozenset[str]:
-        """Returns the nodes that may be lost. May be called from any thread."""
+        """Returns the ids of the nodes that may be lost. May be called from any thread."""
         broken = list(self._broken.values())
         return self._suspects.nodes | {one.member.info.node_id for one in broken if one.member.info is not None}
 
     def silent(self, node: str, others_ms: Sequence[int]) -> None:
-        """Records that a process on a node does not answer. `others_ms` is for how long the other processes there have
-        not answered.
+        """Records that a process on a node does not answer.
+
+        `others_ms`: how long, in ms, each other process there has not answered. If all are silent, the node becomes
+        suspect.
         """
         if not self._suspects.is_silent(node, others_ms, monotonic_ms()):
             return
@@ -145,11 +151,11 @@ class LostNodes:
         dead: Callable[[BaseException], object],
         again: Callable[[], object],
     ) -> bool:
-        """Returns whether a call to a process broke without a report of Ray that the process has ended. May be called
-        from any thread.
+        """Handles a failed call to a process. Returns True if only the connection broke, without a report that the
+        process has ended.
 
-        If so, exactly one of two actions runs later: `dead` with the error if the process counts as dead, or `again` if
-        it lives and still has its place. Until then it gets no task.
+        In that case exactly one of two actions runs later: `dead` with the error if the process counts as dead, or
+        `again` if it lives and is still used. Until then the process gets no task. May be called from any thread.
         """
         if not isinstance(error, ActorUnavailableError):
             return False
@@ -220,7 +226,7 @@ class LostNodes:
             self._settled()
 
     def _is_dead(self, broken: _Broken) -> bool:
-        """Marks a process as dead. Returns whether its node is unknown, so that nothing more can be found out."""
+        """Marks a process as dead. Returns True if its node is unknown, so that no further request makes sense."""
         member, calls = broken.member, broken.calls
         if member.info is not None and not member.dead:
             node = member.info.node_id
@@ -247,28 +253,28 @@ class LostNodes:
 
 ASK_AGAIN_MS = 500
 FAILURES_MAX = 3
-"""Number of broken requests after which a process counts as dead. A link that was cut usually works again at the first
-one.
+"""Number of failed requests after which a process counts as dead. After a cut link, the first request usually
+works.
 """
 ASKS_MAX = 240
 """Limit of requests to a process that counts as dead. They take at least two minutes."""
 BREAKS_MAX, BREAKS_MS = 10, 60_000
 ASKED_MS_MAX = 120_000
-"""Time in ms to wait for an answer of a process that counts as dead, in addition to its normal limit."""
+"""Additional time in ms for which answers of a process that counts as dead are accepted."""
 LIMIT_SHARE, LIMIT_MS_MIN = 5, 2_000
-"""Part of `heartbeat.timeout` that an answer may take, as for the last heartbeat request, and the minimum in ms."""
+"""An answer may take 1/LIMIT_SHARE of `heartbeat.timeout`, but at least LIMIT_MS_MIN milliseconds."""
 
 
 def limit_ms(heartbeat_timeout_ms: int) -> int:
-    """Returns the time, in ms, that a process has to answer."""
+    """Returns the time, in ms, within which a process has to answer after its connection broke."""
     return max(LIMIT_MS_MIN, heartbeat_timeout_ms // LIMIT_SHARE)
 
 
 class Step(NamedTuple):
     """The next step for a process whose connection broke.
 
-    `verdict` is set if the process was found to be alive, dead, or too late. `ask` means to send another request after
-    `ASK_AGAIN_MS`. `over` means that nothing more can be found out.
+    `verdict`: the process was found to be alive, dead, or too late; None if still unknown. `ask`: send another request
+    after `ASK_AGAIN_MS`. `over`: nothing more can be found out.
     """
 
     verdict: Literal["alive", "dead", "late"] | None
@@ -285,18 +291,19 @@ class _Asked:
 
 @dataclass(slots=True)
 class Reconnections:
-    """Decides whether processes with broken connections live. Processes have names. Times are in ms of a monotonic
-    clock.
+    """Decides whether processes with broken connections live, without I/O. Processes are identified by name.
+
+    Times are in ms of a monotonic clock. `limit_ms`: the time for an answer.
     """
 
     limit_ms: int
     _asked: dict[str, _Asked] = field(default_factory=dict)
     _breaks: dict[str, deque[int]] = field(default_factory=dict)
-    """Times, in ms, of the last breaks of each connection."""
+    """Times, in ms, of the last breaks of each process's connection."""
 
     def broke(self, name: str, now_ms: int) -> Step:
-        """Records a broken call. `ask` in the result means that this is the first one, so a request has to be sent at
-        once.
+        """Records a failed call. `ask` is True in the result if it is the first one, so that a request has to be
+        sent at once.
         """
         asked = self._asked.get(name)
         if asked is not None:
@@ -315,7 +322,7 @@ class Reconnections:
         return Step("late" if asked.dead else "alive", over=True)
 
     def failed(self, name: str, now_ms: int, *, final: bool) -> Step:
-        """Records a broken request. `final` is whether Ray reports that the process has ended."""
+        """Records a failed request. `final`: Ray reports that the process has ended."""
         asked = self._asked.get(name)
         if asked is None:
             return Step(None)
@@ -329,7 +336,7 @@ class Reconnections:
         return Step("dead" if asked.dead else None, ask=True)
 
     def pass_time(self, name: str, now_ms: int) -> Step:
-        """Checks the time limit of a process that has not answered."""
+        """Checks whether a process has exceeded its time limit without an answer."""
         asked = self._asked.get(name)
         if asked is None or not self._is_over(asked, now_ms):
             return Step(None)
@@ -342,7 +349,7 @@ class Reconnections:
         return Step(None, over=True)
 
     def forget(self, name: str) -> None:
-        """Drops a process that has ended."""
+        """Drops the records about a process that has ended."""
         self._asked.pop(name, None)
         self._breaks.pop(name, None)
 
@@ -353,11 +360,14 @@ class Reconnections:
 SUSPECT_MS_MAX = 120_000
 """Longest time, in ms, for which a node is suspect. Ray gives up a node that is cut off in about half of this time."""
 SHARE = 2
-"""A node becomes suspect once its other processes have been silent for 1/SHARE of the timeout of a hung process."""
+"""A node becomes suspect when its other processes have been silent for 1/SHARE of the heartbeat timeout."""
 
 
 class SuspectNodes:
-    """The suspect nodes of one job. Times are in ms of a monotonic clock."""
+    """The nodes of one job that do not answer any more. Times are in ms of a monotonic clock.
+
+    `own` is the coordinator's node, which is never suspect. `timeout_ms` is the heartbeat timeout.
+    """
 
     def __init__(self, own: str, timeout_ms: int, limit_ms: int = SUSPECT_MS_MAX) -> None:
         self._own = own
@@ -371,9 +381,9 @@ class SuspectNodes:
         return frozenset(list(self._since_ms))
 
     def is_silent(self, node: str, others_ms: Collection[int], now_ms: int) -> bool:
-        """Records that a process of a node does not answer. Returns whether the node becomes suspect now.
+        """Records that a process of a node does not answer. Returns whether the node becomes suspect by that.
 
-        `others_ms` has, for each other process there, for how long it has not answered.
+        `others_ms`: how long, in ms, each other process there has not answered.
         """
         if node == self._own or node in self._since_ms or any(ms * SHARE < self._timeout_ms for ms in others_ms):
             return False
@@ -381,11 +391,13 @@ class SuspectNodes:
         return True
 
     def clear_suspicion(self, node: str) -> bool:
-        """Stops suspecting a node, because it answered or Ray reported it dead. Returns whether it was suspect."""
+        """Removes a node that answered, or that Ray reported dead, from the suspect nodes. Returns whether it was
+        suspect.
+        """
         return self._since_ms.pop(node, None) is not None
 
     def pass_time(self, now_ms: int) -> list[str]:
-        """Removes and returns the nodes that have been suspect for `SUSPECT_MS_MAX`."""
+        """Removes and returns the nodes that have been suspect for longer than the limit."""
         over = [node for node, since_ms in self._since_ms.items() if now_ms - since_ms >= self._limit_ms]
         for node in over:
             del self._since_ms[node]

@@ -2,8 +2,8 @@
 
 Rules:
 
-- Calls of Ray only `post`, so a receive path never blocks. Actions run in the order in which they were posted.
-- Messages and timers run before turns, so that a barrier or a cancellation does not wait behind a full queue.
+- Calls of Ray only `post` an action, so they never block. Actions run in the order in which they were posted.
+- Messages and timers run before turns, so that a barrier or a cancellation does not wait behind a full queue of rows.
 - Without work the thread sleeps until the next message, timer or tick. Ticks are rare while nothing happens.
 """
 
@@ -34,7 +34,7 @@ class Mailbox:
     `turn` processes one element, and returns False if there was none. `tick` is called every `tick_ms` while there is
     work, else every `idle_tick_ms`. After an idle time the next tick is due `tick_ms` after the last one.
 
-    `flush` is called after messages, ticks and timers, because they may have queued something to send.
+    `flush` is called after messages, ticks and timers, because they may have queued messages to send.
 
     `broke_down` is called with each exception of an action, on the same thread, which then continues. If `broke_down`
     fails as well, the process ends: other processes notice its end, but not a failure that is only stored.
@@ -59,7 +59,7 @@ class Mailbox:
         self._idle_tick_ms = tick_ms if idle_tick_ms is None else idle_tick_ms
         self._ticked_ms = monotonic_ms() - self._idle_tick_ms
         self._worked = False
-        """True if an action or a turn has run since the last tick."""
+        """True if the thread has run an action or a turn since the last tick."""
         self._broke_down = broke_down
         self._pid = os.getpid()
         self._calls = 0
@@ -81,14 +81,14 @@ class Mailbox:
         self._inbox.put(action)
 
     def call_later(self, delay_ms: int, action: Action, name: str | None = None) -> None:
-        """Runs an action after a delay. It replaces a waiting action of the same name. Must be called on the mailbox's
-        own thread.
+        """Runs an action after a delay, in place of a waiting action with the same name. Call it on the mailbox's
+        thread only.
         """
         assert threading.current_thread() is self._thread
         self._timers.after(delay_ms, action, name)
 
     def cancel_call(self, name: str) -> None:
-        """Drops the waiting action of this name, if there is one. Must be called on the mailbox's own thread."""
+        """Drops the waiting action with this name, if there is one. Call it on the mailbox's thread only."""
         assert threading.current_thread() is self._thread
         self._timers.cancel(name)
 

@@ -1,10 +1,10 @@
-"""Checkpoint storage in the memory of one small actor, for jobs on Ray whose checkpoints need not outlive them.
+"""Checkpoint storage in the memory of one small Ray actor, for jobs whose checkpoints need not outlive them.
 
 Rules:
 
 - The actor runs one call at a time, so a conditional create is atomic.
-- It holds a bounded number of bytes over all paths.
-- Every call has a timeout, and a lost actor is a StorageError. Nothing survives the actor.
+- It holds a limited number of bytes over all paths.
+- Every call has a timeout, and a lost actor is a StorageError. All files are lost with the actor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _remote: Any = ray.remote
 
 
 class HeldFiles:
-    """Files in a dict, by absolute key. The class of the actor, which runs one call at a time."""
+    """The actor class: files in a dict, by absolute key. The actor runs one call at a time."""
 
     def __init__(self, size_bytes_max: int) -> None:
         self._files: dict[str, bytes] = {}
@@ -42,8 +42,8 @@ class HeldFiles:
         return f"checkpoints in memory, {self._size_bytes_max:,} bytes at most"
 
     def put(self, key: str, data: bytes, replace: bool) -> str | None:
-        """Stores a file. Returns None, or the reason why it cannot: "exists", "full", or "in the way" if a parent
-        folder is a file.
+        """Stores a file. Returns None, or why it cannot: "exists", "full", or "in the way" if a parent folder is
+        a file.
         """
         if key in self._files and not replace:
             return "exists"
@@ -58,7 +58,9 @@ class HeldFiles:
         return None
 
     def get(self, key: str, offset: int, length: int | None) -> bytes | None:
-        """Returns bytes of a file, or None if there is no such file."""
+        """Returns a range of the bytes of a file, or None if the file does not exist. `length` None reads to the
+        end.
+        """
         data = self._files.get(key)
         if data is None:
             return None
@@ -69,12 +71,12 @@ class HeldFiles:
         return key in self._files
 
     def sizes(self, key: str) -> dict[str, int]:
-        """Returns the size in bytes of every file below a folder, by its path from there."""
+        """Returns the size in bytes of every file below a folder, by the path relative to the folder."""
         prefix = f"{key.rstrip('/')}/"
         return {path[len(prefix) :]: len(data) for path, data in self._files.items() if path.startswith(prefix)}
 
     def delete(self, key: str) -> None:
-        """Deletes a file."""
+        """Deletes a file, if it exists."""
         self._size_bytes -= len(self._files.pop(key, b""))
 
     def delete_tree(self, key: str) -> None:
@@ -84,12 +86,12 @@ class HeldFiles:
 
 
 class RayMemoryFiles:
-    """The files of one actor, as `Files`, from any process of the Ray cluster."""
+    """The files in the memory of one actor (a `Files`), from any process of the Ray cluster."""
 
     repeats_requests = False
 
     def __init__(self, name: str, timeout_ms: int) -> None:
-        """Creates the object for the actor with the name in the URL. Does not call the actor yet."""
+        """Creates the object for the actor that the URL names. Does not call the actor yet."""
         self._name = name
         self._timeout_s = timeout_ms / 1000
         self._actor: Any = None
@@ -171,8 +173,9 @@ class RayMemoryStore(FileSystemStore):
     """Files in the memory of an actor at `ray-memory://<name>`, or below a folder there."""
 
     def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT) -> None:
-        """Opens the store of an actor that `start_memory` has made, without a call. Raises ConfigurationError for
-        another url.
+        """Opens the store of an actor that `start_memory` has started. Does not call the actor yet.
+
+        Raises ConfigurationError for an url that does not begin with `ray-memory://` and a name.
         """
         super().__init__(url, timeout_ms=timeout_ms)
 
@@ -190,14 +193,15 @@ class RayMemoryStore(FileSystemStore):
 
 
 def open_store_on_ray(url: str) -> FileSystemStore:
-    """Opens a store like `open_store`, and also `ray-memory://<name>`, for processes on Ray."""
+    """Opens the store at a URL, as `open_store` does, and also at `ray-memory://<name>`. For processes on Ray."""
     return RayMemoryStore(url) if url.startswith(SCHEME) else open_store(url)
 
 
 def start_memory(name: str, size_bytes_max: int = SIZE_BYTES_MAX_DEFAULT) -> tuple[str, Any]:
-    """Starts the actor, which holds at most `size_bytes_max` bytes. Returns the URL of its store, and its handle.
+    """Starts the actor, which holds at most `size_bytes_max` bytes. Returns the URL of its store, and the handle of the
+    actor.
 
-    It lives as long as its last handle and the driver. An existing actor of this name is used instead.
+    The actor lives until its last handle or the driver is gone. An existing actor of this name is used instead.
     """
     if not name or "/" in name:
         raise ConfigurationError(f"{name!r} cannot name a memory of checkpoints: it is the first part of a path")

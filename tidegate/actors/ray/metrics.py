@@ -1,8 +1,9 @@
 """Publishes the metrics of tasks through Ray's metrics agent, about once a second and never per batch.
 
-Metrics of jobs are in `runtimes/job_metrics.py`, so that tasks load no code of coordinators. Rows are counted over all
-attempts of a process, because a counter only grows. Ray creates a counter only when it is first incremented, so alerts
-need gauges. A gauge is set each time, even unchanged: Ray drops one that was not set between two collections.
+Metrics of jobs are in `runtimes/job_metrics.py`, so that tasks import no code of coordinators. Rows are counted over
+all attempts of a process, because a counter only grows. Ray creates a counter only when it is first incremented, so
+alerts need gauges. A gauge is set each time, even unchanged, because Ray drops a gauge that was not set between two
+collections.
 """
 
 from __future__ import annotations
@@ -50,32 +51,32 @@ def _user_gauge(name: str) -> Gauge:
 def labels(tags: Mapping[str, str]) -> dict[str, str]:
     """Returns tags in ASCII, as Ray requires. Other characters are escaped as in Python.
 
-    Ray raises UnicodeEncodeError for other characters, and a task would fail because of the name of its step.
+    Ray would raise UnicodeEncodeError, and a task would fail because of the name of its step.
     """
     return {key: value.encode("ascii", "backslashreplace").decode("ascii") for key, value in tags.items()}
 
 
 def set_gauge(metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-    """Publishes one value."""
+    """Publishes the value of a gauge."""
     _gauge(metric).set(value, labels(tags))
 
 
 class TaskMetrics:
-    """Publishes the metrics of one task of one attempt. `update` gets the counts of that attempt."""
+    """Publishes the metrics of one attempt of a task."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
         self._seen: Mapping[Metric, int] = {}
 
     def reported(self, event: CoordinatorEvent) -> None:
-        """Counts an event that the task reports."""
+        """Counts a restore or publishes snapshot measurements, if the task reports such an event."""
         if isinstance(event, TaskReady) and event.origin is not None:
             _add(_counter(m.RESTORES), 1, self._tags | {"origin": event.origin.value})
         elif isinstance(event, CheckpointAcknowledged):
             self._set(snapshot_gauges(event.metrics))
 
     def update(self, metrics: SubtaskMetrics, final: bool = False) -> None:
-        """Publishes the metrics of the task. `final` is whether it has ended in this process."""
+        """Publishes the metrics of the task. `final`: the task has ended in this process."""
         seen, self._seen = self._seen, totals_of(metrics)
         for metric, total in self._seen.items():
             _add(_counter(metric), total - seen.get(metric, 0), self._tags)
@@ -95,18 +96,18 @@ class TaskMetrics:
 
 
 class StandbyMetrics:
-    """Publishes the metrics of a spare process that follows a task."""
+    """Publishes the metrics of a spare process that follows the state of a task."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
 
     def holds(self, checkpoint_id: CheckpointId | None) -> None:
-        """Publishes the id of the checkpoint whose state the process holds. None for none."""
+        """Publishes the id of the checkpoint whose state the process has, or 0 for None."""
         set_gauge(m.STANDBY_CHECKPOINT, checkpoint_id or 0, self._tags)
 
 
 def publish_requests(job: str) -> None:
-    """Publishes the requests of this process to object stores, for its job."""
+    """Publishes the number of requests that this process has made to object stores, for its job."""
     for metric, value in request_values(OF_THIS_PROCESS).items():
         set_gauge(metric, value, {"job": job})
 

@@ -3,19 +3,19 @@
 Rules:
 
 - There is one `PeerConnection` for each pair of processes, for the life of both. The process with the smaller id
-  connects, as soon as it has a deployment in which the other one is a neighbour. The other process accepts the
+  connects, as soon as it has a deployment in which the other process is a neighbour. The other process accepts the
   connection at any time.
-- Each end offers shared memory for the rows that it sends. An end is open when the other one has mapped its memory, or
+- Each end offers shared memory for the rows that it sends. An end is open when the other end has mapped its memory, or
   has reported that it cannot map it. Without shared memory, rows go over the socket.
-- Both processes use calls if no connection is possible: on different nodes, without sockets, or when the process that
-  should connect cannot, for example in a container with a network of its own. That process then calls `no_link` of the
-  other one.
+- Both processes use Ray calls if no connection is possible: on different nodes, without sockets, or when the process
+  that should connect cannot, for example in a container with a separate network. That process then calls `no_link` of
+  the other process.
 - Attempts that begin after a connection has opened, or has switched to calls, keep this transport. A connection that
   breaks while both processes live has lost the messages on their way. It fails the attempts that use it, and later
   attempts use calls.
 - Frames and grants carry their attempt. The receiver drops messages of an older attempt.
-- A frame is a head, the batches as one Arrow stream, and the rest by pickle. The stream is in shared memory if it fits,
-  else in the message. So each frame takes one path, whatever its size, and keeps its place in the sequence.
+- A frame is a head, the batches as one Arrow stream, and the control elements by pickle. The stream is in shared memory
+  if it fits, else in the message. So each frame takes one path, whatever its size, and keeps its place in the sequence.
 - Batches with types that a program has defined are pickled by cloudpickle, which includes classes that the receiver
   cannot import. This process unpickles only messages of processes that have proved that they belong to the job.
 """
@@ -50,13 +50,13 @@ from tidegate.storage.ids import AttemptNumber, SubtaskIndex
 log = logging.getLogger(__name__)
 
 MEMORY_LINKS_MAX = 128
-"""Limit of connections of a process that share memory, because each mapping keeps descriptors open."""
+"""Limit of connections of a process that use shared memory, because each mapping keeps descriptors open."""
 _MAPPED = struct.Struct("<?")
 _NUMBER = struct.Struct("<Q")
 
 
 class Way(enum.Enum):
-    """Which transport is used to another process, or that it is not decided yet."""
+    """The transport to another process: a socket, Ray calls, or not decided yet (OPENING)."""
 
     OPENING = "not known yet"
     SOCKET = "socket"
@@ -64,19 +64,19 @@ class Way(enum.Enum):
 
 
 class Inbox(Protocol):
-    """Receives the messages that arrive over the connections of a worker's process."""
+    """Receives the messages and events of the connections of a worker's process."""
 
     def frame_came(self, head: Head, elements: tuple[Element, ...]) -> None:
-        """Receives a frame from a socket. May be called from any thread."""
+        """Receives a frame from a socket. Called on any thread."""
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
-        """Receives a grant of credit. May be called from any thread."""
+        """Receives a credit grant from a socket. Called on any thread."""
 
     def later(self, action: Callable[[], object]) -> None:
-        """Runs an action on the mailbox. May be called from any thread."""
+        """Runs an action on the mailbox. Called on any thread."""
 
     def settled(self) -> None:
-        """Called on the mailbox when the transport to another process is decided: its connection has opened, or it uses
+        """Called on the mailbox when the transport to another process is decided: its socket is open, or it uses
         Ray calls.
         """
 
@@ -86,30 +86,32 @@ class Inbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Result of `PeerConnection.sync`. It has the interface of Ray's reference to a call."""
+    """A pending confirmation that the other process has received all messages so far. Has the interface of a Ray
+    call's reference.
+    """
 
     _answered: Future[None] = field(default_factory=Future)
 
     def future(self) -> Future[None]:
-        """Returns a future that is done when the other process has received everything, or fails if messages may be
+        """Returns a future that is done when the other process has received the messages, or fails if they may be
         lost.
         """
         return self._answered
 
 
 class PeerConnection:
-    """The connection to one other process. It is a `Transport` while it is a socket, and a `Listener`."""
+    """The connection to one other process of the job: a `Listener`, and a `Transport` while it uses a socket."""
 
     def __init__(self, links: PeerConnections, process_id: str, inbox: Inbox, memory_bytes: int) -> None:
         self.process_id = process_id
         self.way = Way.OPENING
         """The transport to the other process. Set and read only on the mailbox."""
         self.peer: Peer | None = None
-        """The other process, if this process is the one that connects, else None."""
+        """The other process if this process opens the connection, else None."""
         self._links, self._inbox, self._memory_bytes = links, inbox, memory_bytes
         self._connection: FramedConnection | None = None
         self._segment: OwnSegment | None = None
-        """The shared memory that this end has offered, until the other end answers."""
+        """The shared memory that this end has offered and the other end has not answered yet, or None."""
         self._packer = FramePacker(None)
         self._reader: FrameReader | None = None
         self._syncs: dict[int, Future[None]] = {}
@@ -128,7 +130,7 @@ class PeerConnection:
         self._send(Kind.CREDIT, pack_credit(head, grant.window_bytes))
 
     def sync(self) -> Sync:
-        """Returns a `Sync` that is done when the other process has received everything that was sent before."""
+        """Returns a `Sync` that is done when the other process has received all messages sent before."""
         sync = Sync()
         if self.way is not Way.SOCKET:
             sync.future().set_exception(ConnectionError(f"the connection to process {self.process_id} is over"))
@@ -185,7 +187,7 @@ class PeerConnection:
 
     @property
     def has_come(self) -> bool:
-        """Returns whether a connection was ever made."""
+        """Returns whether a socket connection to the other process was ever made."""
         return self._connection is not None
 
     # --- on the reading thread, except `connected` of the process that connects -------------------------------------
@@ -229,7 +231,7 @@ class PeerConnection:
         self._inbox.later(partial(self._ended, reason))
 
     def _map(self) -> None:
-        """Maps the memory that the other end offers, if it offers any, and reports the result."""
+        """Maps the shared memory that the other end offers, if any, and reports whether that worked."""
         assert self._connection is not None
         descriptor = self._connection.take_descriptor()
         if descriptor is not None:
@@ -245,7 +247,7 @@ class PeerConnection:
 
 
 class PeerConnections:
-    """The connections of one process to its peer processes."""
+    """The connections of one worker's process to the other processes of its job."""
 
     def __init__(self, process_id: str, node_id: str, memory_bytes: int, inbox: Inbox) -> None:
         self.process_id, self._node_id = process_id, node_id
@@ -256,12 +258,13 @@ class PeerConnections:
         self._noted: set[str] = set()
 
     def use(self, connections: Connections) -> None:
-        """Allows socket connections, once this process listens."""
+        """Allows socket connections, because this process now listens."""
         self._connections = connections
 
     def to(self, peer: Peer) -> PeerConnection:
-        """Returns the connection to another process. Its transport is decided now or later, and then stays. Must be
-        called on the mailbox.
+        """Returns the connection to another process. Its transport is decided now or later, and then stays.
+
+        Call it on the mailbox only.
         """
         link, is_new = self._link(peer.process_id)
         if link.way is not Way.OPENING:
@@ -277,21 +280,24 @@ class PeerConnections:
         return link
 
     def _is_on_this_node(self, peer: Peer) -> bool:
-        """Returns whether a peer is another process on this node. A subtask that is deployed alone may have its own
-        process as peer.
+        """Returns whether a peer is another process on this node.
+
+        The peer of a subtask may be in the subtask's own process, if the subtask was deployed alone.
         """
         return peer.node_id == self._node_id and peer.process_id != self.process_id
 
     def accept(self, process_id: str) -> PeerConnection | None:
-        """Returns the listener for a connection from another process, or None if there was one before. May be called
-        from any thread.
+        """Returns the listener for a socket connection from another process, or None if there was a connection before.
+
+        May be called from any thread.
         """
         link, _ = self._link(process_id)
         return None if link.has_come else link
 
     def refused(self, process_id: str, reason: str) -> None:
-        """Switches to Ray calls, because the other process has reported that it cannot connect. Must be called on the
-        mailbox.
+        """Uses Ray calls to another process, because that process has reported that it cannot connect.
+
+        Call it on the mailbox only.
         """
         link, _ = self._link(process_id)
         if link.way is Way.OPENING:
@@ -300,7 +306,7 @@ class PeerConnections:
             self._inbox.settled()
 
     def note(self, reason: str) -> None:
-        """Logs a reason for using Ray calls, once for each reason."""
+        """Logs a reason for using Ray calls, once."""
         if reason not in self._noted:
             self._noted.add(reason)
             log.warning("frames between two processes go by calls of Ray, not over a socket: %s", reason)
@@ -316,29 +322,36 @@ class PeerConnections:
 
 
 Head: TypeAlias = tuple[int, int, int, int, int]
-"""Head of a frame: (attempt, edge, upstream, downstream, number). A tuple of integers costs Ray a tenth of a
-dataclass.
+"""Head of a frame: attempt, edge, upstream subtask, downstream subtask, and a number.
+
+A tuple of integers costs Ray a tenth of a dataclass.
 """
 ALIGNMENT = 64
-"""Number of bytes to whose multiples addresses are aligned, because Arrow reads fastest there."""
+"""Alignment of addresses in bytes, at which Arrow reads fastest."""
 _FRAME = struct.Struct("<6q16x")
 _CREDIT = struct.Struct("<6q")
 
 
 def make_head(attempt: AttemptNumber, channel: ChannelId, number: int) -> Head:
-    """Returns the head of a frame (`number` is its first sequence) or of a grant (`number` is the total in bytes)."""
+    """Returns the head of a frame or a credit grant.
+
+    `number` is the sequence number of the frame's first element, or the total bytes of the grant.
+    """
     return (attempt, channel.edge, channel.upstream, channel.downstream, number)
 
 
 def read_head(head: Head) -> tuple[AttemptNumber, ChannelId, int]:
-    """Returns the attempt, the channel and the number."""
+    """Returns the attempt, the channel and the number of a head."""
     attempt, edge, upstream, downstream, number = head
     channel = ChannelId(edge, SubtaskIndex(upstream), SubtaskIndex(downstream))
     return AttemptNumber(attempt), channel, number
 
 
 class FramePacker:
-    """Packs the frames of one connection. Not thread-safe. `writer` writes to shared memory, or is None without."""
+    """Converts the frames of one connection to bytes. Not thread-safe.
+
+    `writer` writes rows to shared memory, or is None without shared memory.
+    """
 
     def __init__(self, writer: FrameWriter | None) -> None:
         self.writer = writer
@@ -346,7 +359,7 @@ class FramePacker:
         """The schema of each edge."""
 
     def pack(self, head: Head, elements: Sequence[Element]) -> Sequence[Bytes]:
-        """Returns a frame in pieces."""
+        """Returns the bytes of a frame as several buffers."""
         batches = [element for element in elements if isinstance(element, pa.RecordBatch)]
         if not batches:
             return (_FRAME.pack(*head, 0), pickle.dumps((tuple(enumerate(elements)), None), 5))
@@ -366,22 +379,24 @@ class FramePacker:
 
 
 def pickled_elements(elements: object) -> bytes:
-    """Pickles elements whose batches have extension types that the program defines.
+    """Pickles elements of a frame whose batches have extension types that the program defines.
 
-    This calls cloudpickle directly. Ray's own copy of it has reducers for schemas that lose extension types.
+    Uses cloudpickle itself, because Ray's own copy of it has reducers for schemas that lose extension types.
     """
     pickled: bytes = cloudpickle.dumps(elements, 5)
     return pickled
 
 
 def read_elements(elements: tuple[Element, ...] | bytes) -> tuple[Element, ...]:
-    """Returns the elements of a Ray call, which are passed directly or as the bytes of `pickled_elements`."""
+    """Returns the elements of a frame from a Ray call, which are the elements or the bytes of `pickled_elements`."""
     read: tuple[Element, ...] = pickle.loads(elements) if isinstance(elements, bytes) else elements
     return read
 
 
 def unpack_frame(payload: bytes | memoryview, reader: FrameReader | None) -> tuple[Head, tuple[Element, ...]]:
-    """Unpacks a frame. Raises ProtocolError if its batches are in shared memory that is not mapped."""
+    """Returns the head and the elements of a frame. Raises ProtocolError if its rows are in shared memory that is
+    not mapped.
+    """
     *head, rows_bytes = _FRAME.unpack_from(payload)
     body = memoryview(payload)[_FRAME.size :]
     controls, place = pickle.loads(body[rows_bytes:])
@@ -405,13 +420,13 @@ def pack_credit(head: Head, window_bytes: int) -> bytes:
 
 
 def unpack_credit(payload: bytes | memoryview) -> tuple[Head, int]:
-    """Unpacks a grant of credit."""
+    """Returns the head of a credit grant, and the size of the credit window in bytes."""
     attempt, edge, upstream, downstream, total_bytes, window_bytes = _CREDIT.unpack(payload)
     return (attempt, edge, upstream, downstream, total_bytes), window_bytes
 
 
 def _aligned(rows: memoryview) -> pa.Buffer:
-    """Returns the bytes at an aligned address. Copies them only if they are not at one."""
+    """Returns the bytes as a buffer at an aligned address. Copies them only if needed."""
     buffer = pa.py_buffer(rows)
     if buffer.address % ALIGNMENT == 0:
         return buffer

@@ -2,18 +2,18 @@
 
 Rules:
 
-- A subtask is ready once the connections to all these processes are settled (`peer_connections.py`). So the transport
+- A subtask is ready once the transport to each of these processes is decided (`peer_connections.py`). So the transport
   of each channel is known before rows flow, and does not change.
 - A finished subtask ends when all processes to which it has sent frames over sockets have received them.
 - A broken connection has lost data of a subtask unless all of its input from there has arrived and it has no receiver
   there.
-- Ray repeats lost frames and grants behind the frames that were sent meanwhile, and may repeat frames that arrived. So
-  frames have numbers. A frame is handed on once all before it were, and an early frame waits. A repeated frame is
-  handed on twice, and the task machine drops elements that it has. The credit of the channel and `EARLY_MAX` bound the
-  waiting frames, and they wait for at most `GAP_MS_MAX`. Then they are handed on, and the machine fails because of the
-  gap.
-- The sender does not wait for the answer to a frame of batches, because the next frame reveals a missing one. It does
-  watch a frame that may be the last one for some time: a barrier, the end, or the last frame that its credit allows.
+- Ray repeats lost frames and grants after the frames that were sent meanwhile, and may repeat frames that arrived. So
+  frames have numbers. A frame is delivered after all frames before it, and an early frame waits. A repeated frame is
+  delivered twice, and the task machine drops its elements. The credit of the channel and `EARLY_MAX` limit the waiting
+  frames, and they wait for at most `GAP_MS_MAX`. Then they are delivered, and the machine fails because of the gap.
+- The sender does not wait for the answer to a frame of batches, because the next frame reveals a missing one. It
+  watches a frame that may be the last one for some time: a barrier, the end of the data, or the last frame that its
+  credit allows.
 - No grant is needed for a channel whose end has arrived: its sender may be gone.
 """
 
@@ -38,7 +38,7 @@ from tidegate.protocol.stream_elements import EndOfPartition
 
 
 class PeerTransports:
-    """The transports of one subtask in one attempt. All methods run on the mailbox."""
+    """The transports to other workers of one subtask in one attempt. All methods run on the mailbox."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class PeerTransports:
         tasks = {*self._receivers.values(), *self._senders.values()}
         self._links = {task: links.to(deployment.peers[task]) for task in sorted(tasks)}
         self._sent_over: set[PeerConnection] = set()
-        """Sockets over which the subtask sends frames."""
+        """Socket connections over which the subtask sends frames."""
         self._over: set[ChannelId] = set()
         """Input channels whose last element has arrived. Their senders may have ended."""
 
     @property
     def settled(self) -> bool:
-        """Returns whether the transport to each neighbour is decided."""
+        """Returns whether the transport to each neighbour in another worker is decided."""
         return all(link.way is not Way.OPENING for link in self._links.values())
 
     def connect(self, neighbour: TaskId) -> Transport:
@@ -76,26 +76,27 @@ class PeerTransports:
         return PeerCalls(self._peers[neighbour].handle, self._deliveries, self._over.__contains__)
 
     def arrived(self, frame: FrameArrived) -> None:
-        """Records a frame that was passed to the subtask."""
+        """Records the end of an input channel, if the delivered frame contains it."""
         if frame.elements and isinstance(frame.elements[-1], EndOfPartition):
             self._over.add(frame.channel)
 
     def needs(self, link: PeerConnection) -> bool:
-        """Returns whether a break of this connection may lose data of this subtask."""
+        """Returns whether a break of this connection may lose rows to or from this subtask."""
         there = {task for task, one in self._links.items() if one is link}
         return any(task in there for task in self._receivers.values()) or any(
             task in there and channel not in self._over for channel, task in self._senders.items()
         )
 
     def finish(self) -> None:
-        """Delays the end of the finished subtask until its receivers have the frames that went over sockets."""
+        """Delays the end of the finished subtask until its receivers have all frames that went over sockets."""
         for link in self._sent_over:
             self._deliveries.watch_until_there(link.sync())
 
 
 class PeerCalls:
-    """The transport of one subtask in one attempt to one process, by Ray calls. `is_over` returns whether a channel
-    needs no more credit.
+    """The transport of one subtask in one attempt to another process, by Ray calls.
+
+    `is_over` returns whether the end of a channel has arrived, so that it needs no credit.
     """
 
     def __init__(self, handle: Handle, deliveries: Deliveries, is_over: Callable[[ChannelId], bool]) -> None:
@@ -117,7 +118,7 @@ class PeerCalls:
             self._deliveries.watch_until_there(self._watched_frame(head, elements))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Sends a grant of credit, unless its channel needs none."""
+        """Sends a credit grant, unless the end of the channel has arrived."""
         channel = grant.channel
         if not self._is_over(channel):
             head = make_head(grant.attempt, channel, grant.total_bytes)
@@ -125,23 +126,25 @@ class PeerCalls:
 
 
 EARLY_MAX = 10_000
-"""Limit of early frames of a task. It is needed because watermarks and barriers use no credit."""
+"""Limit of early frames of a task that wait. Credit alone does not limit them, because watermarks and barriers
+use none.
+"""
 GAP_MS_MAX = 20_000
 """Time in ms after which a gap counts as permanent. Ray repeats a lost call as soon as it reaches the process."""
 
 
 class FrameOrder:
-    """Puts the frames of one attempt of a task into order. No I/O."""
+    """Puts the frames of one attempt of a task into their order. No I/O."""
 
     def __init__(self) -> None:
         self._due: dict[ChannelId, int] = {}
-        """The number of the next element of each channel."""
+        """The sequence number of the next element of each channel."""
         self._early: dict[ChannelId, dict[int, FrameArrived]] = {}
-        """The early frames of each channel, by their first number."""
+        """The early frames of each channel, by the sequence number of their first element."""
         self._waiting = 0
 
     def arrived(self, frame: FrameArrived) -> tuple[FrameArrived, ...]:
-        """Adds a frame. Returns the frames that can be handed on now."""
+        """Adds a frame. Returns the frames that can be delivered now, in order."""
         channel, first = frame.channel, frame.first_sequence
         due = self._due.get(channel, 0)
         if first > due:
@@ -155,7 +158,9 @@ class FrameOrder:
         return (frame, *self._follow(channel, due))
 
     def _follow(self, channel: ChannelId, due: int) -> list[FrameArrived]:
-        """Returns the early frames of a channel that are in order now."""
+        """Removes and returns the early frames of a channel that can be delivered now. `due`: the next sequence
+        number.
+        """
         early, frames = self._early[channel], []
         for first in sorted(early):
             if first > due:
@@ -169,18 +174,20 @@ class FrameOrder:
         return frames
 
     def gap(self, channel: ChannelId) -> int | None:
-        """Returns the number of the element for which early frames of a channel wait, or None if no frame waits."""
+        """Returns the sequence number of the missing element for which early frames of a channel wait, or None if
+        none wait.
+        """
         return self._due.get(channel, 0) if channel in self._early else None
 
     def skip_gap(self, channel: ChannelId) -> tuple[FrameArrived, ...]:
-        """Returns the early frames of a channel, despite the gap before them."""
+        """Removes and returns all early frames of a channel, although an element before them is missing."""
         early = self._early.pop(channel, {})
         self._waiting -= len(early)
         return tuple(early[first] for first in sorted(early))
 
 
 class OrderedFrames:
-    """Passes on the frames of one attempt of a task in order. All methods run on its mailbox."""
+    """Delivers the frames of one attempt of a task in order. All methods run on the mailbox."""
 
     def __init__(
         self, deliver: Callable[[FrameArrived], object], call_later: Callable[[int, Callable[[], None]], None]
@@ -190,7 +197,7 @@ class OrderedFrames:
         self._order = FrameOrder()
 
     def arrived(self, frame: FrameArrived) -> None:
-        """Receives a frame, and passes on the frames that are in order now."""
+        """Receives a frame, and delivers the frames that are now in order."""
         before = self._order.gap(frame.channel)
         for one in self._order.arrived(frame):
             self._deliver(one)

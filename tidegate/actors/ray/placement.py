@@ -1,21 +1,22 @@
-"""Chooses where the processes of a job run: `PoolOptions` of the driver, the slots of a job, and pure rules for
-standbys (`standbys_kept`: how many, `next_bundle`: where).
+"""Chooses where the processes of a job run: `PoolOptions`, the slots of a job, and rules for spare processes
+(standbys).
 
+The rules are pure functions: `standbys_kept` returns how many standbys a job keeps, `next_bundle` where they run.
 Rules:
 
-- A worker in a common slot takes the CPU of the slot, or its share of it. A worker in a slot of its own takes the whole
-  bundle. A spare process is in a bundle of the common slots and takes nothing. Without a reservation Ray chooses nodes.
+- A worker in a common slot uses the CPU of the slot, or its share of it. A worker with its own slot uses the whole
+  bundle. A standby is in a bundle of the common slots and reserves nothing. Without a reservation Ray chooses nodes.
 - A slot keeps its bundle if the bundle is on a node that is not avoided, because its other processes and local copies
-  may be there. Else it gets a free slot of a bundle on such a node, of the bundle with the most free slots. So a job
-  does not wait for Ray (15 s after the loss of a node) if its reservation has free slots on living nodes.
-- A slot counts as free if it has no process of this job. Another job may have it. So a process that stands in takes no
-  share of its processor by Ray's count, and never waits for one.
+  may be there. Otherwise it gets a free slot of a bundle on such a node, of the bundle with the most free slots. So a
+  job does not wait for Ray (15 s after the loss of a node) if its reservation has free slots on living nodes.
+- A slot counts as free if it has no process of this job. Another job may use it. So a process in such a slot reserves
+  no CPU in Ray, and never waits for one.
 - The number of standbys is the configured one. "auto" is one for each free slot of the reservation, because each
   replaces a lost process, but not more than there are tasks and not more than `AUTO_MAX`. There is at least one.
-- Standbys of "auto" begin later than configured ones: each takes a processor for seconds, and a job that ends earlier
-  has lost nothing. Only tasks in common slots count. A followed task has a standby of its own, in addition.
-- Standbys are spread over nodes first, then over bundles. On a node without one, or with as many as any other node,
-  they are in bundles with tasks, where the local copies are.
+- Standbys of "auto" start later than configured ones: each occupies a processor for seconds, and a job that ends
+  earlier does not need them. Only tasks in common slots count. A followed task has a separate standby in addition.
+- Standbys are spread over nodes first, then over bundles. On a node without a standby, or with as many as any other
+  node, they are in bundles with tasks, where the local copies are.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ from tidegate.storage.process_id import ProcessId
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """The slots that are reserved for a job: `bundles[s]` is the bundle of `placement_group` that contains slot s, one
-    of its CPUs.
+    """The common slots that are reserved for a job, one CPU each.
+
+    `bundles[s]` is the index of the bundle of `placement_group` that contains slot s.
     """
 
     placement_group: PlacementGroup
@@ -60,7 +62,7 @@ class SlotPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Options of the processes of a job. Subtask i is in slot `first_slot + i`."""
+    """Options of the processes of a job. The job's common slots begin with slot `first_slot` of the reservation."""
 
     prefix: str
     namespace: str
@@ -69,17 +71,21 @@ class PoolOptions:
     standbys: int
     open_store: OpenStore
     driver: ProcessId | None = None
-    """The process that has submitted the job. All processes of the job end with it. None for a detached job."""
+    """The process that has submitted the job, with which all processes of the job end. None for a detached job."""
     slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
-    """Time limit, in ms, for an attempt to wait for slots."""
+    """Time in ms for which an attempt waits for slots before it fails."""
     followed: frozenset[TaskId] = frozenset()
-    """Tasks that each have a standby with their state."""
+    """Tasks that each have a standby which copies their state."""
     standby_delay_ms: int = STANDBY_DELAY_MS
     """Time in ms between a deployment and the start of the first standby."""
     own_slots: PlacementGroup | None = None
-    """The bundles of tasks that are not in common slots, in the order of `SlotPlan.bundles`."""
+    """The placement group of steps with resources. Its bundles are in the order of `SlotPlan.bundles`. None
+    without such steps.
+    """
     first_names: Mapping[WorkerId, str] = field(default_factory=dict)
-    """Actor names of the first process of each worker, if the driver starts these processes (`start_workers`)."""
+    """Names of Ray actors for the first process of each worker, if the driver starts these processes
+    (`start_workers`).
+    """
 
 
 NOTHING = Resources(0.0)
@@ -87,24 +93,28 @@ NOTHING = Resources(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of a process: its bundle, and the resources that it uses.
+    """The bundle in which a process runs, and the resources that the process reserves there.
 
-    `own` is whether the process is alone in the bundle. `group` is None if nothing is reserved.
+    `own`: the process is alone in the bundle. `group` is None if nothing is reserved.
     """
 
     takes: Resources
     group: PlacementGroup | None = None
     index: int | None = None
-    """Index of the bundle in that group."""
+    """Index of the bundle in `group`."""
     own: bool = False
 
     @property
     def bundle(self) -> int | None:
-        """Returns the bundle of a common slot. None for a slot of its own, where spare processes must not run."""
+        """Returns the index of the bundle of a common slot, or None for a worker's own slot, in which no standby
+        may run.
+        """
         return None if self.own else self.index
 
     def actor_options(self, elsewhere: str | None = None) -> dict[str, Any]:
-        """Returns Ray's options for the actor. `elsewhere` is the preferred node if nothing is reserved."""
+        """Returns Ray's options for an actor in this slot. `elsewhere` is the preferred node if nothing is
+        reserved.
+        """
         takes = self.takes
         options: dict[str, Any] = {"num_cpus": takes.cpus}
         if takes.gpus:
@@ -120,7 +130,7 @@ class Slot:
 
 
 class JobSlots:
-    """The slots of one job."""
+    """The slots of one job, common slots and slots of steps with resources."""
 
     def __init__(self, graph: JobGraph, options: PoolOptions) -> None:
         self.plan = slot_plan(graph, vertex_labels(graph))
@@ -141,13 +151,13 @@ class JobSlots:
         return Slot(Resources(self.plan.share), self._common.placement_group, bundle)
 
     def spare(self, bundle: int | None) -> Slot:
-        """Returns the slot of a spare process in a bundle of the common slots."""
+        """Returns the slot of a standby in a bundle of the common slots, or anywhere with None."""
         return Slot(NOTHING, None if self._common is None else self._common.placement_group, bundle)
 
     @property
     def groups(self) -> list[tuple[PlacementGroup, Mapping[int, str]]]:
-        """Returns the placement groups of the job. The result also has the purpose of each bundle that serves only one
-        step.
+        """Returns the placement groups of the job. For each, the result has the name of the step that uses each
+        bundle, if any.
         """
         found: list[tuple[PlacementGroup, Mapping[int, str]]] = []
         if self._common is not None:
@@ -158,14 +168,16 @@ class JobSlots:
 
     @property
     def bundles(self) -> Sequence[int]:
-        """Returns the bundles of the common slots, beginning with the first slot of the job."""
+        """Returns the bundle index of each common slot of the reservation, beginning with the first slot of the
+        job.
+        """
         if self._common is None:
             return ()
         return (*self._common.bundles[self._first :], *self._common.bundles[: self._first])
 
 
 Nodes: TypeAlias = Mapping[int, str]
-"""The known nodes of bundles."""
+"""The node id of each bundle index, as far as known."""
 NOWHERE: Nodes = {}
 
 
@@ -176,10 +188,10 @@ def bundles_elsewhere(
     nodes: Nodes,
     avoided: Container[str],
 ) -> dict[int, int]:
-    """Returns the bundle to use for now for each of these slots. A slot that can start nowhere is missing.
+    """Returns the bundle to use now for each of these slots, by slot. Slots for which no bundle is free are missing.
 
-    `slots` has number and bundle of each slot. `bundles` has the bundle of each slot of the reservation. `used` has,
-    for each bundle, the number of slots with processes of this job.
+    `slots` has pairs of a slot and its normal bundle. `bundles` has the bundle of each slot of the reservation. `used`
+    has, for each bundle, the number of slots with processes of this job.
     """
     reached = {bundle for bundle in bundles if nodes.get(bundle) and nodes[bundle] not in avoided}
     found = {slot: bundle for slot, bundle in slots if bundle in reached}
@@ -200,7 +212,7 @@ AUTO_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The bundle of a process, and its node once it has started."""
+    """The bundle index of a process, and its node, or None until it has started."""
 
     bundle: int
     node: str | None
@@ -209,8 +221,8 @@ class Place:
 def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int = 0) -> int:
     """Returns the number of spare processes (standbys) that a job keeps.
 
-    `free_slots`: slots of the reservation that no job has. `tasks`: number of tasks in common slots. `followed`: tasks
-    that have a standby each, in addition.
+    `free_slots`: slots of the reservation that no job uses. `tasks`: number of workers in common slots. `followed`:
+    number of workers with a separate standby that follows their state.
     """
     if isinstance(wanted, int):
         return wanted
@@ -226,17 +238,17 @@ def must_wait(common: int, own: int, spare: int, *, reserved: bool) -> bool:
     """Returns whether tasks without a process must wait, because a new process might start in a bundle on an avoided
     node.
 
-    `common`, `own`: number of such tasks in common slots and in slots of their own, which are always reserved. `spare`:
-    processes on other nodes that can take over at once. `reserved`: whether the common slots are reserved.
+    `common`, `own`: number of such tasks in common slots, and in their own slots, which are always reserved. `spare`:
+    standbys on other nodes that can take over at once. `reserved`: whether the common slots are reserved.
     """
     return own > 0 or (reserved and common > spare)
 
 
 def best_follower(task: Place | None, standbys: Sequence[Place]) -> int:
-    """Returns the index of the standby that should follow a task: one on another node if possible, else one in another
-    bundle.
+    """Returns the index of the standby that should follow a task: on another node if possible, else in another bundle.
 
-    The first of equal ones. If the node of the task is lost, a standby elsewhere already has the state.
+    If the node of the task is lost, a standby on another node already has its state. The first of equal standbys is
+    returned.
     """
     return max(range(len(standbys)), key=lambda i: (_apart(task, standbys[i]), -i))
 
@@ -248,20 +260,20 @@ def _apart(task: Place | None, standby: Place) -> int:
 
 
 def node_elsewhere(avoided: Container[str], busy: Sequence[str], own: str) -> str:
-    """Returns the node for a process without a bundle while some nodes are avoided.
+    """Returns the node for a new process without a bundle, while some nodes are avoided.
 
-    `busy`: the node of each process that answers. The node with the fewest of them is chosen, or `own`, the node of the
-    coordinator, if all others are avoided.
+    `busy`: the node of each process that answers. The node with the fewest processes is returned, or the coordinator's
+    node `own` if all others are avoided.
     """
     counts = Counter(node for node in busy if node not in avoided)
     return min(counts, key=lambda node: (counts[node], node), default=own)
 
 
 def next_bundle(bundles: Sequence[int], tasks: Sequence[Place], standbys: Sequence[Place]) -> int:
-    """Returns the bundle for one more spare process, given the places of the living processes.
+    """Returns the bundle index for one more standby, given the places of the living processes.
 
-    The first of equal ones in `bundles`, which may contain a bundle several times. A bundle without a started process
-    counts as a node of its own.
+    `bundles` may contain a bundle several times, and the first of equally good bundles is returned. A bundle without a
+    started process counts as a separate node.
     """
     nodes: dict[int, str | int] = {bundle: bundle for bundle in bundles}
     nodes |= {place.bundle: place.node for place in (*tasks, *standbys) if place.node is not None}

@@ -1,11 +1,11 @@
-"""`RayJob`: a job on Ray as a driver sees it, whether the driver has submitted it or has attached to it.
+"""`RayJob`: a job on Ray as its driver sees it, whether the driver has submitted the job or has attached to it.
 
 Rules:
 
 - Every call to the coordinator has a time limit. While Ray restarts the coordinator, `progress` returns the last known
   state with `coordinator_answers=False`. The tasks keep running, and it is unknown whether anything restarts.
-- The coordinator of a job that is over ends: a detached one by itself, any other one as soon as its driver has received
-  the end. The event log stores the end as well, for drivers that come too late.
+- After the end of the job its coordinator ends: a detached one by itself, any other one as soon as its driver has
+  received the end. The event log stores the end as well, for drivers that come too late.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from tidegate.storage.files.store import OpenStore
 log = logging.getLogger(__name__)
 
 GLANCE_S = 0.5
-"""Seconds that a read of the job's status waits for an answer."""
+"""Seconds for which `progress` waits for an answer of the coordinator."""
 CALL_TIMEOUT_S = 15.0
 WAIT_STEP_S = 2.0
 RETRY_STEP_S = 0.2
 LOST_TIMEOUT_S = 120.0
 RESTART_TIMEOUT_S = 600.0
-"""Seconds that `wait` waits while Ray looks for a place to restart the coordinator.
+"""Seconds for which `wait` tolerates that Ray finds no place to restart the coordinator.
 
 For a process that exists and does not answer, because it hangs or is stopped, the limit is `LOST_TIMEOUT_S`.
 """
@@ -67,8 +67,8 @@ For a process that exists and does not answer, because it hangs or is stopped, t
 class RayJob:
     """A job on Ray (a `RunningJob`). Thread-safe.
 
-    `context` is the object that this driver keeps in Ray's memory for the job. It is None for a job that does not need
-    its driver, or has another one. Then this object never kills the coordinator.
+    `context` is the job's context in Ray's object store, if this driver owns it. It is None for a job that does not
+    need its driver, or has another one. Then this object never kills the coordinator.
     """
 
     def __init__(
@@ -84,24 +84,28 @@ class RayJob:
         self._card = card
         self._open_store = open_store
         self.slots = slots
-        """The common slots of the job."""
+        """The common slots of the session that the job uses."""
         self._own_slots = own_slots
-        """The slots of its steps with resources. They are released when the job has ended."""
+        """The placement group of its steps with resources, which is released when the job has ended."""
         self._coordinator = coordinator
         self._context = context
         self._lock = threading.Lock()
         self._last = progress_of(CoordinatorState(), {})
         self._seen = False
-        """True once the coordinator has reported a state. Before that, its end is not a restart."""
+        """True once the coordinator has reported a state. Before that, a silent coordinator is starting, and not
+        restarting.
+        """
         self._asking = threading.Lock()
         self._asked: Any = None
-        """A pending request for the state of the job, or None."""
+        """Ray's reference to a pending request for the state of the job, or None."""
         self._statistics = CheckpointStatistics()
         self._vertices: tuple[VertexMetrics, ...] = ()
         self._answers: Mapping[str, Answer] = {}
         """The answers to all requests, once the job has ended."""
         self._silence: tuple[float, Exception] | None = None
-        """Time since which the coordinator does not answer, and the error of the newest call. None while it answers."""
+        """Time since which the coordinator does not answer (monotonic, in s), and the newest error. None while it
+        answers.
+        """
         self._end: JobProgress | None = None
 
     @property
@@ -113,7 +117,6 @@ class RayJob:
         """Returns the progress of the job. The job has failed if its coordinator is lost for good, or had to stop.
 
         If the coordinator does not answer at once, because it is starting or gone, this returns the last known state.
-        The next call checks whether the answer has arrived.
         """
         with self._asking:
             if self._end is None:
@@ -127,7 +130,9 @@ class RayJob:
             return self._end or self._last
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Waits for a terminal status. Returns None if the time is over first."""
+        """Waits for the end of the job, and returns its progress. Returns None if the timeout passes first. No
+        timeout if None.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
@@ -139,12 +144,12 @@ class RayJob:
             self._check_silence()
 
     def cancel(self) -> None:
-        """Requests cancellation. Does nothing if the job is over."""
+        """Requests the cancellation of the job, and does not wait. Does nothing if the job has ended."""
         if self._look(0.0) is None:
             self._ask(self._coordinator.cancel, "be cancelled")
 
     def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
-        """Requests a checkpoint or savepoint and waits for it. Raises as `RunningJob.request` does."""
+        """Takes a checkpoint or savepoint and waits for the answer. Raises as `RunningJob.request` does."""
         if wanted.target is not None:
             check_shared(wanted.target, "the target of the savepoint")
         self._look(0.0)
@@ -181,25 +186,27 @@ class RayJob:
         return self._statistics
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Returns the metrics of the tasks, by vertex. The last ones if the job is over."""
+        """Returns the metrics of the tasks, by vertex. After the end of the job, returns the last metrics."""
         if self._look(0.0) is None:
             found: tuple[VertexMetrics, ...] = self._ask(self._coordinator.vertices, "report the metrics of its tasks")
             self._vertices = found
         return self._vertices
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
-        """Returns the process of each task whose process lives and has started. Empty if the job has ended."""
+        """Returns the process of each task, if it lives and has started. Empty after the end of the job."""
         if self._look(0.0) is not None:
             return ()
         found: tuple[TaskProcessInfo, ...] = self._ask(self._coordinator.processes, "name its tasks")
         return found
 
     def standbys(self) -> int:
-        """Returns the last known number of ready spare processes, 0 if the job is over."""
+        """Returns the last known number of ready standbys. 0 after the end of the job."""
         return self.progress().standbys_ready
 
     def coordinator(self) -> ProcessInfo:
-        """Returns the process of the coordinator. Raises JobFailedError if it is lost for good."""
+        """Returns the process id, node and address of the coordinator. Raises JobFailedError if the coordinator
+        is lost for good.
+        """
         found: ProcessInfo = self._ask(self._coordinator.identify, "name its coordinator")
         return found
 
@@ -216,13 +223,15 @@ class RayJob:
     # --- the coordinator's process --------------------------------------------------------------------------------
 
     def _look(self, wait_s: float) -> JobProgress | None:
-        """Requests and stores the state of the job. Returns its end, or None while it runs."""
+        """Requests and stores the state of the job. Returns the progress at its end, or None while the job runs."""
         if self._end is not None:
             return self._end
         return self._store_view(self._coordinator.view.remote(wait_s), wait_s)
 
     def _store_view(self, answer: Any, wait_s: float) -> JobProgress | None:
-        """Waits for the state of the job and stores it. Returns the end of the job, or None while it runs."""
+        """Waits for the coordinator's answer and stores it. Returns the progress at the job's end, or None while
+        the job runs.
+        """
         try:
             view: JobView = ray.get(answer, timeout=wait_s + CALL_TIMEOUT_S)
         except ActorDiedError as error:
@@ -286,7 +295,7 @@ class RayJob:
             return self._end
 
     def _end_from_log(self) -> JobProgress | None:
-        """Returns how a job has ended whose coordinator is gone, according to the event log. None if it had not
+        """Reads from the event log how a job has ended that lost its coordinator. Returns None if it had not
         ended.
         """
         try:
@@ -309,7 +318,11 @@ class RayJob:
             self._own_slots = None
 
     def _ask(self, method: Any, what: str, *arguments: object) -> Any:
-        """Calls the coordinator. Retries for a bounded time while it is being restarted."""
+        """Calls a method of the coordinator, and returns the result. Retries for up to `LOST_TIMEOUT_S` while it
+        restarts.
+
+        `what` completes the text "job … cannot …" of the error. Raises JobFailedError.
+        """
         deadline = time.monotonic() + LOST_TIMEOUT_S
         while True:
             try:
@@ -329,7 +342,9 @@ class RayJob:
 
 
 def check_shared(url: str, setting: str) -> None:
-    """Raises ConfigurationError for a URL that other processes cannot read. `setting`: where the URL comes from."""
+    """Raises ConfigurationError for a URL that other processes cannot read. `setting` names the setting in the
+    error.
+    """
     if url.startswith("memory:"):
         raise ConfigurationError(
             f"{setting}: {url!r} is the memory of one process, and a job on Ray runs in many processes. Use "
@@ -338,14 +353,14 @@ def check_shared(url: str, setting: str) -> None:
 
 
 class SharedValue:
-    """A value in the object store that exists until it is released or this process ends."""
+    """A value in Ray's object store that exists until `release` or the end of this process."""
 
     def __init__(self, value: object) -> None:
         self._lock = threading.Lock()
         self._reference: ray.ObjectRef[Any] | None = ray.put(value)
         self.pickled: bytes = cloudpickle.dumps(self._reference)
-        """Bytes that Ray's `cloudpickle.loads` turns into a reference, in any process of the cluster, until
-        `release`.
+        """The pickled reference to the value. Any process of the cluster can unpickle it with Ray's cloudpickle,
+        until `release`.
         """
 
     def release(self) -> None:
@@ -359,9 +374,9 @@ class SharedValue:
 
 
 def share_modules_by_value() -> None:
-    """Makes Ray pickle modules by value that are registered with cloudpickle (`register_pickle_by_value`).
+    """Makes Ray pickle by value the modules that the user has registered with cloudpickle (`register_pickle_by_value`).
 
-    Ray pickles with its own copy of cloudpickle, which has a registry of its own. Without this, processes import these
+    Ray pickles with its own copy of cloudpickle, which has a separate registry. Without this, processes import these
     modules, which do not exist on other machines or in a runtime environment with another working directory.
     """
     for name in own_cloudpickle.list_registry_pickle_by_value():

@@ -1,11 +1,12 @@
-"""`RayRuntime`: starts, finds and lists jobs on a Ray cluster. A job has one coordinator actor and one actor a worker.
+"""`RayRuntime`: starts, finds and lists jobs on a Ray cluster. A job has one coordinator actor and one actor for each
+worker.
 
 Rules:
 
-- A job takes as many common slots as the widest vertex of each slot sharing group has subtasks, until it is over. Steps
-  with resources have slots of their own, which are reserved when the job is submitted (`slot_plan.py`).
-- All processes of a job end with its driver. A detached job (`detached.py`) belongs to no driver: it has slots of its
-  own, and nothing that it needs is in the driver.
+- Until its end, a job uses as many common slots as the widest vertex of each slot sharing group has subtasks. Steps
+  with resources have their own slots, which are reserved when the job is submitted (`slot_plan.py`).
+- All processes of a job end with its driver. A detached job (`detached.py`) belongs to no driver: it has its own slots,
+  and everything that it needs is outside of the driver.
 - The list of jobs shows the jobs of all drivers: coordinators are named actors that describe their jobs. It includes
   jobs whose coordinator does not answer, and jobs whose coordinator has died for good while processes of workers or the
   program of a detached job are left.
@@ -62,7 +63,7 @@ __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 COORDINATOR_RESTARTS_MAX = 1_000
 STOP_TIMEOUT_S = 30.0
 ALONE_TIMEOUT_S = 30.0
-"""Longest time, in seconds, to wait for resources that only ending processes can free."""
+"""Longest time, in seconds, to wait for slots if only processes that are ending can release them."""
 
 # Ray's type hints lack concurrency groups.
 _remote: Any = ray.remote
@@ -75,9 +76,9 @@ _CoordinatorActor: Any = _remote(
 
 
 class RayRuntime:
-    """Runs jobs on the Ray cluster that this process is connected to.
+    """Runs jobs on the Ray cluster to which this process is connected.
 
-    `placement`: the slots of a reservation. Without one, Ray places the actors, and only steps with resources reserve
+    `placement`: the reserved common slots. With None, Ray places the actors, and only steps with resources reserve
     something. `strategy`: how the reservations of a job are placed on nodes. `standbys`: the number of spare processes
     of each job that does not set one. More of them survive more failures at once without the start of a process, at
     some 200 MB of memory each (see `placement.py`).
@@ -98,14 +99,15 @@ class RayRuntime:
         self._strategy = strategy
         self._jobs: list[RayJob] = []
         self._rented: PlacementGroup | None = None
-        """The placement group of the common slots, if this object has reserved them, else None."""
+        """The placement group of the common slots that this object has reserved itself, or None."""
         self._memory: Any = None
-        """The actor that holds checkpoints in memory, once it is started."""
+        """The actor that stores checkpoints in memory, or None until it is started."""
 
     @classmethod
     def with_slots(cls, slots: int, strategy: Placement, timeout_s: float) -> Self:
-        """Reserves common slots of one CPU each until `stop`. Raises ConfigurationError if the cluster has no room in
-        time.
+        """Reserves common slots of one CPU each, until `stop`, and returns the runtime.
+
+        Raises ConfigurationError if the cluster has no free resources for them within `timeout_s`.
         """
         bundles, labels = [SLOT_BUNDLE] * slots, [COMMON] * slots
         wanted = SlotRequest("tidegate (slots)", bundles, labels, strategy_of(strategy))
@@ -115,7 +117,9 @@ class RayRuntime:
         return runtime
 
     def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
-        """Raises ConfigurationError for a job that cannot run here."""
+        """Raises ConfigurationError for a job that cannot run on this Ray. `urls` has the setting of each URL of
+        the job.
+        """
         if not ray.is_initialized():
             raise ConfigurationError(
                 "this process is not connected to Ray; make the environment with StreamEnvironment.raydp(...), or call "
@@ -135,7 +139,7 @@ class RayRuntime:
 
     @property
     def memory_url(self) -> str:
-        """Returns the URL of the memory of an actor, and starts the actor on the first call."""
+        """Returns the URL of checkpoint storage in the memory of an actor, which the first call starts."""
         url, self._memory = start_memory("tidegate")
         return url
 
@@ -167,7 +171,9 @@ class RayRuntime:
         return job
 
     def _start_free(self, submission: Submission, options: PoolOptions) -> tuple[Handle, SharedValue]:
-        """Starts the coordinator. If the job's name is taken by an actor, its id is used instead."""
+        """Starts the coordinator. If another actor uses the job's name, actor names begin with the job's id
+        instead.
+        """
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)
         try:
@@ -177,15 +183,19 @@ class RayRuntime:
             return self._start(submission, context, options), context
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
-        """Raises ConfigurationError for a job that could not outlive its driver, or whose name is taken on this Ray."""
+        """Raises ConfigurationError for a job that cannot run detached, or whose name another job on this Ray
+        uses.
+        """
         check_detachable(name, self._namespace, urls)
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
-        """Returns the jobs of all drivers on this Ray."""
+        """Returns the name and overview of each job on this Ray, from all drivers."""
         return [(job.actor, job.overview) for job in jobs_on_ray(self._namespace)]
 
     def attach(self, name: str) -> tuple[JobCard, RayJob]:
-        """Returns a job of any driver on this Ray, by its name or id."""
+        """Returns the card and the job with this name or id, of any driver on this Ray. Raises ConfigurationError
+        if there is none.
+        """
         if not ray.is_initialized():
             raise ConfigurationError(f"attach({name!r}): this process is not connected to Ray")
         card, coordinator = find(name, self._namespace)
@@ -200,7 +210,7 @@ class RayRuntime:
         return RayJob(submission.card, coordinator, None, range(0), self.open_store)
 
     def _with_detached_slots(self, submission: Submission, plan: SlotPlan, options: PoolOptions) -> PoolOptions:
-        """Reserves the slots of a detached job: common slots for it alone, and slots of its steps with resources."""
+        """Reserves the slots of a detached job: its own common slots, and the slots of its steps with resources."""
         own = self._reserve_own(submission, plan)
         if self._placement is None:
             return replace(options, own_slots=own)
@@ -214,7 +224,10 @@ class RayRuntime:
         return replace(options, placement=SlotPlacement(group, tuple(range(plan.width))), own_slots=own)
 
     def _reserve_own(self, submission: Submission, plan: SlotPlan) -> PlacementGroup | None:
-        """Reserves the slots of steps with resources. Raises ConfigurationError if there is no room for all in time."""
+        """Reserves the slots of steps with resources. Returns None if the job has no such steps.
+
+        Raises ConfigurationError if the cluster has no free resources for them in time.
+        """
         wanted = own_slots(submission.spec.job_id, plan, self._strategy, detached=submission.detached)
         if not wanted.bundles:
             return None
@@ -223,8 +236,9 @@ class RayRuntime:
         return reserve(wanted, self._patience_s(submission), ADVICE)
 
     def _patience_s(self, submission: Submission) -> float:
-        """Returns how many seconds to wait for slots. The wait is short if nodes cannot be added and no job of this
-        script may end.
+        """Returns how many seconds to wait for slots.
+
+        The wait is short if nodes cannot be added and all jobs of this script have ended.
         """
         wait_s = submission.context.processes.slot_request_timeout_ms / 1_000
         hopeless = started_here() and all(job.over for job in self._jobs)
@@ -278,7 +292,9 @@ class RayRuntime:
         return coordinator
 
     def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:
-        """Returns the first of enough free neighbouring common slots for a job."""
+        """Returns the first of the consecutive free common slots for a job. Raises ConfigurationError if too few
+        are free.
+        """
         placement = self._placement
         if placement is None:
             return 0
@@ -298,7 +314,7 @@ class RayRuntime:
         )
 
     def _busy(self) -> dict[int, RayJob]:
-        """Returns the slots in use, each with its job."""
+        """Returns the job that uses each common slot in use."""
         return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
 
 
@@ -329,16 +345,18 @@ DIED = "its coordinator has died, and Ray does not restart it"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job in the list. `coordinator` is None if the coordinator has died for good."""
+    """A job in the list of jobs. `coordinator` is None if the coordinator has died for good."""
 
     actor: str
-    """First part of the names of its actors: the job's name, or its id if the name was taken."""
+    """First part of the names of the job's actors: its name, or its id if another actor used the name."""
     coordinator: Handle | None
     overview: JobOverview | SilentJob
 
 
 def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S) -> list[Listed]:
-    """Returns all jobs, sorted by name, including jobs whose coordinator does not answer in time."""
+    """Returns all jobs on this Ray, sorted by name, also jobs whose coordinator does not answer within
+    `timeout_s`.
+    """
     actors = ray.util.list_named_actors(all_namespaces=True)
     named = [actor["name"] for actor in actors if actor["namespace"] == namespace]
     handles: dict[str, Handle] = {}
@@ -358,7 +376,10 @@ def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S)
 
 
 def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[JobId]) -> list[str]:
-    """Returns the names of actors that belong to no job with a coordinator. `living` are the names of jobs with one."""
+    """Returns the actor names that belong to no job with a coordinator.
+
+    `named`: all actor names. `living`: names of the jobs with a coordinator. `ids`: ids of the jobs that have answered.
+    """
     kept = {name for job_id in ids for name in holders_of(job_id)}
     return [
         name
@@ -370,9 +391,9 @@ def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[J
 
 
 def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict[str, int]:
-    """Returns the jobs that have left actors behind, and the times of death of their coordinators (ms since the epoch).
+    """Returns the jobs with actors in `left` and a dead coordinator, with the time of its death in ms since the epoch.
 
-    `died_ms` has the jobs whose coordinators are dead, according to Ray. A job that ended in order leaves nothing.
+    `died_ms` has the dead coordinators according to Ray. A job that ended normally leaves no actors.
     """
     return {
         job: at_ms
@@ -382,13 +403,15 @@ def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict
 
 
 def _is_program_of(job: str, name: str) -> bool:
-    """Returns whether an actor holds the program of a job of this name, whose id continues with a suffix."""
+    """Returns whether an actor holds a program copy of a detached job with this name. A job's id begins with its
+    name.
+    """
     job_id = JobId(name.rpartition("/")[0])
     return name in holders_of(job_id) and job_id.rpartition("-")[0] == job
 
 
 def _died_ms() -> dict[str, int]:
-    """Returns when the coordinators died that Ray does not restart, by the names of their jobs."""
+    """Returns when the coordinators died that Ray does not restart, in ms since the epoch, by job name."""
     # Ray's public list of actors needs its dashboard.
     known: Any = ray._private.state.actors()
     return {
@@ -399,8 +422,10 @@ def _died_ms() -> dict[str, int]:
 
 
 def find(name: str, namespace: str = NAMESPACE) -> tuple[JobCard, Handle]:
-    """Returns the job with a name or id. Raises ConfigurationError, with the running jobs, unless there is exactly
-    one."""
+    """Returns the card and coordinator of the job with a name or id.
+
+    Raises ConfigurationError, which lists the running jobs, unless there is exactly one.
+    """
     jobs = jobs_on_ray(namespace)
     cards = [
         (job.overview.card, job.coordinator)
@@ -422,9 +447,9 @@ def find(name: str, namespace: str = NAMESPACE) -> tuple[JobCard, Handle]:
 
 
 def _overviews(handles: dict[str, Handle], timeout_s: float) -> dict[str, JobOverview | None]:
-    """Returns the answers of coordinators, None for a late one.
+    """Returns the overview that each coordinator reports, or None if it does not answer in time.
 
-    Coordinators that are dead for good are omitted. One that is being restarted is called again.
+    Coordinators that are dead for good are omitted. A coordinator that is being restarted is called again.
     """
     deadline = time.monotonic() + timeout_s
     found: dict[str, JobOverview | None] = {}

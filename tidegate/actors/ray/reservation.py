@@ -1,12 +1,12 @@
-"""Reserves slots: placement groups of Ray, how long to wait for them, and what is missing while they have no nodes.
+"""Reserves slots with placement groups of Ray, limits the wait for them, and describes which resources are missing.
 
 Rules:
 
-- A caller gets all of its slots or none: Ray gives a placement group whole.
-- While it waits, a line is logged every few seconds with what is missing, where, and since when. A wait that is over
-  raises an error with the same text.
+- A caller gets all of its slots or none: Ray places a placement group as a whole.
+- During the wait, a line is logged every few seconds with what is missing, where, and since when. A wait that exceeds
+  its limit raises an error with the same text.
 - The text is for people who decide whether to add a node, to end another job, or to request less. So it lists each node
-  with the resources that it has left, which is only a snapshot. The functions that make it do no I/O.
+  with its free resources, which is only a snapshot. The functions that make it do no I/O.
 - Nodes cannot be added to a cluster that this script has started. A request that would not fit there if the cluster
   were empty is refused at once.
 - The caller releases its slots. Slots of a script end with it, slots of a detached job do not.
@@ -39,7 +39,7 @@ NODE_ID_CHARACTERS = 8
 
 
 def nodes_that_live() -> list[NodeRoom]:
-    """Returns the living nodes of the Ray cluster."""
+    """Returns the living nodes of the Ray cluster, with their free and total resources."""
     free = available_resources_per_node()
     return [
         NodeRoom(
@@ -53,9 +53,9 @@ def nodes_that_live() -> list[NodeRoom]:
 
 
 def started_here() -> bool:
-    """Returns whether the cluster ends with this process, so that nodes cannot be added to it.
+    """Returns whether this process has started the Ray cluster, so that nodes cannot be added to it.
 
-    Ray has no public function for it.
+    Ray has no public function for this.
     """
     node = getattr(ray._private.worker, "_global_node", None)
     return bool(getattr(node, "head", False)) or is_on_spark()
@@ -74,7 +74,9 @@ def check_fits(wanted: SlotRequest) -> None:
 
 
 def ask_for(wanted: SlotRequest) -> PlacementGroup:
-    """Requests the bundles from Ray, as a placement group. Ray places them on nodes when there is room."""
+    """Creates the placement group for a request, and does not wait. Ray places its bundles when nodes have free
+    resources.
+    """
     lifetime = {"lifetime": "detached"} if wanted.detached else {}
     bundles = [dict(bundle) for bundle in wanted.bundles]
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=wanted.strategy, name=wanted.name, **lifetime)
@@ -82,8 +84,9 @@ def ask_for(wanted: SlotRequest) -> PlacementGroup:
 
 
 def await_room(group: PlacementGroup, wanted: SlotRequest, timeout_s: float) -> str | None:
-    """Waits until all bundles have a node. Returns None then, or after `timeout_s` seconds a text about what is
-    missing.
+    """Waits until all bundles of a placement group have a node.
+
+    Returns None then, or after `timeout_s` seconds a text about what is missing.
     """
     since_ms = monotonic_ms()
     waited_s = 0.0
@@ -99,9 +102,9 @@ def await_room(group: PlacementGroup, wanted: SlotRequest, timeout_s: float) -> 
 
 
 def reserve(wanted: SlotRequest, timeout_s: float, advice: str) -> PlacementGroup:
-    """Reserves the bundles, and waits until all have a node.
+    """Creates the placement group for a request, and waits until all its bundles have a node.
 
-    Raises ConfigurationError, with what is missing, after `timeout_s`.
+    Raises ConfigurationError after `timeout_s`, with what is missing and with `advice`.
     """
     check_fits(wanted)
     group = ask_for(wanted)
@@ -117,7 +120,9 @@ def reserve(wanted: SlotRequest, timeout_s: float, advice: str) -> PlacementGrou
 
 
 def release(group: PlacementGroup | None) -> None:
-    """Releases slots. Processes in them end. A cluster that was disconnected has released them itself."""
+    """Removes a placement group, which ends the processes in it. Does nothing if Ray was disconnected, which
+    removes it too.
+    """
     if group is not None and ray.is_initialized():
         remove: Any = ray.util.remove_placement_group
         remove(group)
@@ -138,7 +143,7 @@ def own_name(job_id: JobId) -> str:
 
 
 def common_slots(job_id: JobId, plan: SlotPlan, placement: Placement) -> SlotRequest:
-    """Returns the request for the common slots of a job that outlives its driver."""
+    """Returns the request for the common slots of a detached job."""
     bundles = [SLOT_BUNDLE] * plan.width
     labels = [_label(group) for group, slots in plan.groups.items() for _ in range(slots)]
     return SlotRequest(common_name(job_id), bundles, labels, strategy_of(placement), detached=True)
@@ -149,7 +154,7 @@ def _label(group: str) -> str:
 
 
 def own_slots(job_id: JobId, plan: SlotPlan, placement: Placement, *, detached: bool) -> SlotRequest:
-    """Returns the request for the slots of steps with resources, without bundles if there are none."""
+    """Returns the request for the slots of steps with resources. It has no bundles if there are no such steps."""
     return SlotRequest(own_name(job_id), plan.bundles, plan.labels, strategy_of(placement), detached)
 
 
@@ -158,7 +163,9 @@ def own_slots(job_id: JobId, plan: SlotPlan, placement: Placement, *, detached: 
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """Bundles to be reserved together. `labels` describes the purpose of each. `name` is shown in the dashboard."""
+    """Bundles to be reserved together. `labels` has the purpose of each bundle. `name` is shown in Ray's
+    dashboard.
+    """
 
     name: str
     bundles: Sequence[Mapping[str, float]]
@@ -169,12 +176,12 @@ class SlotRequest:
 
     @property
     def needs(self) -> list[Need]:
-        """Each bundle with its purpose."""
+        """Each bundle, as a `Need` with its purpose."""
         return [Need.of(bundle, label) for bundle, label in zip(self.bundles, self.labels, strict=True)]
 
     @property
     def one_node(self) -> bool:
-        """Returns True if all bundles must be on one node."""
+        """True if all bundles must be on one node."""
         return self.strategy == "STRICT_PACK"
 
 
@@ -197,19 +204,19 @@ class NodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A bundle without a node: its resources and its purpose."""
+    """The resources of a bundle that needs a node, and the bundle's purpose."""
 
     bundle: tuple[tuple[str, float], ...]
     label: str
 
     @classmethod
     def of(cls, bundle: Amounts, label: str) -> Need:
-        """Returns the need of a bundle as Ray describes it."""
+        """Returns the `Need` for a bundle, which is a mapping of resources to amounts."""
         return cls(tuple(sorted((kind, float(amount)) for kind, amount in bundle.items() if amount)), label)
 
 
 def missing_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
-    """Returns a text about what some bundles wait for. `one_node` is whether all must be on one node."""
+    """Returns text about bundles without a node and the reason. `one_node`: all bundles must be on one node."""
     counts = Counter(needs)
     what = " and ".join(f"{_count(n)} of {amounts_text(dict(b.bundle))} for {b.label}" for b, n in counts.items())
     verb = "has" if len(needs) == 1 else "have"
@@ -217,12 +224,14 @@ def missing_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: 
 
 
 def why_no_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
-    """Returns a text about why some bundles have no node, and how much of the needed resources each node has left."""
+    """Returns text about why bundles have no node, and how much of the needed resources is free on each node."""
     return f"{_why(needs, nodes, one_node)}. {_where(needs, nodes)}"
 
 
 def never_fits(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> bool:
-    """Returns whether these bundles would not fit on these nodes even if they were empty. False if uncertain."""
+    """Returns whether these bundles would not fit on these nodes even if the nodes were empty. False if
+    uncertain.
+    """
     asked = _sum(needs)
     totals = [node.total for node in nodes]
     if one_node and not any(_holds(total, asked) for total in totals):
@@ -237,7 +246,7 @@ def amounts_text(amounts: Amounts) -> str:
 
 
 def _why(needs: Sequence[Need], nodes: Sequence[NodeRoom], one_node: bool) -> str:
-    """Returns the first reason for each resource."""
+    """Returns text with the reason why bundles have no node, for each scarce resource."""
     asked, causes = _sum(needs), []
     for kind in sorted(asked):
         each = max(dict(need.bundle).get(kind, 0.0) for need in needs)

@@ -1,16 +1,16 @@
-"""Finds out what a job lacks on its Ray cluster: nodes for its slots, and resources for tasks of its functions.
+"""Finds out what a job lacks on its Ray cluster: nodes for its slots, and resources for Ray tasks of its functions.
 
 Rules:
 
-- Slots are bundles of placement groups. Ray moves the bundles of a lost node to other nodes as soon as one has room.
-  Until then nothing starts in them, and Ray does not report it. `RoomWatch` logs how many bundles of which kind wait,
-  why, and what is free on which node. Processes that are only slow to start do not count.
+- Slots are bundles of placement groups. Ray moves the bundles of a lost node to other nodes as soon as one has free
+  resources. Until then nothing starts in them, and Ray does not report it. `RoomWatch` logs how many bundles of which
+  kind wait, why, and what is free on which node. Processes that are only slow to start do not count.
 - A wait that is too long (`slot.request.timeout`, 5 min as in Flink) fails the attempt. So the restart strategy decides
   whether the job continues to wait.
-- `BundleNodes` asks Ray, on a thread, on which node each bundle is before processes start in bundles. Ray may not
-  answer at all if the coordinator is cut off.
+- `BundleNodes` requests from Ray, on a thread, on which node each bundle is, before processes start in bundles. Ray may
+  not answer at all if the coordinator is cut off.
 - Slots reserve CPUs. A function that calls `ray.get(task.remote())` waits for ever if all CPUs are slots, and Ray does
-  not report it. `PendingDemand` asks Ray only while a process has been in one call for `BUSY_MS`, every
+  not report it. `PendingDemand` calls Ray only while a process has been in one call for `BUSY_MS`, every
   `LOOK_EVERY_MS`, with a time limit. The oldest call of `map_async` counts as well, and a call that times out names the
   demand in its error (`DemandForCalls`). Demands for bundles do not count. Ray does not report which function waits for
   a task. So the text names both the process and the demand, and what to do if one waits for the other.
@@ -51,7 +51,7 @@ REMOVED = "REMOVED"
 
 
 def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: Sequence[NodeRoom]) -> str | None:
-    """Returns a text about what a placement group waits for, or None if all of its bundles have a node.
+    """Returns text about the bundles of a placement group that have no node, or None if all have one.
 
     `group` is a result of Ray's `placement_group_table`. `labels` has the purpose of bundles that are not common slots.
     `nodes` are the living nodes.
@@ -67,7 +67,7 @@ def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: 
 
 
 def look_at(slots: JobSlots) -> str | None:
-    """Requests from Ray what a job with these slots waits for now. Raises RayError."""
+    """Requests from Ray which bundles of a job have no node. Returns text about them, or None. Raises RayError."""
     tables = [(labels, _table(group)) for group, labels in slots.groups]
     nodes = nodes_that_live()
     return "; ".join(filter(None, (what_is_missing(table, labels, nodes) for labels, table in tables))) or None
@@ -80,8 +80,9 @@ def _table(group: PlacementGroup) -> Any:
 class RoomWatch:
     """Watches how long the processes of one job wait for resources.
 
-    All methods run on the coordinator's mailbox, except `look`, which may be slow. `starting` returns the processes
-    that have not started. `gave_up` is called with the text of a wait that has reached `wait_ms_max`.
+    All methods run on the coordinator's mailbox. `look` returns text about what is missing, or None, and runs on a
+    thread, because it may be slow. `starting` returns the names of the processes that have not started. `gave_up` is
+    called with the text of a wait that has reached `wait_ms_max`.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class RoomWatch:
         self._watching = False
         self._closed = False
         self.waits_for: str | None = None
-        """Description of what is missing now, or None. May be read from any thread."""
+        """Text about the resources that are missing now, or None. May be read from any thread."""
 
     def watch(self) -> None:
-        """Starts watching after processes were requested, until all have started."""
+        """Starts watching new processes, until all have started."""
         self._since_ms = None
         if not self._watching:
             self._watching = True
@@ -156,13 +157,13 @@ class RoomWatch:
 
 
 ANSWER_MS_MAX = 2_000
-"""Longest time, in ms, that an attempt waits for Ray's answer. Then its processes start in the bundles of their
-slots.
+"""Time, in ms, for which an attempt waits for Ray's answer. Then its processes start in the normal bundles of
+their slots.
 """
 
 
 class Question(NamedTuple):
-    """A request to Ray: the nodes in doubt, and the attempt that needs bundles."""
+    """A request to Ray for the nodes of bundles: the nodes to avoid, and the attempt that needs bundles, or None."""
 
     avoided: frozenset[str]
     attempt: int | None
@@ -172,7 +173,7 @@ NO_QUESTION = Question(frozenset(), None)
 
 
 def nodes_of(placement: SlotPlacement) -> dict[int, str]:
-    """Requests from Ray the node of each bundle that has one. Raises RayError."""
+    """Requests from Ray the node of each bundle, by index. Bundles without a node are omitted. Raises RayError."""
     table: Any = ray.util.placement_group_table(placement.placement_group)
     places: Mapping[int, str] = table["bundles_to_node_id"]
     return {index: node for index, node in places.items() if node}
@@ -181,8 +182,8 @@ def nodes_of(placement: SlotPlacement) -> dict[int, str]:
 class BundleNodes:
     """Finds out the nodes of the bundles of one job.
 
-    All methods run on the coordinator's mailbox, except `look`, which may be slow. `known` is called when a request is
-    settled: Ray has answered, has raised an error, or has not answered within `ANSWER_MS_MAX`.
+    All methods run on the coordinator's mailbox. `look` returns the nodes, and runs on a thread, because it may be
+    slow. `known` is called when Ray has answered, or has not answered within `ANSWER_MS_MAX`.
     """
 
     def __init__(self, mailbox: Mailbox, look: Callable[[], Mapping[int, str]], known: Callable[[], object]) -> None:
@@ -193,15 +194,15 @@ class BundleNodes:
         self._asking = False
         self._question: Question = NO_QUESTION
         self.settled = True
-        """True if no more answers are expected to the current request."""
+        """True if Ray has answered the current request, or its time limit has passed."""
         self.nodes: Mapping[int, str] = {}
-        """Ray's answer to the current request. Bundles without a node are omitted."""
+        """Ray's answer to the current request: the node of each bundle. Bundles without a node are omitted."""
 
     def ask(self, avoided: frozenset[str], attempt: int | None = None) -> None:
         """Requests the nodes of bundles from Ray, once for the same arguments.
 
-        `avoided` are the nodes in doubt. `attempt` is the attempt that is about to start processes in bundles, or None.
-        Without either, Ray is not called.
+        `avoided` are the nodes that may be lost. `attempt` is the attempt that is about to start processes in bundles,
+        or None. Without either, Ray is not called.
         """
         question = Question(avoided, attempt)
         if question == self._question:
@@ -254,11 +255,12 @@ _WHAT_TO_DO = (
     "Slots reserve CPUs: if the function waits for Ray, leave CPUs free that are not slots (slots=, or more CPUs)"
 )
 _IN_A_BUNDLE = "_group_"
-"""Part of the names of resources that belong to a placement group."""
+"""Part of Ray's names for resources of a placement group."""
 
 
 def pending_demand() -> list[tuple[Amounts, int]]:
-    """Requests from Ray the resources that pending tasks and actors need, with the number of each.
+    """Requests from Ray the resources for which tasks and actors wait. Returns pairs of resources and the number of
+    waiters.
 
     Raises RayError or RuntimeError if Ray does not answer within `LOOK_TIMEOUT_S`.
     """
@@ -274,7 +276,7 @@ def pending_demand() -> list[tuple[Amounts, int]]:
 
 
 def what_is_pending(demand: Sequence[tuple[Amounts, int]], nodes: Sequence[NodeRoom]) -> str | None:
-    """Returns a text about the tasks and actors for which no node has room, or None if there are none."""
+    """Returns text about the tasks and actors for which no node has free resources, or None if there are none."""
     asked = [(shape, count) for shape, count in demand if any(shape.values()) and not _is_in_a_bundle(shape)]
     if not asked:
         return None
@@ -285,7 +287,9 @@ def what_is_pending(demand: Sequence[tuple[Amounts, int]], nodes: Sequence[NodeR
 
 
 def look_at_demand() -> str | None:
-    """Requests from Ray what it cannot place now, and describes it. Returns None if it can place everything."""
+    """Requests from Ray the tasks and actors that it cannot place. Returns text about them, or None if there are
+    none.
+    """
     demand = pending_demand()
     return what_is_pending(demand, nodes_that_live()) if demand else None
 
@@ -295,9 +299,9 @@ def _is_in_a_bundle(shape: Amounts) -> bool:
 
 
 class PendingDemand:
-    """Watches the demand of one job's cluster that Ray cannot place. `look` runs on the coordinator's mailbox.
+    """Watches which tasks and actors Ray cannot place, while functions of one job may wait for them.
 
-    `ask` describes that demand. It runs on a thread of its own.
+    `look` is called on the coordinator's mailbox. `ask` returns text about the demand, and runs on a separate thread.
     """
 
     def __init__(self, mailbox: Mailbox, ask: Callable[[], str | None] = look_at_demand) -> None:
@@ -309,11 +313,11 @@ class PendingDemand:
         self._busy: Mapping[str, int] = {}
         self._logged = False
         self.waits_for: str | None = None
-        """Description of what a function may be waiting for now, or None. May be read from any thread."""
+        """Text about what a function may be waiting for now, or None. May be read from any thread."""
 
     def look(self, busy: Mapping[str, int], now_ms: int) -> None:
-        """Requests the demand from Ray if that is due. `busy` has how many ms each process has been in one call, by its
-        name.
+        """Starts a request to Ray if one is due. `busy` has, by process name, how long in ms it has been in one
+        call.
         """
         self._busy = {name: for_ms for name, for_ms in busy.items() if for_ms >= BUSY_MS}
         if not self._busy:
@@ -356,7 +360,9 @@ class PendingDemand:
 
 
 class DemandForCalls:
-    """Describes the demand that Ray cannot place, for the error of a call without a result. Called from any thread."""
+    """Describes the tasks and actors that Ray cannot place, for the error of a call that timed out. Called on any
+    thread.
+    """
 
     def __init__(self, ask: Callable[[], str | None] = look_at_demand, clock: Callable[[], int] = monotonic_ms) -> None:
         self._ask = ask
@@ -366,7 +372,7 @@ class DemandForCalls:
         self._answer: str | None = None
 
     def __call__(self) -> str | None:
-        """Returns the description, with what to do. None if Ray can place everything, or does not answer."""
+        """Returns the text, with advice. None if Ray can place everything, or does not answer."""
         with self._lock:
             if self._asked_ms is None or self._clock() >= self._asked_ms + LOOK_EVERY_MS:
                 try:

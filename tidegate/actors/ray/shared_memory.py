@@ -1,20 +1,21 @@
-"""Frames of one connection and direction in memory that both its processes map: one writes, the other one reads.
+"""Frames of one connection and direction in shared memory: one process writes them, the other process reads them.
 
 Rules:
 
-- Batches are stored as one Arrow stream. Nothing is pickled, and the receiver reads them in place.
+- Batches are stored as one Arrow stream. They are not pickled, and the receiver reads them in place.
 - A frame stays until the receiver drops the last of its batches, or part of a batch. Frames are dropped in any order,
-  so rows that one operator keeps do not block others. When kept batches fill half of the memory, the receiver copies
-  new ones. So kept rows never use up the memory.
+  so rows that one operator keeps do not block other frames. When more than half of the memory is in use, the receiver
+  copies new batches. So kept rows never use up the memory.
 - Batches that do not fit, or that Arrow's format cannot describe, go over the socket: `write` returns None.
 - Frames are numbered. The receiver checks the number, so it never reads another frame in the same place.
 - The memory is anonymous (`memfd_create`). It has no name that could be left behind, ends with the last process that
   maps it, and needs no space in `/dev/shm`. The receiver gets the sender's descriptor over the connection, so no other
   process can open it.
-- The receiver cannot write rows, and the size cannot change: a page that is gone would end the process that reads it.
-- The first page stores which frames the receiver still needs: a word for each, set by the sender, cleared by the
+- The receiver cannot write rows, and the size cannot change: a missing page would kill the process that reads it.
+- The first page stores which frames the receiver still uses: a word for each, set by the sender, cleared by the
   receiver.
-- The lowest gap that is large enough is used. So unneeded memory is never touched, and used memory stays warm.
+- A frame is written to the lowest gap that is large enough. So unneeded memory is never touched, and used memory stays
+  in the cache.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from tidegate.protocol.stream_elements import element_size_bytes
 from tidegate.storage.errors import ProtocolError
 
 BATCH_HEAD_BYTES = 256
-"""Upper bound of the bytes that a stream needs for a batch in addition to its rows, including alignment. With many
-columns it may need more.
+"""Bytes to allow for each batch in a stream in addition to its rows, including alignment. Many columns may need
+more.
 """
 
 
 class Place(NamedTuple):
-    """The place of a frame in the memory. `word` is the index of the word that marks it as in use. `copied` is whether
-    the receiver must copy it.
+    """The place of a frame in the shared memory.
+
+    `word` is the index of the word that marks the frame as in use. `copied`: the receiver must copy the rows.
     """
 
     number: int
@@ -49,7 +51,7 @@ class Place(NamedTuple):
 
 
 class EdgeSchema:
-    """Caches the schema of the batches of an edge, which hardly ever changes."""
+    """Caches the schema of the batches of an edge, which rarely changes."""
 
     def __init__(self) -> None:
         self.schema: pa.Schema | None = None
@@ -57,7 +59,7 @@ class EdgeSchema:
         self.size_bytes = 0
 
     def fits(self, batches: Sequence[pa.RecordBatch]) -> bool:
-        """Returns whether the batches have one schema that Arrow's format fully describes. Sets `schema` to it."""
+        """Returns whether all batches have one schema that Arrow's format can describe. Stores it in `schema`."""
         for batch in batches:
             if self.schema is None or (
                 batch.schema is not self.schema and not self.schema.equals(batch.schema, check_metadata=True)
@@ -69,7 +71,7 @@ class EdgeSchema:
 
 
 class FrameWriter:
-    """The sender's end of the shared memory. Writes frames."""
+    """The sender's end of the shared memory, which writes frames."""
 
     def __init__(self, segment: SharedSegment) -> None:
         self._segment = segment
@@ -80,11 +82,11 @@ class FrameWriter:
 
     @property
     def taken_bytes(self) -> int:
-        """Returns the number of bytes that the receiver still uses, as far as the sender has noticed."""
+        """Returns the number of bytes in frames that the receiver has not dropped, as of the last write."""
         return self._extents.taken_bytes
 
     def write(self, batches: Sequence[pa.RecordBatch], schema: EdgeSchema) -> Place | None:
-        """Writes a frame of batches of this schema. Returns None if it does not fit."""
+        """Writes batches of this schema as a frame, and returns its place. Returns None if it does not fit."""
         self._collect()
         need_bytes = schema.size_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
         gap = self._extents.gap(need_bytes) if self._free_words else None
@@ -115,8 +117,8 @@ class FrameWriter:
 
 
 class FrameReader:
-    """The receiver's end of the shared memory. `read` must be called on one thread. Batches may be dropped on any
-    thread.
+    """The receiver's end of the shared memory. `read` must be called on one thread, but batches may be dropped on
+    any.
     """
 
     def __init__(self, segment: SharedSegment) -> None:
@@ -135,8 +137,8 @@ class FrameReader:
 
 
 class _Lease:
-    """An object that the buffers of a frame hold. When the last buffer is dropped, the place is returned to the
-    sender.
+    """Marks the place of a frame as free when the last buffer of the frame is dropped. Each buffer refers to this
+    object.
     """
 
     __slots__ = ("_segment", "_word")
@@ -150,8 +152,9 @@ class _Lease:
 
 
 def is_arrow_type(kind: pa.DataType) -> bool:
-    """Returns whether every process can read this type from Arrow's format. False for types that a program has
-    defined."""
+    """Returns whether every process can read this type from Arrow's format. False for extension types of a
+    program.
+    """
     if isinstance(kind, pa.ExtensionType):
         return False
     if isinstance(kind, pa.DictionaryType):
@@ -160,25 +163,25 @@ def is_arrow_type(kind: pa.DataType) -> bool:
 
 
 ALIGNMENT = 64
-"""Number of bytes to whose multiples parts are aligned, because Arrow reads fastest there."""
+"""Alignment of the allocated parts in bytes, at which Arrow reads fastest."""
 
 
 class SharedMemoryAllocator:
-    """Allocates parts of a memory of `size_bytes` bytes. The caller chooses a number for each part."""
+    """Allocates byte ranges of a memory of `size_bytes` bytes. The caller gives each range a number."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._taken: dict[int, tuple[int, int]] = {}
-        """Start and end of each allocated part, by number."""
+        """Start and end of each allocated range, by number."""
         self.taken_bytes = 0
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the allocated parts."""
+        """Numbers of the allocated ranges."""
         return tuple(self._taken)
 
     def gap(self, least_bytes: int) -> tuple[int, int] | None:
-        """Returns start and end of the lowest gap of at least this size, or None."""
+        """Returns start and end of the lowest free range of at least `least_bytes` bytes, or None."""
         begin = 0
         for taken_begin, taken_end in sorted(self._taken.values()):
             if taken_begin - begin >= least_bytes:
@@ -187,14 +190,14 @@ class SharedMemoryAllocator:
         return (begin, self._size_bytes) if self._size_bytes - begin >= least_bytes else None
 
     def take(self, number: int, begin: int, size_bytes: int) -> None:
-        """Allocates the first bytes of a gap."""
+        """Allocates `size_bytes` bytes at `begin`, which is the start of a free range, rounded up to `ALIGNMENT`."""
         assert number not in self._taken and begin % ALIGNMENT == 0
         end = min(begin + -(-size_bytes // ALIGNMENT) * ALIGNMENT, self._size_bytes)
         self._taken[number] = begin, end
         self.taken_bytes += end - begin
 
     def give_back(self, number: int) -> None:
-        """Frees a part."""
+        """Frees an allocated range."""
         begin, end = self._taken.pop(number)
         self.taken_bytes -= end - begin
 
@@ -202,13 +205,13 @@ class SharedMemoryAllocator:
 PAGE_BYTES = mmap.PAGESIZE
 _WORD_BYTES = 8
 FRAMES_MAX = PAGE_BYTES // _WORD_BYTES
-"""Limit of frames of a connection that are in the memory at the same time."""
+"""Limit of the frames of a connection that are in the shared memory at the same time."""
 
 
 class SharedSegment:
-    """A mapping of the shared memory. `words` has one word for each frame that may be in it.
+    """A mapping of the shared memory. `words` has one word for each frame, which is 0 if no frame uses it.
 
-    Never unmapped explicitly: views of it live until the last rows in it are dropped.
+    The memory is never unmapped explicitly: views of it live until the last rows in it are dropped.
     """
 
     def __init__(self, first_page: mmap.mmap, rows: mmap.mmap, rows_at: int) -> None:
@@ -218,16 +221,18 @@ class SharedSegment:
         self.size_bytes = len(self._rows)
 
     def part(self, begin: int, end: int) -> pa.Buffer:
-        """Returns a buffer over a part of the rows. The sender's buffer is writable."""
+        """Returns a buffer over the bytes from `begin` to `end`. The sender's buffer is writable."""
         return pa.py_buffer(self._rows[begin:end])
 
     def lent(self, begin: int, size_bytes: int, lease: object) -> pa.Buffer:
-        """Returns a buffer over a part of the rows that holds a lease until it is dropped."""
+        """Returns a buffer over a range of bytes. The buffer keeps `lease` alive until it is dropped."""
         return pa.foreign_buffer(self._address + begin, size_bytes, lease)
 
 
 class OwnSegment(SharedSegment):
-    """The sender's mapping. Its constructor creates the memory. Raises OSError if the system provides none."""
+    """The sender's mapping of the shared memory, which its constructor creates. Raises OSError if the system has
+    no memory for it.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         if not hasattr(os, "memfd_create"):
@@ -244,7 +249,7 @@ class OwnSegment(SharedSegment):
         super().__init__(memory, memory, PAGE_BYTES)
 
     def hide(self) -> None:
-        """Closes the descriptor, once the receiver has its own."""
+        """Closes this process's file descriptor of the memory, once the receiver has its own. The mapping stays."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -255,11 +260,11 @@ class OwnSegment(SharedSegment):
 
 
 class ForeignSegment(SharedSegment):
-    """The receiver's mapping."""
+    """The receiver's mapping of the shared memory, with rows that cannot be written."""
 
     @classmethod
     def open(cls, descriptor: int) -> Self:
-        """Maps the memory of a descriptor, and closes the descriptor. Raises OSError if there is no room."""
+        """Maps the memory behind a file descriptor, and closes the descriptor. Raises OSError if that fails."""
         try:
             size_bytes = os.fstat(descriptor).st_size - PAGE_BYTES
             first_page = mmap.mmap(descriptor, PAGE_BYTES)

@@ -1,11 +1,12 @@
 """Logs which tasks a slow checkpoint or a slow deployment is waiting for, and what these tasks are doing.
 
 A checkpoint or deployment that waits for one task waits until its timeout, ten minutes by default. Afterwards it is too
-late to see what held the task up. Rules:
+late to see what delayed the task. Rules:
 
 - The line is logged after `LATE_MS`, and again after twice that time, four times, and so on.
-- The first few of the tasks are asked. Processes answer on a thread of its own, and the wait ends after `LOOK_MS_MAX`.
-- No decision depends on it.
+- The first `ASKED_MAX` of the tasks are requested to report their stacks. A separate thread of each process answers,
+  and the wait ends after `LOOK_MS_MAX`.
+- No decision depends on the answers.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ log = logging.getLogger(__name__)
 
 
 class SlowCheckpoints:
-    """Logs the slow checkpoints of one job. `look` runs on the coordinator's mailbox."""
+    """Logs which tasks the slow checkpoints of one job wait for. `look` runs on the coordinator's mailbox."""
 
     def __init__(self, tasks: SlowTaskLog) -> None:
         self._tasks = tasks
         self._due_ms: dict[CheckpointId, int] = {}
-        """Age, in ms, at which each checkpoint is logged next."""
+        """Age, in ms, at which each pending checkpoint is logged next."""
 
     def look(self, pending: Iterable[PendingCheckpoint], now_ms: int) -> None:
-        """Checks the pending checkpoints."""
+        """Logs the pending checkpoints that are slow, and for which a line is due."""
         due_ms, self._due_ms = self._due_ms, {}
         for each in pending:
             limit_ms, age_ms = due_ms.get(each.checkpoint_id, LATE_MS), now_ms - each.triggered_at_ms
@@ -46,7 +47,7 @@ class SlowCheckpoints:
 
 
 class SlowDeployments:
-    """Logs the slow deployments of one job. `look` runs on the coordinator's mailbox."""
+    """Logs which tasks the slow deployments of one job wait for. `look` runs on the coordinator's mailbox."""
 
     def __init__(self, tasks: SlowTaskLog) -> None:
         self._tasks = tasks
@@ -56,7 +57,9 @@ class SlowDeployments:
         """Age, in ms, at which the attempt is logged next."""
 
     def look(self, state: CoordinatorState, has_room: bool, now_ms: int) -> None:
-        """Checks the running deployment, if there is one. `has_room` is whether the job does not wait for resources."""
+        """Logs the running deployment if it is slow and a line is due. `has_room`: the job does not wait for
+        resources.
+        """
         waiting = not_ready(state) if has_room else ()
         if not waiting:
             self._attempt = None
@@ -76,11 +79,13 @@ ASKED_MAX = 4
 SILENT = "it does not report what it is doing"
 
 Ask = Callable[[TaskId], Future[str] | None]
-"""A function that requests from the process of a task what it is doing. It returns None if the task has no process."""
+"""A function that requests from a task's process what it is doing. Returns None if the task has no process."""
 
 
 class SlowTaskLog:
-    """Logs what slow tasks of one job are doing. Runs on the coordinator's mailbox, by `post` and `call_later`."""
+    """Logs what the tasks are doing for which one job waits. Runs on the coordinator's mailbox, by `post` and
+    `call_later`.
+    """
 
     def __init__(
         self,
@@ -93,8 +98,9 @@ class SlowTaskLog:
         self._call_later = call_later
 
     def log_waiting(self, what: str, age_ms: int, tasks: Iterable[TaskId], fields: Mapping[str, object]) -> None:
-        """Logs that `what` has waited `age_ms` for these tasks, once they have reported what they do. `fields` are
-        fields of the log line.
+        """Logs that `what` has waited `age_ms` for these tasks, once they have reported what they are doing.
+
+        `fields` are added to the log line.
         """
         waiting = sorted(tasks)
         asked = {task: self._ask(task) for task in waiting[:ASKED_MAX]}

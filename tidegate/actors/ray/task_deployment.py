@@ -1,10 +1,10 @@
-"""The deployment of subtasks to a worker's process, and the fence that decides which messages the process carries out.
+"""The deployment of subtasks to a worker's process, and `DeployFence`, which decides which deployments are outdated.
 
-Messages that a broken connection may have lost are sent again, and Ray may deliver a call late. So messages come twice,
-and out of order. Rules of `DeployFence`:
+Messages that a broken connection may have lost are sent again, and Ray may deliver a call late. So messages arrive
+twice, and out of order. Rules of `DeployFence`:
 
 - A subtask begins an attempt once. It does not begin an attempt after the process was ordered to stop that attempt or a
-  later one, or after it got a later one. The numbers of attempts only grow, so the fence stores nothing but numbers.
+  later one, or after it got a later one. The numbers of attempts only grow, so the fence stores only numbers.
 - Messages from a replaced coordinator are ignored (`may_obey`). A new coordinator may deploy the running attempt again.
 - Stopping an attempt does not stop a later one.
 """
@@ -23,26 +23,27 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 
 Handle: TypeAlias = Any
-"""A `ray.actor.ActorHandle`. Its methods have no types."""
+"""A `ray.actor.ActorHandle`. The type checker does not check calls of its methods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process of another worker: its actor, and its address on its node."""
+    """The process of another worker: its actor, its node, and its address for connections."""
 
     handle: Handle
     process_id: str
     node_id: str
     address: bytes
-    """Its address for socket connections, empty if it does not listen."""
+    """Address for socket connections on its node. Empty if the process does not listen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDeployment:
-    """The message that deploys subtasks to a worker: the subtasks of an attempt, their restore point, and the processes
-    of their neighbours.
+    """The message that deploys subtasks to a worker's process: the attempt, the checkpoint to restore, and the
+    neighbours.
 
-    `peers`: the process of each neighbour that is not among `tasks`. `generation`: the generation of the coordinator.
+    `peers`: the process of each neighbour task that is not among `tasks`. `generation`: the generation of the
+    coordinator. `restore` is None for a start without state.
     """
 
     tasks: tuple[TaskId, ...]
@@ -56,10 +57,10 @@ class TaskDeployment:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """The role of a process, and the newest attempt of each subtask that was deployed to it.
+    """A worker process's answer to a new coordinator: its role, and the newest attempt of each subtask deployed to it.
 
-    `bundle` is the bundle of the reservation in which it runs. `follows` has the subtasks whose state it holds, each
-    with its checkpoint.
+    `bundle` is the index of the bundle in which it runs, or None. `follows` has the subtasks whose state a standby
+    copies, each with the copied checkpoint, or None before the first copy.
     """
 
     job_id: JobId
@@ -68,40 +69,42 @@ class ProcessStatus:
     bundle: int | None = None
     follows: Mapping[TaskId, CheckpointId | None] = field(default_factory=dict)
     spare: bool = True
-    """True if it was started as a spare process, which reserves nothing."""
+    """True if the process was started as a standby, which reserves no resources."""
 
 
 NONE = AttemptNumber(-1)
 
 
 class DeployFence:
-    """Remembers which attempts one process was ordered to begin and to stop, and drops outdated messages.
+    """Stores which attempts one process was ordered to begin and to stop, and rejects outdated messages.
 
     The newest generation of coordinators counts for the process and all its subtasks.
     """
 
     def __init__(self) -> None:
         self.newest = UNFENCED
-        """Generation of the newest coordinator that has sent a message."""
+        """Generation of the newest coordinator that has sent a message to this process."""
         self.given: dict[TaskId, AttemptNumber] = {}
-        """The newest attempt of each subtask that was deployed here, whether it still runs or not."""
+        """The newest attempt of each subtask that was deployed to this process, whether it still runs or not."""
         self._given_by: dict[TaskId, Generation] = {}
         self._stopped: dict[TaskId, AttemptNumber] = {}
         """The newest attempt of each subtask that the process was ordered to stop."""
 
     @property
     def holds(self) -> dict[TaskId, AttemptNumber]:
-        """Returns the newest deployed attempt of each subtask that was not ordered to stop."""
+        """Returns the newest deployed attempt of each subtask, without subtasks that were ordered to stop it."""
         return {task: given for task, given in self.given.items() if given > self._stopped.get(task, NONE)}
 
     def is_replaced(self, generation: Generation) -> bool:
-        """Returns whether a newer coordinator than this one has sent a message. Remembers the newest generation."""
+        """Returns whether a newer coordinator than this generation has sent a message. Stores the newest
+        generation.
+        """
         replaced = not may_obey(generation, self.newest)
         self.newest = max(generation, self.newest)
         return replaced
 
     def begins(self, tasks: Iterable[TaskId], attempt: AttemptNumber, generation: Generation) -> tuple[TaskId, ...]:
-        """Returns the subtasks that begin this attempt here, and records that they have."""
+        """Returns which of the subtasks may begin this attempt, and records that they have begun it."""
         if self.is_replaced(generation):
             return ()
         begun = tuple(task for task in tasks if self._begins(task, attempt, generation))
@@ -114,7 +117,9 @@ class DeployFence:
         return attempt > self._stopped.get(task, NONE) and (attempt, generation) > given
 
     def stops(self, tasks: Iterable[TaskId], attempt: AttemptNumber, generation: Generation) -> tuple[TaskId, ...]:
-        """Returns the subtasks that must stop this attempt or an earlier one, and records it."""
+        """Records the order to stop this attempt and earlier ones. Returns the subtasks to stop, or none if the
+        order is outdated.
+        """
         if self.is_replaced(generation):
             return ()
         left = tuple(tasks)

@@ -1,12 +1,13 @@
-"""`WarmStandby`: copies the state of subtasks that run elsewhere, checkpoint by checkpoint, into a spare process.
+"""`WarmStandby`: copies the keyed state of subtasks that run in another process into a spare process, at each
+checkpoint.
 
 Rules:
 
-- It follows the keyed subtasks of one slot. `StateFollower` (`tidegate/actors/restore/state_follower.py`) reads what is
-  new in a checkpoint.
+- A standby follows the keyed subtasks of one slot. `StateFollower` (`tidegate/actors/restore/state_follower.py`) reads
+  the changes of each checkpoint.
 - It reads one checkpoint of one subtask at a time, in turn. Of checkpoints that complete meanwhile it reads only the
   newest.
-- When the process gets subtasks, they start from the state that it holds. Other subtasks are not followed any more.
+- When the process gets subtasks, they start from the copied state. Other subtasks are not followed any more.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class _Followed:
-    """A subtask whose state is copied."""
+    """A subtask whose state is copied, and the next checkpoint to copy."""
 
     def __init__(self, follower: StateFollower, metrics: StandbyMetrics) -> None:
         self.follower, self.metrics = follower, metrics
@@ -45,7 +46,7 @@ class _Followed:
 
 
 class WarmStandby:
-    """Copies the state of subtasks into one process. All methods run on its mailbox, except `holds`."""
+    """Copies the state of subtasks into one spare process. All methods run on its mailbox, except `holds`."""
 
     def __init__(
         self,
@@ -62,19 +63,17 @@ class WarmStandby:
         self._died = died
         self._followed: dict[TaskId, _Followed] = {}
         self._due: deque[_Followed] = deque()
-        """Subtasks with a checkpoint to read, in the order in which they became due."""
+        """Subtasks with a new checkpoint to read, in the order in which they became due."""
         self._pool: ThreadPool | None = None
         self._reads = False
 
     @property
     def holds(self) -> dict[TaskId, CheckpointId | None]:
-        """Returns the followed subtasks, each with the checkpoint whose state is held. May be called from any
-        thread.
-        """
+        """Returns the followed subtasks, each with the copied checkpoint, or None. May be called from any thread."""
         return {task: each.follower.checkpoint_id for task, each in list(self._followed.items())}
 
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
-        """Reads a completed checkpoint of this subtask, after the checkpoints that wait."""
+        """Reads a completed checkpoint of a subtask, after the reads that already wait."""
         if task not in self._followed:
             context = self._context
             self._pool = self._pool or ThreadPool(1, "tidegate-standby", self._died)
@@ -96,7 +95,9 @@ class WarmStandby:
         self._read_next()
 
     def end(self, tasks: Iterable[TaskId] = ()) -> dict[TaskId, StateFollower]:
-        """Stops following when the process gets these subtasks. Returns their followers."""
+        """Stops following, because the process gets these subtasks. Returns their followers, which have the
+        copied state.
+        """
         followed, self._followed = self._followed, {}
         self._due.clear()
         for each in followed.values():

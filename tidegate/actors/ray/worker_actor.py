@@ -1,20 +1,21 @@
-"""`WorkerProcess`: the Ray actor that runs the subtasks of one slot, and runs later attempts in the same process.
+"""`WorkerProcess`: the Ray actor that runs the subtasks of one slot, and later attempts of them in the same process.
 
 Rules:
 
-- Calls only put a message into the mailbox and return. `frame` has a concurrency group of one thread to itself, so
-  frames of one sender keep their order. All other calls come through `control`.
+- Calls only put a message into the mailbox and return. `frame` has a separate concurrency group of one thread, so
+  frames of one sender keep their order. All other calls use the group `control`.
 - On the same node frames, credit and messages come over sockets (`peer_connections.py`, `control_channel.py`).
-- A subtask is reported as ready when it is restored and the connections to all its neighbours are settled.
+- A subtask is reported as ready when it is restored and the transports to all its neighbours are decided.
 - `live` is a call that stays pending: it fails the moment the process dies, faster than any heartbeat.
-- The end of an attempt of a subtask is reported (`Ended`), and reported again to a coordinator that takes over.
+- The end of an attempt of a subtask is reported (`Ended`), and reported again to a new coordinator.
 - A subtask that fails leaves the process to the next attempt, unless the process can start no more threads.
-- The end of a subtask is reported first, without a new thread and from memory that was set aside. Closing and logging
-  may fail or never return. A process that cannot even report ends itself, which is noticed.
-- A subtask has finished when its last elements and reports have arrived. From then on a dead process is no failure.
-- Messages for another attempt are dropped, as are deployments that come twice or too late (`DeployFence`).
+- The end of a subtask is reported first, without a new thread and with memory that was reserved. Closing and logging
+  may fail or never return. A process that cannot even report ends itself, which the coordinator notices.
+- A subtask has finished when its last elements and reports have arrived. From then on the death of its process is no
+  failure.
+- Messages for another attempt are dropped, as are deployments that arrive twice or too late (`DeployFence`).
 - The coordinator gets the number of rows when there are new ones, and the first ones at once, because they end a
-  recovery. Metrics are written once a second, and are sent along if they have changed.
+  recovery. Metrics are measured once a second, and are sent along if they have changed.
 """
 
 from __future__ import annotations
@@ -74,16 +75,17 @@ log = logging.getLogger(__name__)
 
 RESTORE_THREADS, TICK_MS = 4, 200
 RESERVE_BYTES = 1024 * 1024
-"""Size in bytes of memory that is set aside while subtasks run. It is freed when one fails, because the failure must be
-reported even without free memory.
+"""Size in bytes of memory that is reserved while subtasks run.
+
+It is freed when a subtask fails, because the failure must be reported even without free memory.
 """
 
 
 class WorkerProcess(HealthEndpoint):
-    """The class of the worker's actor.
+    """The class of the worker's Ray actor.
 
-    `coordinator` is the actor that receives reports. `spare` is whether the process waits to replace the worker of a
-    slot.
+    `coordinator` is the actor that receives reports. `spare`: the process is a standby. `bundle`: the index of the
+    bundle in which it runs, or None.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class WorkerProcess(HealthEndpoint):
         bundle: int | None = None,
         role: str = "standby",
     ) -> None:
-        """Creates the process. `role` is the slot for which it is started, or "standby"."""
+        """Sets up the process and starts its mailbox. `role` is the name of the slot for which it is started, or
+        "standby".
+        """
         self._shown_as = f"{context.job_name}: {role}"
         self._log = WorkerLog(context)
         close_sockets_in_children()
@@ -105,9 +109,9 @@ class WorkerProcess(HealthEndpoint):
         self._context = context
         self._open_store, self._bundle, self._spare = open_store, bundle, spare
         self._left: dict[TaskId, TaskAnswered] = {}
-        """Answers of subtasks that have finished here, for a coordinator that takes over."""
+        """Answers of finished subtasks to a new coordinator, by task."""
         self._ended: dict[TaskId, Ended] = {}
-        """How the newest attempt of each subtask has ended here."""
+        """The end of the newest attempt of each subtask that has ended in this process."""
         self._fence = DeployFence()
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
@@ -125,7 +129,7 @@ class WorkerProcess(HealthEndpoint):
         watch_coordinator(coordinator, self.info(), lambda: self._fence.newest)
 
     def _listen(self) -> PeerConnections:
-        """Accepts connections of the coordinator and of other workers on this node from now on."""
+        """Starts to accept connections of the coordinator and of other workers on this node."""
         info, options = self.info(), self._context.options
         links = PeerConnections(info.actor_id, info.node_id, options.shared_bytes, self)
         if options.sockets:
@@ -151,12 +155,14 @@ class WorkerProcess(HealthEndpoint):
     # Ray repeats frames and grants when a connection breaks: they have numbers (`peer_transports.py`).
     @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False, max_task_retries=-1)
     def frame(self, head: Head, elements: tuple[Any, ...] | bytes) -> None:
-        """Receives elements of a channel, directly or pickled. `head` has the number of the first one."""
+        """Receives a frame: elements of a channel, directly or pickled. `head` has the sequence number of the
+        first element.
+        """
         self._mailbox.post(partial(self._arrived, now_ms(), head, read_elements(elements), sort=True))
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def no_link(self, process_id: str, reason: str) -> None:
-        """Called by another worker's process that cannot connect to this one."""
+        """Records that another worker's process cannot connect to this process, so that both use Ray calls."""
         self._mailbox.post(partial(self._links.refused, process_id, reason))
 
     @ray.method(concurrency_group="control", enable_task_events=False, max_task_retries=-1)
@@ -171,37 +177,35 @@ class WorkerProcess(HealthEndpoint):
 
     @ray.method(concurrency_group="control")
     def deploy(self, deployment: TaskDeployment) -> None:
-        """Starts an attempt of subtasks. It replaces their running attempts."""
+        """Starts an attempt of subtasks, which replaces their running attempts."""
         self._mailbox.post(partial(self._deploy, deployment))
 
     @ray.method(concurrency_group="control")
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
-        """Makes this standby copy the keyed state of a subtask that runs elsewhere, as of a checkpoint."""
+        """Makes this standby copy the keyed state of a subtask in another process, from a completed checkpoint."""
         self._mailbox.post(lambda: None if self._fence.given else self._warm.follow(task, restore))
 
     @ray.method(concurrency_group="control")
     def drop(self, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
-        """Stops an attempt of subtasks. Returns once they have stopped, which may take until the current batch is
-        processed.
-        """
+        """Stops an attempt of subtasks. Returns when they have stopped, after the batch that is being processed."""
         dropped = threading.Event()
         self._mailbox.post(partial(self._drop, tasks, attempt, generation, dropped))
         dropped.wait()
 
     @ray.method(concurrency_group="control", num_returns=0)
     def leave(self, generation: Generation) -> None:
-        """Ends this process for a coordinator that stops, unless a newer coordinator is in charge."""
+        """Ends this process, because its coordinator stops, unless a newer coordinator controls the job."""
         self._mailbox.post(lambda: None if self._fence.is_replaced(generation) else end_process())
 
     @ray.method(concurrency_group="control")
     def held(self) -> ProcessStatus:
-        """Returns the status of this process."""
+        """Returns which subtasks were deployed to this process, and which subtasks it follows."""
         given = dict(self._fence.given)
         return ProcessStatus(self._context.job_id, self.info(), given, self._bundle, self._warm.holds, self._spare)
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Returns only when the process ends. Callers notice its end by that."""
+        """Blocks until this process ends, so that callers notice its end."""
         threading.Event().wait()
 
     def oldest_call(self) -> int | None:
@@ -249,11 +253,11 @@ class WorkerProcess(HealthEndpoint):
     # --- what comes over connections (an `Inbox`) -------------------------------------------------------------------
 
     def frame_came(self, head: Head, elements: tuple[Any, ...]) -> None:
-        """Receives a frame from a socket. May be called from any thread."""
+        """Receives a frame from a socket. Called on any thread."""
         self._mailbox.post(partial(self._arrived, now_ms(), head, elements, sort=False))
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
-        """Receives a grant of credit. May be called from any thread."""
+        """Receives a credit grant from a socket or a Ray call. Called on any thread."""
         attempt, channel, total_bytes = read_head(head)
         granted = ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes)
         self._mailbox.post(partial(self._worker.deliver, self._context.graph.sender(channel), attempt, granted))
@@ -263,14 +267,15 @@ class WorkerProcess(HealthEndpoint):
         self._mailbox.post(action)
 
     def settled(self) -> None:
-        """Called when the transport to another process is decided, so that subtasks may be ready."""
+        """Reports subtasks as ready that were waiting only for the transport to another process to be decided."""
         for running in list(self._worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
             self._worker.guarded(running, running.settled)
 
     def broke(self, link: PeerConnection, reason: str) -> None:
-        """Called when a connection has broken. Subtasks that need it fail after a grace period: if its process has
-        died, they are stopped by then.
+        """Fails the subtasks that need a broken connection, after a grace period.
+
+        If the other process has died, the coordinator has stopped these subtasks by then.
         """
         for running in list(self._worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
@@ -319,7 +324,7 @@ class WorkerProcess(HealthEndpoint):
         tasks: Collection[TaskId],
         followers: dict[TaskId, StateFollower],
     ) -> _RaySubtask | None:
-        """Creates a subtask. Returns None, after reporting the failure, if it cannot be created."""
+        """Creates a subtask. If that fails, reports the failure and returns None."""
         self.starting.add(task)
         try:
             return _RaySubtask(self, deployment, task, tasks, followers.pop(task, None))
@@ -329,8 +334,8 @@ class WorkerProcess(HealthEndpoint):
             return None
 
     def _threads(self, deployment: TaskDeployment, begun: list[_RaySubtask]) -> bool:
-        """Starts the I/O threads of an attempt, and then its subtasks. Returns False, after reporting the failure, if
-        that is not possible.
+        """Starts the I/O threads of an attempt, and then its subtasks. If that fails, reports the failure and
+        returns False.
         """
         try:
             pool = io_pool(self._context.graph, [each.task for each in begun], IO_THREAD_NAMES, self._thread_died)
@@ -364,7 +369,7 @@ class WorkerProcess(HealthEndpoint):
                 self.close_subtask(running)
 
     def finished(self, running: _RaySubtask) -> None:
-        """Reports that a subtask has finished, once everything that it has sent has arrived."""
+        """Closes a finished subtask. Reports its end once all frames and reports that it has sent have arrived."""
         task = running.task
         self._left[task] = running.takeover_answer()
         running.neighbours.finish()
@@ -395,14 +400,16 @@ class WorkerProcess(HealthEndpoint):
             leave_unreported()
 
     def close_subtask(self, running: _RaySubtask) -> None:
-        """Reports the rows of a subtask for the last time, and closes it."""
+        """Sends the last counts of a subtask, and closes it."""
         try:
             running.count(over=True)
         finally:
             running.retire()
 
     def _failed(self, error: BaseException) -> None:
-        """Fails all subtasks after an error of this process, on the mailbox or on another thread."""
+        """Fails all subtasks, because an error of the process itself occurred, on the mailbox or on another
+        thread.
+        """
         for running in list(self._worker.subtasks.values()):
             self._worker.fail(running, error)
         # Subtasks that could not begin or finish do not run any more either, and must not be waited for.
@@ -450,7 +457,7 @@ class _Wiring:
 
 
 class _RaySubtask(Subtask):
-    """One subtask of one attempt in this process."""
+    """An attempt of a subtask in this worker process."""
 
     def __init__(
         self,
@@ -467,7 +474,7 @@ class _RaySubtask(Subtask):
         self.deliveries = Deliveries(process._mailbox, partial(process._worker.guarded, self))
         self.neighbours = PeerTransports(deployment, context.graph, descriptor, process._links, self.deliveries)
         self._ready: TaskReady | None = None
-        """The report that the subtask is ready. It is kept until the transports to all neighbours are decided."""
+        """The report that the subtask is ready, until the transports to all neighbours are decided. Then None."""
         self._frames = OrderedFrames(self.take, self.call_later)
         self._counts = ProgressReports(process._channel, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
@@ -484,21 +491,21 @@ class _RaySubtask(Subtask):
         self._host = TaskDriver(TaskMachine(descriptor), effects, self)
 
     def forget_counts(self) -> None:
-        """Makes the next report complete, for a coordinator that has taken over and has no counts yet."""
+        """Makes the next report of counts complete, because a new coordinator has no counts yet."""
         self._counts.forget()
 
     def takeover_answer(self) -> TaskAnswered:
-        """Returns the answer of this finished subtask to a coordinator that takes over."""
+        """Returns the status of this finished subtask, for a new coordinator."""
         asked = ev.CoordinatorTookOver(now_ms(), self.attempt, self.host.machine.fence.generation)
         answers = (i for i in self.host.machine.handle(asked) if isinstance(i, do.AnswerTakeover))
         return answer_of(self.task, now_ms(), next(answers))
 
     def sort(self, frame: ev.FrameArrived) -> None:
-        """Receives a frame from a Ray call. Passes it on after all frames before it."""
+        """Receives a frame from a Ray call, and delivers it after all frames before it."""
         self._frames.arrived(frame)
 
     def take(self, frame: ev.FrameArrived) -> None:
-        """Passes a frame to the subtask."""
+        """Delivers a frame to the subtask's machine."""
         self.neighbours.arrived(frame)
         self.host.handle(frame)
 
@@ -506,7 +513,9 @@ class _RaySubtask(Subtask):
         return self.neighbours.connect(neighbour)
 
     def settled(self) -> None:
-        """Called when the transport to another process is decided."""
+        """Sends the waiting report that the subtask is ready, if the transports to all neighbours are now
+        decided.
+        """
         if self._ready is not None and self.neighbours.settled:
             ready, self._ready = self._ready, None
             self._send(ready)
@@ -532,11 +541,11 @@ class _RaySubtask(Subtask):
 
     @property
     def first_rows_unreported(self) -> bool:
-        """Returns whether the subtask has received rows, and none was reported to the coordinator."""
+        """Returns whether the subtask has received its first rows and has not reported them to the coordinator."""
         return self._counts.nothing_reported and self.host.rows_in > 0
 
     def count(self, over: bool = False) -> None:
-        """Reports the progress of the subtask to the coordinator and to Ray's metrics. `over` is whether it is the last
+        """Reports the row counts and metrics of the subtask to the coordinator and to Ray. `over`: it is the last
         report.
         """
         self._counts.report(self.host, over)
@@ -546,7 +555,7 @@ METRICS_MS = 1_000
 
 
 class ProgressReports:
-    """Reports the row counts and metrics of one task to the coordinator over `channel`."""
+    """Reports the row counts and metrics of one task to the coordinator over `channel`, and to Ray's metrics."""
 
     def __init__(self, channel: ControlChannel, context: JobContext, descriptor: TaskDescriptor) -> None:
         self._channel = channel
@@ -564,11 +573,13 @@ class ProgressReports:
         return self._reported_rows_in == 0
 
     def forget(self) -> None:
-        """Makes the next report complete, for a coordinator that has taken over."""
+        """Makes the next report complete, because a new coordinator has no counts yet."""
         self._reported_rows_in, self._reported = 0, None
 
     def report(self, host: TaskDriver, over: bool = False) -> None:
-        """Reports the progress of the task. `over` is whether this is the last report."""
+        """Sends the row count, and at most once a second the metrics, if they have changed. `over`: it is the
+        last report.
+        """
         metrics: SubtaskMetrics | None = None
         at_ms = monotonic_ms()
         if over or at_ms >= self._metrics_due_ms:
@@ -579,7 +590,7 @@ class ProgressReports:
             self._channel.send_unacknowledged("counted", self._attempt, self._task, host.rows_in, metrics)
 
     def _measured(self, host: TaskDriver, at_ms: int, over: bool) -> SubtaskMetrics | None:
-        """Publishes the metrics. Returns them if they have changed, else None."""
+        """Measures the metrics and publishes them in Ray. Returns them if they have changed, else None."""
         read = self._meter.read(TaskTotals.of(host, at_ms), now_ms())
         self.metrics.update(read, over)
         before, self._reported = self._reported, read.at_rest if over else read

@@ -1,24 +1,25 @@
-"""`WorkerPool`: the worker processes of a job on Ray, their places and names, and the standbys.
+"""`WorkerPool`: the worker processes of a job on Ray, with their slots and names, and the spare processes (standbys).
 
 Rules:
 
-- A living process gets the next attempt of its subtasks in place. Only a dead one is replaced: by a standby that has
-  started, if possible of the same bundle, else by one that is starting, else by a new process in the bundle of the
-  worker's slot.
-- A standby has loaded its imports and kernels. It takes no share of a slot, keeps its name `job/standby#k` when it
+- A living process gets the next attempt of its subtasks. A dead process is replaced: by a standby that has started, if
+  possible of the same bundle, else by a standby that is starting, else by a new process in the bundle of the worker's
+  slot.
+- A standby has loaded its imports and kernels. It reserves no resources, keeps its name `job/standby#k` when it
   replaces a worker (`tasks()` of a job shows what runs where), and is replaced in the background.
 - Names are for people: `job/slot 1 of 2#0`, where `#k` counts the processes that a worker has had under one
   coordinator. Ray renames no actor, and reads its `repr` only once.
-- A started standby may follow the subtasks of a worker: it is notified of each checkpoint, holds their state, and
+- A started standby may follow the subtasks of a worker: it is notified of each checkpoint, copies their state, and
   replaces that worker (`warm_standby.py`). The coordinator's decisions do not depend on it.
 - Nodes that may be lost are avoided (`lost_nodes.py`). Without a reservation processes start on other nodes, else in
   free slots of the reservation on other nodes (`placement.py`). The same holds for a process whose bundle has lost its
   node. If a standby is lost with its node, that does not count as a failure of standbys.
-- An evicted process counts as dead at once. A process in doubt gets no subtasks (`heartbeats.py`), and neither does one
+- An evicted process counts as dead at once. A process in doubt gets no subtasks (`heartbeats.py`), nor does a process
   whose connection broke, until it answers (`lost_nodes.py`).
 - The driver starts the first process of each worker at submission, while the coordinator is still importing its modules
-  (`start_workers`). Both create it under the same name, so it exists once. Nothing depends on the driver's part.
-- All actors are detached: they outlive the coordinator's process, and its successor finds them (`discovery.py`). A
+  (`start_workers`). Both create it under the same name, so it exists once. The job also works without the driver's
+  part.
+- All actors are detached: they outlive the coordinator's process, and a new coordinator finds them (`discovery.py`). A
   process ends by itself when the coordinator is gone for good (`coordinator_liveness.py`).
 """
 
@@ -75,7 +76,7 @@ GROUPS = {"data": 1, "control": 1, "live": 1, "pulse": 1}
 
 @dataclass(frozen=True, slots=True)
 class FoundProcess:
-    """A process that a lost coordinator has left behind, and its status."""
+    """A process of a lost coordinator that was found by its name, and its status."""
 
     name: str
     handle: Handle
@@ -84,14 +85,14 @@ class FoundProcess:
 
 @cache
 def worker_actor() -> Any:
-    """Returns Ray's class of the worker processes."""
+    """Returns the Ray actor class of the worker processes."""
     # Ray's type hints lack concurrency groups.
     remote: Any = ray.remote
     return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(WorkerProcess)
 
 
 def first_names(prefix: str, plan: SlotPlan, taken: Container[str]) -> dict[WorkerId, str]:
-    """Returns a free actor name for the first process of each worker. `taken`: names of existing actors."""
+    """Returns an unused actor name for the first process of each worker. `taken`: names of existing actors."""
     return {
         worker: next(full for k in range(PROCESSES_A_WORKER_MAX) if (full := f"{prefix}/{name}#{k}") not in taken)
         for worker, name in plan.names.items()
@@ -99,10 +100,11 @@ def first_names(prefix: str, plan: SlotPlan, taken: Container[str]) -> dict[Work
 
 
 def start_workers(graph: JobGraph, context: ray.ObjectRef[Any], coordinator: Handle, options: PoolOptions) -> None:
-    """Starts the first process of each worker that has a name in `options.first_names`. Does not wait for them.
+    """Starts the first process of each worker that has a name in `options.first_names`. Does not wait for the
+    processes.
 
-    The coordinator creates its workers when it has imported its modules and replayed its log. Until then the processes
-    that this function creates have started. On two cores the first row comes a third earlier.
+    The coordinator creates its workers when it has imported its modules and replayed its log. By then these processes
+    have started. On two cores the first row arrives a third earlier.
     """
     slots = JobSlots(graph, options)
     for worker, name in options.first_names.items():
@@ -120,7 +122,10 @@ def _start(
     elsewhere: str | None = None,
     exists: bool = True,
 ) -> Handle:
-    """Starts a process, or returns the one that has this name. Raises ActorAlreadyExistsError unless `exists`."""
+    """Starts a worker process in a slot, or returns the existing actor of this name.
+
+    Raises ActorAlreadyExistsError for an existing actor unless `exists`. `elsewhere`: the preferred node, or None.
+    """
     actor = worker_actor().options(
         name=name,
         namespace=options.namespace,
@@ -144,26 +149,28 @@ class WorkerPool:
     node_id: str = ""
     """Node of the coordinator's process."""
     broke: Callable[[WorkerHandle, BaseException | None, Dead, Again], bool] = lambda *_: False
-    """Callback that returns whether only the connection to a process broke. `LostNodes.broke` then finds out whether it
+    """Callback that returns whether only the connection to a process broke, and then finds out whether the process
     lives.
+
+    See `LostNodes.broke`.
     """
     identified: Callable[[WorkerHandle], object] = lambda _: None
-    """Callback for each process that has started. Its `info` is set then."""
+    """Callback for each process that has started and reported its `info`."""
     died: Callable[[WorkerHandle, BaseException | None], object] = lambda *_: None
-    """Callback for each process that has died, with the error that Ray raised."""
+    """Callback for each process that has died, with the error that Ray raised, or None."""
     members: dict[WorkerId, WorkerHandle] = field(default_factory=dict)
     _standbys: list[WorkerHandle] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
     _standby_failures: int = 0
     _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
-    """The newest checkpoint of each task that a standby follows."""
+    """The newest completed checkpoint of each task that a standby follows."""
     _nodes: Nodes = field(default_factory=dict)
-    """The node of each bundle that has one, at the last deployment. Empty if unknown."""
+    """The node of each bundle at the last deployment. Empty if unknown."""
     _closed: bool = False
     slots: JobSlots = field(init=False)
     """The slots of the job."""
     _first: dict[WorkerId, str] = field(init=False)
-    """Names of first processes that the driver may have started and that this pool has not used yet."""
+    """Names of processes that the driver may have started and that this pool has not used yet."""
 
     def __post_init__(self) -> None:
         self.slots = JobSlots(self.graph, self.options)
@@ -171,21 +178,21 @@ class WorkerPool:
 
     @property
     def closed(self) -> bool:
-        """True once all processes were ended because the job has ended."""
+        """True once all processes were ended at the end of the job."""
         return self._closed
 
     @property
     def ready_standbys(self) -> int:
-        """Returns the number of spare processes that have started. May be read from any thread."""
+        """Returns the number of standbys that have started. May be read from any thread."""
         return sum(member.info is not None and member.usable for member in list(self._standbys))
 
     @property
     def starting_standbys(self) -> int:
-        """Returns the number of spare processes that have not started yet. May be read from any thread."""
+        """Returns the number of standbys that have not started yet. May be read from any thread."""
         return sum(member.info is None and member.usable for member in list(self._standbys))
 
     def started(self) -> list[WorkerHandle]:
-        """Returns the processes that have started and are not known to have ended or to hang."""
+        """Returns the processes that have started and are neither dead nor evicted."""
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
     def has(self, name: str, actor_id: str) -> bool:
@@ -198,7 +205,7 @@ class WorkerPool:
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
 
     def is_kept(self, member: WorkerHandle) -> bool:
-        """Returns whether this process is still used: it runs a worker, or is spare."""
+        """Returns whether this process is still used: it runs a worker, or is a standby."""
         return member in self._standbys or member in self.members.values()
 
     def neighbour_of(self, member: WorkerHandle) -> WorkerHandle | None:
@@ -216,11 +223,11 @@ class WorkerPool:
         return self.slots.plan.shown(self.worker_of(task))
 
     def _workers(self, tasks: Iterable[TaskId]) -> list[WorkerId]:
-        """Returns the workers of these subtasks, in order, without duplicates."""
+        """Returns the workers that run these subtasks, in order, without duplicates."""
         return list(dict.fromkeys(self.worker_of(task) for task in tasks))
 
     def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
-        """Returns whether these tasks need new processes that may have to start in bundles on avoided nodes."""
+        """Returns whether these tasks need new processes that would have to start in bundles on avoided nodes."""
         lost = [worker for worker in self._workers(tasks) if self._is_lost(worker, avoided)]
         common = [worker for worker in lost if not self.slots.of(worker).own]
         own = len(lost) - len(common)
@@ -231,7 +238,7 @@ class WorkerPool:
         return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
 
     def starts_in_bundles(self, tasks: Collection[TaskId], avoided: Collection[str]) -> bool:
-        """Returns whether some of these tasks need processes that start in bundles of the common slots."""
+        """Returns whether these tasks need more processes in common slots than there are ready standbys."""
         workers = self._workers(tasks)
         common = [w for w in workers if not self.slots.of(w).own and not self._has_started(w, avoided)]
         ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
@@ -240,7 +247,7 @@ class WorkerPool:
     def staff(
         self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
     ) -> dict[TaskId, WorkerHandle]:
-        """Returns a living process for each of these tasks, not on a node to avoid. Starts missing processes.
+        """Returns a living process for each of these tasks, not on an avoided node. Starts missing processes.
 
         `nodes`: the node of each bundle, empty if unknown. A process that waits in a bundle without a node is replaced
         if the reservation has a free slot.
@@ -270,24 +277,25 @@ class WorkerPool:
         return not self._is_lost(worker, avoided) and self.members[worker].info is not None
 
     def _is_homeless(self, member: WorkerHandle) -> bool:
-        """Returns whether a process waits in a bundle that has no node."""
+        """Returns whether a process cannot start, because its bundle has no node."""
         in_bundle = member.info is None and member.bundle is not None
         return in_bundle and bool(self._nodes) and member.bundle not in self._nodes
 
     def _end_homeless_standbys(self) -> None:
-        """Ends standbys that cannot start, because no other standby begins while one is starting."""
+        """Ends standbys that cannot start, because no other standby is started while one is starting."""
         for member in [m for m in self._standbys if self._is_homeless(m)]:
             self._standbys.remove(member)
             self.kill(member)
 
     def _is_lost(self, worker: WorkerId, avoided: Container[str]) -> bool:
-        """Returns whether a worker needs another process."""
+        """Returns whether a worker has no usable process, or has one on an avoided node."""
         member = self.members.get(worker)
         return member is None or not member.fit or member.is_on(avoided)
 
     def _elsewhere(self, lost: Iterable[WorkerId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
-        """Returns the bundle to use for now for each common slot of these workers. Slots without a bundle are
-        missing."""
+        """Returns the bundle to use now for each common slot of these workers, by slot. Slots without a free
+        bundle are missing.
+        """
         if not nodes:
             return {}
         slot_of = self.slots.plan.slots
@@ -300,7 +308,9 @@ class WorkerPool:
     def inherit(
         self, workers: Mapping[WorkerId, FoundProcess], standbys: Iterable[FoundProcess]
     ) -> dict[TaskId, WorkerHandle]:
-        """Adopts processes of a lost coordinator. Returns the process of each subtask that was deployed to one."""
+        """Adopts processes of a lost coordinator. Returns the process of each subtask that was deployed to one of
+        them.
+        """
         # The search has found the processes that have started. Late ones end when they ask this coordinator.
         self._first.clear()
         members: dict[TaskId, WorkerHandle] = {}
@@ -311,7 +321,7 @@ class WorkerPool:
         return members
 
     def left_behind(self, found: FoundProcess) -> WorkerHandle:
-        """Adopts a process of a lost coordinator that the job cannot use, so that it can be evicted."""
+        """Returns a handle of a process of a lost coordinator that the job cannot use, so that it can be evicted."""
         return self._inherited(found)
 
     def _inherited(self, found: FoundProcess) -> WorkerHandle:
@@ -322,10 +332,9 @@ class WorkerPool:
         return member
 
     def refill(self) -> None:
-        """Starts a standby if one is missing.
+        """Starts a standby if one is missing, and none is starting.
 
-        The next one begins when it has started: each keeps a processor busy for seconds, and together they would take
-        all processors from the tasks.
+        Each standby occupies a processor for seconds while it starts, and several at once would slow down the tasks.
         """
         if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX or self.starting_standbys:
             return
@@ -333,7 +342,7 @@ class WorkerPool:
             self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), "standby", spare=True))
 
     def completed(self, task: TaskId, restore: RestorePoint) -> None:
-        """Makes the standby that follows a task's worker load the state of a completed checkpoint."""
+        """Makes the standby that follows a task's worker copy the state of a completed checkpoint."""
         if task not in self.options.followed:
             return
         self._newest[task], worker = restore, self.worker_of(task)
@@ -344,7 +353,7 @@ class WorkerPool:
             standby.handle.follow.remote(task, restore)
 
     def _have_followed(self, worker: WorkerId) -> None:
-        """Makes a free, started standby follow the subtasks of a worker from their newest state."""
+        """Makes a started standby that follows no worker follow this one, from the newest checkpoint."""
         free = [m for m in self._standbys if m.usable and m.info is not None and m.follows is None]
         if not free:
             return
@@ -356,12 +365,12 @@ class WorkerPool:
                 standby.handle.follow.remote(task, restore)
 
     def kill(self, member: WorkerHandle) -> None:
-        """Ends a process at once."""
+        """Kills a process at once."""
         member.dead = True
         ray.kill(member.handle, no_restart=True)
 
     def dismiss(self, generation: Generation) -> None:
-        """Ends all processes, except processes that obey a newer coordinator."""
+        """Ends all processes when this coordinator stops, except processes that obey a newer coordinator."""
         self._closed = True
         self._first.clear()
         for member in (*self.members.values(), *self._standbys):
@@ -369,7 +378,9 @@ class WorkerPool:
                 member.handle.leave.remote(generation)
 
     def close(self) -> list[Future[None]]:
-        """Ends all processes of a job that is over. Each future is done when one process has ended."""
+        """Kills all processes after the end of the job. Returns futures that are done when the processes have
+        ended.
+        """
         self._closed = True
         self._end_unused()
         members = [m for m in (*self.members.values(), *self._standbys) if not m.dead]
@@ -379,7 +390,7 @@ class WorkerPool:
         return [member.gone for member in members]
 
     def _take_first(self, worker: WorkerId, slot: Slot, shown_as: str) -> WorkerHandle | None:
-        """Returns the first process of a worker, or None if the driver starts none for it."""
+        """Returns the process that the driver has started for a worker, or None."""
         name = self._first.pop(worker, None)
         if name is None:
             return None
@@ -389,7 +400,7 @@ class WorkerPool:
         return self._new_member(name, handle, slot)
 
     def _end_unused(self) -> None:
-        """Ends the processes that the driver has started and that this pool does not need."""
+        """Kills the processes that the driver has started and that this pool does not use."""
         unused, self._first = [*self._first.values()], {}
         for name in unused:
             if (handle := find_actor(name, self.options.namespace)) is not None:
@@ -452,10 +463,10 @@ class WorkerPool:
         )
 
     def _take_standby(self, worker: WorkerId, bundle: int | None, avoided: Container[str]) -> WorkerHandle | None:
-        """Removes and returns the best standby, or None.
+        """Removes and returns the best standby for a worker, or None.
 
-        A standby that follows the worker is best. Then a started one, one that follows no other worker, and one of the
-        same bundle are preferred, in this order.
+        A standby that follows this worker is best. Otherwise a started one, one that follows no other worker, and one
+        of the same bundle are preferred, in this order.
         """
         alive = [m for m in self._standbys if m.fit and not m.is_on(avoided)]
         if not alive:
@@ -497,7 +508,7 @@ class WorkerPool:
             self.refill()
 
     def _next_bundle(self) -> int | None:
-        """Returns the bundle for the next standby, or None without common slots."""
+        """Returns the bundle index for the next standby, or None without common slots."""
         bundles = [bundle for bundle in self.slots.bundles if bundle in self._nodes] or self.slots.bundles
         return next_bundle(bundles, places_of(self.members.values()), places_of(self._standbys)) if bundles else None
 
@@ -508,82 +519,88 @@ END_WAIT_MS = 200
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One process of the pool."""
+    """One process of the pool: its Ray actor and what the coordinator has found out about it."""
 
     name: str
     handle: Handle
     bundle: int | None
-    """The bundle of the common slots in which it runs. None if nothing is reserved, or in a slot of its own."""
+    """Index of the bundle of the common slots in which the process runs. None if nothing is reserved, or in its
+    own slot.
+    """
     gone: Future[None]
-    """Future that is done when the process has died, with Ray's error."""
+    """Future that fails with Ray's error when the process has died."""
     info: ProcessInfo | None = None
-    """Information about the process. None until it has started."""
+    """The process's pid, node and addresses. None until it has started."""
     answered_at_ms: int | None = None
-    """Time of its last answer, in ms since the epoch. None before the first one."""
+    """Time of the process's last answer to a heartbeat, in ms since the epoch. None before the first answer."""
     dead: bool = False
     exit_probe: ExitProbe | None = None
-    """Reports how the process has ended. None unless it runs on this node."""
+    """Reads the exit code of the process. None unless it runs on the coordinator's node."""
     evicted: bool = False
-    """True if it was evicted: it gets no more tasks, and is ended once the log has recorded that (`Evictions`)."""
+    """True if the process was evicted: it gets no more tasks, and is killed once the log has recorded that
+    (`Evictions`).
+    """
     doubted: bool = False
-    """True if it has not answered for too long, and a last request is pending. It gets no task meanwhile."""
+    """True if the process has not answered for too long, and a last request is pending. It gets no task
+    meanwhile.
+    """
     cut_off: bool = False
-    """True if a call to it broke, and a request was sent to find out whether it lives (`lost_nodes.py`). It gets no
-    task meanwhile.
+    """True if a call to the process broke, and it is unknown whether it lives (`lost_nodes.py`). It gets no task
+    meanwhile.
     """
     follows: WorkerId | None = None
-    """The worker whose state this standby holds, or None."""
+    """The worker whose state this standby copies, or None."""
     acting: TaskId | None = None
-    """The subtask that was active at its last answer."""
+    """The subtask that was active at the last answer, or None."""
     channel: ControlChannel = field(init=False)
-    """The channel that sends events to its tasks."""
+    """The channel for events of the coordinator to the process."""
 
     def __post_init__(self) -> None:
         self.channel = ControlChannel(self.handle, {})
 
     @property
     def usable(self) -> bool:
-        """Returns whether it belongs to the job and receives events."""
+        """Returns whether the process is neither dead nor evicted, so that it receives events."""
         return not self.dead and not self.evicted
 
     @property
     def fit(self) -> bool:
-        """Returns whether it may get a task."""
+        """Returns whether the process may get tasks."""
         return self.usable and not self.doubted and not self.cut_off
 
     @property
     def process_id(self) -> str:
-        """Returns its unique id, or its name until it has identified itself."""
+        """Returns Ray's unique id of the actor, or its name until the process has started."""
         return self.name if self.info is None else self.info.actor_id or self.name
 
     def as_peer(self) -> Peer:
-        """Returns how other processes reach it. It must have started."""
+        """Returns the actor and addresses of the process for its peers. The process must have started."""
         assert self.info is not None
         return Peer(self.handle, self.process_id, self.info.node_id, self.info.address)
 
     def is_on(self, nodes: Container[str]) -> bool:
-        """Returns whether it runs on one of these nodes."""
+        """Returns whether the process runs on one of these nodes. False until it has started."""
         return self.info is not None and self.info.node_id in nodes
 
     def forget(self) -> None:
-        """Closes the exit probe of a process that has ended."""
+        """Closes the exit probe, because the process has ended."""
         if self.exit_probe is not None:
             self.exit_probe.close()
 
 
 def places_of(members: Iterable[WorkerHandle]) -> list[Place]:
-    """Returns the places of usable processes in bundles of the common slots."""
+    """Returns the bundle and node of each usable process that is in a bundle of the common slots."""
     return [place_of(m) for m in members if m.usable and m.bundle is not None]
 
 
 def place_of(member: WorkerHandle) -> Place:
-    """Returns the place of a process. The bundle is -1 if it is in none of the common slots."""
+    """Returns the bundle and node of a process. The bundle is -1 if the process is in no common slot."""
     return Place(-1 if member.bundle is None else member.bundle, None if member.info is None else member.info.node_id)
 
 
 def reason_of(member: WorkerHandle, error: BaseException) -> str:
-    """Returns in one line why a call to a process failed: how the process ended, its name, and its last lines of
-    stderr.
+    """Returns one line about why a call to a process failed: how the process ended, its name, and its last lines
+    of stderr.
     """
     if not isinstance(error, RayError):
         return error_text(error)
