@@ -1,6 +1,7 @@
-"""Compares what stored state means with what a restored program makes of it, before anything runs.
+"""Checks, before a restored program runs, whether its operators interpret stored state as it was written.
 
-`comparisons` compares the recorded meanings, and `rehearsed` opens the operators on the columns of the checkpoint.
+`comparisons` compares the recorded descriptions of the state, and `rehearsed` opens operators on the columns of the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from tidegate.storage.state.subtask_state import operators_with_state, stored_co
 class Comparison:
     """The outcome of a restore for the state of one operator.
 
-    `problems` has a sentence for each part that does not fit. `started_empty`, `dropped` and `migrated` are names of
-    parts, such as `aggregate n`. `dropped_states` are names of dropped states of a function.
+    `problems` has a sentence for each part of the state that does not fit. `started_empty`, `dropped` and `migrated`
+    are names of parts, such as `aggregate n`. `dropped_states` are names of dropped states of a user's function.
     """
 
     uid: OperatorUid
@@ -58,31 +59,30 @@ class Comparison:
 
     @property
     def changes(self) -> bool:
-        """Returns whether some state of the operator is converted, dropped or starts empty."""
+        """Returns whether some part of the state is converted, dropped or starts empty."""
         return bool(self.started_empty or self.dropped or self.migrated)
 
     @property
     def summary(self) -> str:
-        """Returns the changes as one line."""
+        """Returns the changes of the state as one line of text."""
         kinds = {"starts empty": self.started_empty, "is dropped": self.dropped, "gets a wider type": self.migrated}
         return "; ".join(f"{', '.join(parts)} {what}" for what, parts in kinds.items() if parts)
 
 
 def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restored_state: bool) -> list[Comparison]:
-    """Compares the meaning of stored state with the meaning that a restored program gives it, before any operator runs.
+    """Compares the description of each operator's stored state with the description of its state in the program.
 
-    Both sides are descriptions (`tidegate/storage/checkpoints/metadata.py`); no operator is made and no state is read.
-    Rules:
+    Returns a `Comparison` for each operator that both the checkpoint and the graph have, in the graph's order. Both
+    descriptions exist before the job runs (`tidegate/storage/checkpoints/metadata.py`): no operator is created and no
+    state is read. Rules:
 
     - Aggregates that were added start empty, and removed aggregates are dropped if the user agrees
       (`allow_non_restored_state`). The types of an aggregate may widen.
     - Every other difference is refused: another function, filter, key, window, order, time to live or kind of step. Its
-      state holds something else, and results would be wrong without an error.
-    - Key types do not change, because the hash of a key decides which subtask has it. Stored rows keep their columns;
-      their types may widen.
-    - State without a description, which `recovery.SavepointWriter` makes, is compared by the tasks.
-
-    Returns a `Comparison` for each operator that both the checkpoint and the graph have, in the graph's order.
+      state has another meaning, and results would be wrong without an error.
+    - Key types do not change, because the hash of a key decides which subtask has it. Stored rows keep their columns,
+      but their types may widen.
+    - State without a description, which `recovery.SavepointWriter` creates, is checked by the tasks.
     """
     held = {info.uid: info for info in metadata.operators}
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
@@ -95,7 +95,7 @@ def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restore
 
 
 def _receiver(edge: str) -> str:
-    """Returns the uid of the operator to which an edge leads, from the name of the edge."""
+    """Returns the uid of the operator that receives the rows of an edge, from the name of the edge."""
     return edge.rpartition("->")[2].rpartition("#")[0]
 
 
@@ -169,8 +169,9 @@ def _compare_parts(found: Comparison, held: StateMeaning, now: StateMeaning, all
 
 
 def _kept(part: MeaningPart) -> str:
-    """Returns the kind of values that an aggregate stores. Variances and standard deviations store the same values, and
-    can replace each other.
+    """Returns the kind of the values that an aggregate stores.
+
+    Variances and standard deviations store the same values, and can replace each other.
     """
     function, paren, rest = part.text.partition("(")
     return f"moments({rest}" if paren and function in _SPREADS else part.text
@@ -204,7 +205,7 @@ def _changed_columns(found: Comparison, held: StateMeaning, now: StateMeaning) -
 
 
 def _refusal(columns: MeaningColumns, before: pa.Schema, now: pa.Schema, text: str) -> str | None:
-    """Returns why stored columns cannot become the columns of the program, or None if they can."""
+    """Returns why stored columns cannot be converted to the columns of the program, or None if they can."""
     match columns.role:
         case "keys":
             if before.types == now.types and before.names == now.names:
@@ -235,22 +236,19 @@ def rehearsed(
     """Opens the operators of a program on the columns of a checkpoint, to find at submission what their tasks would
     refuse.
 
-    The states of a function are known only after its `open` has declared them. So each operator with state is made and
-    opened once in the process that submits the job, with tables that have the columns of the checkpoint and no rows,
-    and is closed again. It is the same code that runs in a task, so both refuse the same. Rules:
+    Returns a `Comparison` for each operator that has state in the checkpoint, in the graph's order. The states of a
+    function are known only after its `open` has declared them. So each operator with state is created and opened once
+    in the process that submits the job, with tables that have the columns of the checkpoint and no rows, and is closed
+    again. A task runs the same code, so both refuse the same state. Rules:
 
     - Table sinks and sinks of users are not opened, because their state is tidegate's own.
     - State is in memory meanwhile, whatever the backend of the job is.
-    - A state that a function does not declare any more is dropped if the user agrees (`allow_non_restored_state`). The
-      restore point of the job names it, and no task reads it. Without consent it is refused.
-    - A function whose `open` fails here (it needs a machine of the cluster, or rows) is compared by its task, as the
-      log reports. A mismatch that is found there ends the job without a restart, and so does a state that is not
-      declared.
+    - A state that a function no longer declares is dropped if the user agrees (`allow_non_restored_state`). The restore
+      point of the job names it, and no task reads it. Without consent it is refused.
+    - A function whose `open` fails here (it needs a machine of the cluster, or rows) is checked by its task, as the log
+      reports. A mismatch that is found there ends the job without a restart, and so does a state that is not declared.
 
-    Returns a `Comparison` for each operator that has state in the checkpoint, in the graph's order.
-
-    `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened.
-    `allow_non_restored_state`: states that functions do not declare any more are dropped. Raises CorruptionError,
+    `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened. Raises CorruptionError,
     NotFoundError, CodecError and StorageError if the state cannot be read.
     """
     known = {info.uid: info.max_parallelism for info in metadata.operators}
@@ -307,7 +305,7 @@ def _rehearsed(
 
 
 def _leave_behind(found: Comparison, undeclared: UndeclaredStateError, allow_non_restored_state: bool) -> None:
-    """Marks a state of the checkpoint as dropped, or refuses it if the user has not agreed."""
+    """Marks a state that the function no longer declares as dropped, or as a problem if the user has not agreed."""
     if allow_non_restored_state:
         found.dropped.append(f"state {undeclared.state}")
         found.dropped_states.append(undeclared.state)
@@ -318,9 +316,10 @@ def _leave_behind(found: Comparison, undeclared: UndeclaredStateError, allow_non
 def _opened(
     spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
 ) -> tuple[TidegateError | None, Operator]:
-    """Opens and closes the operator.
+    """Opens the operator on the tables, and closes it. Returns the operator, and the error if it refuses the tables, or
+    None.
 
-    Returns why it refuses the tables, if it does. Raises OperatorError if a function fails.
+    Raises OperatorError if a user's function fails.
     """
     operator = spec.factory()
     refusal: TidegateError | None = None
@@ -350,8 +349,9 @@ def _close(operator: Operator, context: OperatorContext) -> None:
 def _refused_alone(
     spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
 ) -> Iterator[TidegateError]:
-    """Returns why a function refuses each of its states, by opening it once for each state. A single open reports only
-    the first one.
+    """Yields the error of each state that a function refuses, by opening it once for each state.
+
+    A single open reports only the first one.
     """
     for state in dict.fromkeys(table.state for table in tables):
         refusal, _ = _opened(spec, context, [table for table in tables if table.state == state])
@@ -360,7 +360,7 @@ def _refused_alone(
 
 
 def _compare_states(found: Comparison, operator: Operator, tables: Sequence[StateTable]) -> None:
-    """Records the states of a function that start empty, and the states whose types widen."""
+    """Records which states of a function start empty, and which are converted to another type."""
     if not isinstance(operator, ProcessOperator):
         return
     stored: dict[str, list[pa.DataType]] = {}

@@ -1,9 +1,11 @@
-"""The source positions in stored checkpoints. They show which rows of a source may still be read after a restore.
+"""Reads the source positions in stored checkpoints, which show the rows of a source that a restore may still need.
 
-The feed of a streaming DataFrame looks here before it deletes rows from its log. Rules: * It looks at the completed
-checkpoints of one job, and at the savepoints of any job, in the job's checkpoint folder and in the configured savepoint
-folder. A savepoint belongs to the user, who may restore it at any time. * A checkpoint never changes, so each is read
-once. * A checkpoint that cannot be read may need any row. Nothing may be deleted until it is readable or deleted.
+The feed of a streaming DataFrame reads them before it deletes rows from its log. Rules:
+
+- It reads the completed checkpoints of one job, and the savepoints of any job, in the job's checkpoint folder and in
+  the configured savepoint folder. A savepoint belongs to the user, who may restore it at any time.
+- A checkpoint never changes, so each is read once.
+- A checkpoint that cannot be read may need any row. No row may be deleted until it is readable or deleted.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from tidegate.storage.state.subtask_state import read_subtask_state
 _logger = logging.getLogger(__name__)
 
 Positions = Mapping[str, int]
-"""The first unprocessed row of each split, by the id of the split."""
+"""The index of the first unprocessed row of each split, by the id of the split."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestingPositions:
-    """The positions in the job's checkpoints, oldest first, and in savepoints that contain the source.
+    """The source positions in the job's checkpoints, oldest first, and in savepoints that contain the source.
 
-    `whole` is whether all of them could be read.
+    `whole`: all checkpoints and savepoints could be read.
     """
 
     checkpoints: tuple[Positions, ...]
@@ -46,7 +48,7 @@ class RestingPositions:
 
 
 class PositionsAtRest:
-    """Finds the positions of one source, repeatedly."""
+    """Reads the positions of one source in the stored checkpoints, repeatedly."""
 
     def __init__(
         self, open_store: OpenStore, root: str, job_id: JobId, uid: OperatorUid, savepoints: str | None = None
@@ -57,10 +59,12 @@ class PositionsAtRest:
         self._uid = uid
         self._folders = tuple(dict.fromkeys((root, savepoints or root)))
         self._known: dict[CheckpointPointer, Positions | None] = {}
-        """The positions by checkpoint or savepoint. None for one that cannot be read."""
+        """The positions in each checkpoint or savepoint that was read. None if it cannot be read."""
 
     def look(self) -> RestingPositions:
-        """Returns the positions that are stored now. Raises StorageError if the storage does not answer."""
+        """Returns the positions in all checkpoints that exist now. Raises StorageError if storage does not
+        answer.
+        """
         checkpoints = list(self._checkpoints())
         savepoints = list(self._savepoints())
         found = {at: self._known[at] for at in (*checkpoints, *savepoints) if self._is_known(at)}
@@ -84,7 +88,7 @@ class PositionsAtRest:
                     yield CheckpointPointer(join_url(folder, name), *named, savepoint=True)
 
     def _is_known(self, at: CheckpointPointer) -> bool:
-        """Reads the positions of a checkpoint if they are not known. Returns False if it is incomplete, void, or
+        """Reads the positions in a checkpoint unless they were read. Returns False if it is incomplete, void, or
         deleted.
         """
         if self._known.get(at) is not None:
@@ -104,8 +108,9 @@ class PositionsAtRest:
         return positions is not None
 
     def _read(self, at: CheckpointPointer) -> Positions | None:
-        """Returns the positions in a checkpoint, or None if it is void. Raises NotFoundError, CorruptionError,
-        CodecError.
+        """Returns the positions in a checkpoint, or None if it is void.
+
+        Raises NotFoundError, CorruptionError or CodecError.
         """
         store = self._open_store(at.root)
         metadata = read_pointed(store, at)

@@ -1,14 +1,16 @@
 """Refuses, at submission, a program whose graph does not fit the checkpoint from which it starts.
 
-Rules: - All state and all in-flight data of the checkpoint has a place in the graph. - The steps before an edge with
-in-flight rows are unchanged, as far as a program describes its steps. Otherwise the steps behind the edge would get
-rows of two programs. - Stored state means to the program what it meant when it was written (`meaning_checks.py`), and
-functions declare the states that are stored (`rehearse`). - The number of key groups is the same as in the checkpoint.
-- Each source has the splits of the checkpoint. - An operator that had finished gets no more input (FLIP-147, Flink's
-`VertexFinishedStateChecker`). - If all operators had finished, after a drain or at the end of the input, the job has
-nothing to do. That is logged.
+One error lists everything that does not fit. Rules:
 
-One error lists everything that does not fit.
+- The graph has an operator or edge for all state and all in-flight rows of the checkpoint.
+- The steps before an edge with in-flight rows are unchanged, as far as a program describes its steps. Otherwise the
+  steps behind the edge would get rows of two programs.
+- The program interprets stored state as it was written (`meaning_checks.py`), and functions declare the states that are
+  stored (`rehearse`).
+- The number of key groups is the same as in the checkpoint.
+- Each source has the splits of the checkpoint.
+- An operator that had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
+- If all operators had finished, after a drain or at the end of the input, the job has nothing to do. That is logged.
 """
 
 from __future__ import annotations
@@ -48,13 +50,12 @@ def check_restorable(
     rehearsal: Sequence[Comparison] = (),
     dropped_states: Sequence[tuple[OperatorUid, str]] = (),
 ) -> None:
-    """Raises IncompatibleStateError if the graph cannot continue from the checkpoint.
+    """Raises IncompatibleStateError if the graph cannot continue from the checkpoint. The error lists every problem.
 
-    The error lists every problem, so that the user can mend them all at once. `store` is opened at the root of the
-    checkpoint. With `allow_non_restored_state` the state of operators that the graph lacks is dropped, with a warning;
-    all other problems are still errors. `announce`: whether the log reports what is dropped. `rehearsal`: what
-    operators refuse that were opened on the columns of the checkpoint. `dropped_states`: the states of functions that
-    they have found to be dropped, for the log. Raises StorageError if the positions of a source cannot be read.
+    `store` is opened at the root of the checkpoint. With `allow_non_restored_state` the state of operators that the
+    graph lacks is dropped, with a warning. `announce`: log what is dropped. `rehearsal`: the results of `rehearse`.
+    `dropped_states`: dropped states of functions, with the uids of their operators, for the log. Raises StorageError if
+    the positions of a source cannot be read.
     """
     found = misfits(
         metadata, graph, ignore_in_flight=ignore_in_flight, allow_non_restored_state=allow_non_restored_state
@@ -77,9 +78,9 @@ def check_restorable(
 
 
 def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raises ConfigurationError if a source of the graph could not continue after the checkpoint.
+    """Raises ConfigurationError if a source of the graph cannot provide the unread splits of the checkpoint.
 
-    Sources are checked as they will be read, including staged ones. Only some sources can be checked. Raises
+    Sources are checked as they will be read, including staged ones. Only a `LastingInputSource` can be checked. Raises
     StorageError.
     """
     known = {info.uid for info in metadata.operators}
@@ -100,10 +101,10 @@ def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) ->
 def rehearse(
     store: Store, metadata: CheckpointMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False
 ) -> list[Comparison]:
-    """Opens operators on the columns of the checkpoint, and returns what happens to states that only the operators
-    themselves can judge.
+    """Opens operators on the columns of the checkpoint, and returns the outcome for state that only the operators can
+    judge.
 
-    Operators whose meaning does not fit, or whose state is dropped, are skipped. `store` is opened at the root of the
+    Operators with a known mismatch, or whose state is dropped, are skipped. `store` is opened at the root of the
     checkpoint. Raises CorruptionError, NotFoundError, CodecError and StorageError if the state cannot be read.
     """
     described = comparisons(metadata, graph, allow_non_restored_state)
@@ -121,7 +122,7 @@ def misfits(
     ignore_in_flight: bool = False,
     allow_non_restored_state: bool = False,
 ) -> list[str]:
-    """Returns the problems that metadata and graph alone show, one text each. Calls no source."""
+    """Returns a text for each problem that follows from metadata and graph alone, without a call to a source."""
     return [
         *(() if allow_non_restored_state else _without_an_operator(metadata, graph)),
         *_other_meanings(metadata, graph, allow_non_restored_state),
@@ -133,7 +134,7 @@ def misfits(
 
 
 def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
-    """Raises one IncompatibleStateError that lists all problems, if there are any."""
+    """Raises an IncompatibleStateError that lists all problems. Does nothing if there are none."""
     if len(problems) == 1:
         raise IncompatibleStateError(problems[0])
     if problems:
@@ -146,7 +147,7 @@ def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
 
 
 def with_key_groups_of(metadata: CheckpointMetadata, graph: JobGraph) -> JobGraph:
-    """Returns the graph with the checkpoint's number of key groups, because stored state cannot change that number.
+    """Returns the graph with the checkpoint's number of key groups, which stored state cannot change.
 
     Raises ConfigurationError for an operator with more subtasks than key groups.
     """
@@ -169,10 +170,10 @@ def _where(metadata: CheckpointMetadata) -> str:
 
 
 def non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[OperatorUid, tuple[int, int]]:
-    """Returns the operators that have state in the checkpoint and are not in the graph, with the number of states and
-    bytes of each.
+    """Returns the operators that have state in the checkpoint and are missing from the graph.
 
-    The native files of a backend count as one state, because they are not opened here.
+    For each, the number of states and of bytes. The native files of a backend count as one state, because they are not
+    opened here.
     """
     known = {info.uid for info in graph.operator_infos()}
     found: dict[OperatorUid, tuple[set[str], int]] = {}
@@ -211,7 +212,9 @@ def _say_that_nothing_is_left_to_do(metadata: CheckpointMetadata, graph: JobGrap
 
 
 def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """Yields a problem for each operator with state that the graph lacks. Its state would be lost silently."""
+    """Yields a problem for each operator with state that the graph lacks, because its state would be lost
+    silently.
+    """
     names = {info.uid: info.name for info in metadata.operators}
     uids = [info.uid for info in graph.operator_infos()]
     new = [uid for uid in uids if uid not in names]
@@ -227,8 +230,8 @@ def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Itera
 
 
 def _other_meanings(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restored_state: bool) -> Iterator[str]:
-    """Yields a problem for each state that means something else to the program: another function, window, order or time
-    to live.
+    """Yields a problem for each state that the program interprets differently: another function, window, order or
+    time to live.
     """
     for compared in comparisons(metadata, graph, allow_non_restored_state):
         for problem in compared.problems:
@@ -272,7 +275,7 @@ def _without_an_edge(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[
 
 
 def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """Yields a problem for each edge with in-flight rows if the steps before it would make other rows now."""
+    """Yields a problem for each edge with in-flight rows that the changed program would make differently."""
     held = {info.uid: info for info in metadata.operators}
     now = {info.uid: info for info in graph.operator_infos()}
     in_flight = edges_with_in_flight(metadata)
@@ -310,8 +313,8 @@ def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[s
 
 
 def _columns_not_read(before: OperatorInfo, after: OperatorInfo) -> list[str]:
-    """Yields a problem for each column of a source that the program uses and the earlier one did not, because in-flight
-    rows lack it.
+    """Returns the columns of a source that the program uses and the earlier program did not, so that in-flight
+    rows lack them.
     """
     if before.reads is None:
         return []
@@ -328,7 +331,7 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
     """Yields a problem for each source whose splits differ from the checkpoint, because it would skip rows or read
     other rows.
 
-    If a subtask had finished, its splits may be missing from the checkpoint; then only the splits that are there are
+    If a subtask had finished, its splits may be missing from the checkpoint. Then only the splits in the checkpoint are
     compared. A staged source is read again from the staged files, so it is not compared. A dynamic source checks its
     splits itself.
     """
@@ -363,19 +366,19 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
 
 
 def _positions(store: Store, metadata: CheckpointMetadata, uid: OperatorUid) -> tuple[SplitPosition, ...]:
-    """Returns the positions of the splits that subtasks had."""
+    """Returns the stored positions of the splits that belonged to subtasks."""
     subtasks = subtasks_of(metadata, uid)
     return positions_from_tables([table for each in subtasks for table in read_subtask_state(store, each, uid)])
 
 
 def _pooled(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SourceSplit]:
-    """Returns the splits that no subtask had."""
+    """Returns the splits that did not belong to a subtask."""
     return [SourceSplit(each.split_id, each.payload, each.rows) for each in metadata.pool_of(uid)]
 
 
 class _Finished(enum.Enum):
-    """The finished share of a vertex: all, some or none of its subtasks had finished. A new operator counts as not
-    finished.
+    """How many of an operator's subtasks had finished in the checkpoint: all, some or none. NONE for a new
+    operator.
     """
 
     NONE = "not finished"
@@ -415,11 +418,11 @@ def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool
 
 
 def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> list[tuple[_Finished, OperatorUid]]:
-    """Returns the finished shares of the operators of a vertex, in their order, without repetitions of equal
-    neighbours.
+    """Returns whether the operators of a vertex had finished, each with its uid. Equal neighbours are reported once.
 
-    Operators that had tasks of their own may be chained now, as when a job shrinks to one subtask. Then an operator
-    that had partly finished, such as a source with fewer splits than subtasks, continues to feed one that had not.
+    Operators that had separate tasks may be chained now, for example when a job shrinks to one subtask. Then an
+    operator that had partly finished, such as a source with fewer splits than subtasks, continues to feed one that had
+    not.
     """
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)

@@ -1,18 +1,23 @@
-"""Restores a task: reads the state, in-flight rows and prepared rows with which it starts from a checkpoint or
-savepoint.
+"""Restores a task: reads the state, in-flight rows and prepared sink rows with which it starts from a checkpoint.
 
-The driver of a task calls `restore_task` before the task is ready. Rules: - Keyed state is cut to the key groups of the
-subtask. Its layers come oldest first. - List state stays with its subtask at the same parallelism. At another one its
-elements are dealt out round robin. Union state goes whole to every subtask. Broadcast state goes to every subtask, from
-one that had not finished. - A vertex is restored as finished, without state, only if all its subtasks had finished
-(FLIP-147). If only some had, their state is dropped. - If some subtasks of a source had finished, each takes over its
-own splits as read to the end. At another parallelism subtask 0 takes over the splits of all of them. Otherwise the
-coordinator would assign these splits again, and later checkpoints would lack them. - Watermarks between the rows of
-calls that wait are dropped unless event time continues (`event_time_goes_on`). - States that the restore point drops
-are removed from the rows here, for every backend, and nowhere else. Files of a backend that hold such a state are read
-as rows, and no later checkpoint builds on what they were read from. - Prepared rows of a sink that commits in its tasks
-go to the subtask that owns their bucket now, also rows of subtasks that had finished (`prepared_rows`). -
-`restore_in_flight` has the rules for in-flight data.
+The driver of a task calls `restore_task` before the task is ready. Rules:
+
+- A subtask gets the keyed state of its key groups. The layers of keyed state come oldest first.
+- List state stays with its subtask at the same parallelism. At another parallelism its elements are distributed round
+  robin. Every subtask gets all union state. Every subtask gets the broadcast state of one subtask that had not
+  finished.
+- A vertex is restored as finished, without state, only if all its subtasks had finished (FLIP-147). If only some had,
+  their state is dropped.
+- If some subtasks of a source had finished, each keeps its splits as read to the end. At another parallelism subtask 0
+  gets the splits of all of them. Otherwise the coordinator would assign these splits again, and later checkpoints would
+  lack them.
+- Watermarks between the rows of waiting `map_async` calls are dropped unless event time continues
+  (`event_time_goes_on`).
+- States that the restore point drops are removed from the rows here, for every backend. Files of a backend that contain
+  such a state are read as rows, and no later checkpoint is based on them.
+- Prepared rows of a sink that commits in its tasks go to the subtask that now owns their bucket, also rows of subtasks
+  that had finished (`prepared_rows`).
+- `restore_in_flight` has the rules for in-flight rows.
 """
 
 from __future__ import annotations
@@ -62,22 +67,22 @@ from tidegate.storage.state.subtask_state import iter_subtask_state, read_subtas
 
 @dataclass(frozen=True, slots=True)
 class RestoredTask:
-    """The content with which one task starts: state, in-flight rows, and prepared rows."""
+    """The data with which one task starts: state, in-flight rows, and prepared sink rows."""
 
     tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
     """The state tables of each operator. The operator takes its tables one by one, which frees them (`Handover`)."""
     finished: bool
     in_flight: RestoredChannels = ()
     part: SubtaskState | None = None
-    """Part of the same subtask in the checkpoint, or None.
+    """This subtask's part of the checkpoint, on which later snapshots may be based.
 
     None if it had finished, if the parallelism was another one, or if a state is dropped.
     """
     kept: frozenset[OperatorUid] = frozenset()
-    """Operators whose keyed state is already in memory. Tables without rows stand for it."""
+    """Operators with keyed state that is already in memory. Their tables have no rows."""
     origin: StateOrigin = StateOrigin.STORAGE
     prepared: tuple[PreparedRows, ...] = ()
-    """Prepared rows of sinks that commit in their tasks, in the buckets of the subtask, oldest first."""
+    """Prepared rows of sinks that commit in their tasks, for the buckets of the subtask, oldest first."""
 
 
 def restore_task(
@@ -91,17 +96,19 @@ def restore_task(
     kept: Mapping[OperatorUid, Sequence[StateTable]] = MappingProxyType({}),
     spool_folder: str | None = None,
 ) -> RestoredTask:
-    """Reads the state with which one task starts. `store` is opened at the root of the restore point.
+    """Reads the data with which one task starts. `store` is opened at the root of the restore point.
 
     - `readers`: up to this many threads read state at a time.
-    - `spool_folder`: keyed state beyond a few MB waits in this folder, not in memory, until the backend loads it.
-    - `local_copies`: state is read from this folder of the node where a copy there verifies.
-    - `native_folder`: files of a backend go there if the task still has the same key groups. The backend then
-      opens them, and tables without rows stand for them.
-    - `kept`: states that a backend in this process still holds for the checkpoint. They are not read; tables without
-      rows stand for them too.
+    - `spool_folder`: keyed state beyond a few MB is stored in this folder, instead of memory, until the backend loads
+      it.
+    - `local_copies`: folder of the node from which state is read if a valid copy is there.
+    - `native_folder`: files of a backend are copied to this folder if the task still has the same key groups. The
+      backend then opens them, and their tables have no rows.
+    - `kept`: states of the checkpoint that a backend in this process still has. They are not read, and their tables
+      have no rows.
 
-    Raises StorageError (CorruptionError is one), and ConfigurationError for in-flight rows keyed by other columns.
+    Raises StorageError (CorruptionError is one), and ConfigurationError for in-flight rows that were partitioned by
+    other key columns.
     """
     metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
     if local_copies is not None and not restore.savepoint:
@@ -157,9 +164,10 @@ def restore_task(
 
 
 def prepared_rows(metadata: CheckpointMetadata, vertex: JobVertex, subtask: SubtaskIndex) -> tuple[PreparedRows, ...]:
-    """Returns the prepared rows of a checkpoint that one subtask has to commit, oldest first: the rows in its buckets.
+    """Returns the prepared sink rows of a checkpoint that one subtask has to commit: the rows in its buckets, oldest
+    first.
 
-    All parts of one checkpoint come together, whichever subtasks have prepared them.
+    All parts of one checkpoint are together, whichever subtasks have prepared them.
     """
     found: list[PreparedRows] = []
     for spec in vertex.operators:
@@ -178,8 +186,9 @@ def prepared_rows(metadata: CheckpointMetadata, vertex: JobVertex, subtask: Subt
 
 
 def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
-    """Returns the same subtask's part of a checkpoint, or None if it had finished or the parallelism was another
-    one."""
+    """Returns the same subtask's part of a checkpoint, or None if it had finished or the parallelism was
+    different.
+    """
     parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
     own = next((part for part in parts if part.subtask == task.subtask), None)
     return None if own is None or own.finished or len(parts) != vertex.parallelism else own
@@ -188,7 +197,9 @@ def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> Su
 def _read_to_the_end(
     metadata: CheckpointMetadata, uid: OperatorUid, task: TaskId, parallelism: int
 ) -> list[StateTable]:
-    """Returns the splits of finished subtasks of a source that a subtask takes over as read to the end."""
+    """Returns a state table with the splits of finished source subtasks that this subtask has to keep as read to
+    the end.
+    """
     subtasks = subtasks_of(metadata, uid)
     if len(subtasks) == parallelism:
         subtasks = [subtask for subtask in subtasks if subtask.subtask == task.subtask]
@@ -200,7 +211,7 @@ def _read_to_the_end(
 
 
 def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskState]:
-    """Returns the parts of a checkpoint of the subtasks that ran an operator."""
+    """Returns the parts of a checkpoint that belong to the subtasks of an operator."""
     vertex = next(info.vertex for info in metadata.operators if info.uid == uid)
     return [subtask for subtask in metadata.subtasks if subtask.vertex == vertex]
 
@@ -218,9 +229,9 @@ def _tables_of(
     left_out: frozenset[str],
     dropped: frozenset[str],
 ) -> Handover:
-    """Returns the state with which one subtask of an operator starts, in a vertex that has not finished.
+    """Returns the state tables with which one subtask of an operator starts, in a vertex that had not finished.
 
-    `left_out` are names of list states that are not read. `dropped` are names of states of any kind.
+    `left_out` are names of list states that are not read. `dropped` are names of states of any kind that are dropped.
     """
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
     rescaled = info.parallelism != parallelism
@@ -273,7 +284,9 @@ def _tables_of(
 def _deal_out(
     tables: Sequence[StateTable | SpooledTables], subtask: int, parallelism: int
 ) -> list[StateTable | SpooledTables]:
-    """Returns one subtask's share of list state: every `parallelism`-th row. Shares differ by at most one row."""
+    """Returns one subtask's share of the list state: every `parallelism`-th row. Tables of other kinds are
+    unchanged.
+    """
     dealt: list[StateTable | SpooledTables] = []
     rows_before: Counter[str] = Counter()
     for table in tables:
@@ -292,28 +305,29 @@ RestoredChannels = tuple[tuple[ChannelId, tuple[InFlightElement, ...]], ...]
 
 
 def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGraph, task: TaskId) -> RestoredChannels:
-    """Distributes the in-flight rows of a checkpoint over the input channels of the tasks that start from it. Returns
-    them by channel.
+    """Returns the in-flight rows of a checkpoint for the input channels of one task, by channel, oldest first.
 
-    All of it becomes input of the downstream task, even what a sender had not sent yet. Output queues start empty, as
-    in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rules: - The order of an old channel
-    is kept: first the receiver's part, then what the sender had not sent. - HASH: a row goes to the owner of its key
-    group. A subtask reads only old channels that can have such rows. - REBALANCE: each old channel goes to one subtask,
-    whole. So it is on an edge that was rebalanced because its two ends had different parallelisms, and is forward now.
-    Other forward edges, and broadcast edges, have no in-flight data. - A task takes the data in on its channel from
-    upstream subtask `old upstream % new parallelism`. - If the parallelism of the sender and of all before it is
-    unchanged, a channel has what one sender has sent, and that sender continues behind it. So watermarks in flight keep
-    their places: each row meets the one that it would have met. Where several old channels come to one, the one that is
-    furthest behind in event time goes first (Flink has a virtual channel for each). - If one has changed, or the edge
-    is forward now, watermarks in flight are dropped: rows of another old sender, or of another split, may follow on the
-    channel, and some may be before such a watermark though they are in time. A row in flight that was late may count
-    then. None becomes late that was in time.
+    All in-flight rows become input of the downstream task, even rows that a sender had not sent yet. Output queues
+    start empty, as in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. If both parallelisms
+    are unchanged, the rules map every old channel to itself. Rules:
 
-    If both parallelisms are unchanged, these rules map every old channel to itself.
+    - The order of an old channel is kept: first the rows that the receiver had, then the rows that the sender had not
+      sent.
+    - HASH: a row goes to the owner of its key group. A subtask reads only old channels that can have such rows.
+    - REBALANCE: all rows of an old channel go to one subtask. The same holds on an edge that was rebalanced because its
+      two ends had different parallelisms, and is forward now. Other forward edges, and broadcast edges, have no
+      in-flight rows.
+    - A task gets the rows on its channel from upstream subtask `old upstream % new parallelism`.
+    - If the parallelism of the sender and of all before it is unchanged, a channel has the rows of one sender, and that
+      sender continues after them. So in-flight watermarks keep their places: each row meets the same watermark as it
+      would have. If several old channels are merged into one, the channel that is furthest behind in event time goes
+      first (Flink has a virtual channel for each).
+    - If one parallelism has changed, or the edge is forward now, in-flight watermarks are dropped: rows of another old
+      sender, or of another split, may follow on the channel, and a watermark would make some of them late. An in-flight
+      row that was late may then count as in time. No row becomes late that was in time.
 
-    Returns the first elements of each input channel with rows, oldest first.
-
-    Raises StorageError (CorruptionError is one), and ConfigurationError for rows that were keyed by other columns.
+    Raises StorageError (CorruptionError is one), and ConfigurationError for rows that were partitioned by other key
+    columns.
     """
     restored: dict[ChannelId, dict[tuple[int, int], list[InFlightElement]]] = {}
     for edge in graph.edges:
@@ -328,7 +342,7 @@ def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGrap
 
 
 def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
-    """Returns the names of the edges that have in-flight data in a checkpoint."""
+    """Returns the names of the edges with in-flight rows in a checkpoint."""
     return frozenset(
         name
         for subtask in metadata.subtasks
@@ -338,7 +352,7 @@ def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
 
 
 def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge) -> bool:
-    """Returns whether in-flight data of an edge can be routed over the edge in its present form."""
+    """Returns whether the in-flight rows of an edge can be routed over the edge of the restored program."""
     match edge.partitioning.kind:
         case PartitioningKind.HASH | PartitioningKind.REBALANCE:
             return True
@@ -351,7 +365,7 @@ def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobE
 
 
 class _Route:
-    """Selects the rows of old channels that belong to one downstream subtask, and determines on which channel they
+    """Selects, for one edge, the in-flight rows for one downstream subtask, and the input channels on which they
     arrive.
     """
 
@@ -385,9 +399,7 @@ class _Route:
         return (end.upstream * self._old_downstreams + end.downstream) % self._downstreams == self._subtask
 
     def elements(self, held: InFlightRows) -> Iterator[InFlightElement]:
-        """Returns the elements of one end of an old channel that the subtask processes. `reads` must have returned
-        True.
-        """
+        """Yields the subtask's elements of one end of an old channel. `reads` must have returned True."""
         for element in held.elements() if self._keeps_watermarks else held.batches:
             if isinstance(element, int):
                 yield Watermark(element)
@@ -424,8 +436,8 @@ class _Route:
 
 
 def _merged(parts: Sequence[Sequence[InFlightElement]]) -> Iterator[InFlightElement]:
-    """Returns the elements of several old channels of one sender as one channel: each in its order, and no watermark
-    before its time.
+    """Merges the elements of several old channels of one sender. Each channel keeps its order, and no watermark
+    comes too early.
     """
     queues = [deque(part) for part in parts]
     reached_ms = [MIN_WATERMARK_MS for _ in parts]
@@ -445,8 +457,8 @@ def _merged(parts: Sequence[Sequence[InFlightElement]]) -> Iterator[InFlightElem
 
 
 def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:
-    """Returns the elements in the channels of an edge, by channel: first the receiver's part, then the sender's
-    part.
+    """Returns the in-flight elements of an edge, sorted by channel. The receiver's elements come before the
+    sender's.
     """
     found: list[InFlightRows] = []
     for subtask in metadata.subtasks:
@@ -456,8 +468,8 @@ def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InF
 
 
 def event_time_goes_on(metadata: CheckpointMetadata, graph: JobGraph, vertex: VertexId) -> bool:
-    """Returns whether all operators of a vertex, and of those before it, are in the checkpoint with the same
-    parallelism.
+    """Returns whether all operators of a vertex, and of the vertices before it, have the same parallelism as in
+    the checkpoint.
     """
     before = [vertex]
     found = set[VertexId]()
@@ -472,7 +484,5 @@ def event_time_goes_on(metadata: CheckpointMetadata, graph: JobGraph, vertex: Ve
 
 
 def old_parallelism(metadata: CheckpointMetadata, uid: OperatorUid) -> int:
-    """Returns the parallelism of an operator in the checkpoint, whatever it was chained to. 0 if the operator
-    is new.
-    """
+    """Returns the parallelism of an operator in the checkpoint. 0 if the operator is new."""
     return next((info.parallelism for info in metadata.operators if info.uid == uid), 0)

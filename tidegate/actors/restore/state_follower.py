@@ -1,15 +1,19 @@
 """`StateFollower`: keeps a copy of a task's keyed state in a standby process, as of the newest checkpoint.
 
-A warm standby has one. It is notified of every completed checkpoint, and reads what is new in it. When the task is
-deployed in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0021).
-Rules: - Layers of state never change. If a checkpoint's layers begin with the layers already read, only the rest is
-read. For any other checkpoint (an older one, or one with a new base) the follower first drops its state, because there
-is memory for only one copy, and then reads everything. - A backend remembers the number of its checkpoint. A restore
-from another checkpoint does not find that number, and reads from storage. So does a restore at another parallelism. -
-Operators are created and opened as in a task, because only they define their states. They get no rows. - A failure
-drops everything; the next checkpoint starts afresh. After `FAILURES_MAX` failures in a row the follower gives up. A
-checkpoint that was deleted meanwhile is no failure. The task itself never notices. - Only state in layers is followed:
-keyed state of the columnar backend, written incrementally. The rest of a task's state is small, and read at restore.
+A warm standby has one follower for each followed task. It is notified of every completed checkpoint, and reads the
+changes. When the task is deployed in its process, the follower hands over its state backends, and the task reads almost
+nothing (docs/decisions/0021). Rules:
+
+- Layers of state never change. If a checkpoint's layers begin with the layers already read, only the other layers are
+  read. For any other checkpoint (an older one, or one with a new base) the follower first drops its state, because
+  there is memory for only one copy, and then reads everything.
+- A backend stores the id of its checkpoint. A restore from another checkpoint does not find that id, and reads from
+  storage. So does a restore at another parallelism.
+- Operators are created and opened as in a task, because only they define their states. They get no rows.
+- A failure drops everything, and the next checkpoint is read from the beginning. After `FAILURES_MAX` consecutive
+  failures the follower gives up. A checkpoint that was deleted meanwhile is no failure. The task itself never notices.
+- Only state in layers is followed: keyed state of the columnar backend, written incrementally. A task's other state is
+  small, and read at restore.
 """
 
 from __future__ import annotations
@@ -41,26 +45,28 @@ log = logging.getLogger(__name__)
 
 FAILURES_MAX = 3
 TAKE_TIMEOUT_S = 60.0
-"""Seconds that a task waits for a running read of the follower. Starting over would take as long."""
+"""Seconds that a task waits for a running read of the follower. A read from the beginning would take as long."""
 
 
 def can_follow(backend: StateBackendOptions) -> bool:
-    """Returns whether keyed state with these options is stored in layers that a follower can read."""
+    """Returns whether a follower can read keyed state with these options, because it is stored in layers."""
     return backend.kind == "columnar" and backend.incremental and not backend.changelog and backend.undo_bytes > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The state of one operator that the follower holds."""
+    """The copied state of one operator."""
 
     operator: Operator
     backend: KeyedBackend
     layers: tuple[StateHandle, ...]
-    """The layers from which it was read."""
+    """The layers that were read, oldest first."""
 
 
 class StateFollower:
-    """Follows the state of one task. `follow` runs on one thread at a time. Any thread may call `take` and `close`."""
+    """Copies the state of one task. `follow` runs on one thread at a time. Any thread may call `take` and
+    `close`.
+    """
 
     def __init__(
         self,
@@ -85,10 +91,10 @@ class StateFollower:
         self._failures = 0
         self._held: dict[OperatorUid, _Held] = {}
         self.checkpoint_id: CheckpointId | None = None
-        """The checkpoint whose state is held, or None. Any thread may read this."""
+        """The checkpoint whose state is copied, or None. Any thread may read this."""
 
     def follow(self, restore: RestorePoint) -> None:
-        """Reads the state of a checkpoint in this call, and holds it. Logs any failure."""
+        """Copies the state of a checkpoint, in this call. Logs any failure."""
         with self._lock:
             if self._closed or self._failures >= FAILURES_MAX:
                 return
@@ -113,10 +119,10 @@ class StateFollower:
                 self._drop()
 
     def take(self, restore: RestorePoint) -> Mapping[OperatorUid, KeyedBackend]:
-        """Returns the backends to a task that starts from this checkpoint.
+        """Returns the backends with the copied state to a task that starts from this checkpoint, by operator.
 
-        Missing layers on top of the held ones are read now. Empty if more than these is missing. Waits for a running
-        read. Afterwards the follower holds nothing.
+        Reads the layers that are missing on top. Returns nothing if other layers are missing. Waits for a running read.
+        Afterwards the follower has no state.
         """
         acquired = self._lock.acquire(timeout=TAKE_TIMEOUT_S)
         self._closed = True
@@ -138,16 +144,17 @@ class StateFollower:
         return backends
 
     def close(self) -> None:
-        """Drops all state, at the latest when a running read ends."""
+        """Drops all state now or, if a read is running, after the read."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             self._drop()
             self._lock.release()
 
     def _advance(self, restore: RestorePoint, anew: bool) -> None:
-        """Reads the missing layers of a checkpoint, and holds its state.
+        """Reads the missing layers of a checkpoint.
 
-        With `anew`, an operator whose layers do not match is read from scratch. Without it, that operator is dropped.
+        With `anew`, an operator with different layers is read from the beginning. Without it, the state of that
+        operator is dropped.
         """
         store = self._open_store(restore.root)
         metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
@@ -204,7 +211,7 @@ class StateFollower:
         held.backend.keep(number)
 
     def _read(self, store: Store, part: SubtaskState, uid: OperatorUid, first: int) -> Handover:
-        """Returns the rows of one operator, from the layer `first` on."""
+        """Returns the rows of one operator from the layers with index `first` and higher."""
         groups = key_group_range(self.task.subtask, self._max_parallelism, self._vertex.parallelism)
         above = replace(part, layers=part.layers[first:])
         tables = read_subtask_state(store, above, uid, groups, wanted=_is_keyed, readers=self._readers)
@@ -228,5 +235,5 @@ def _is_keyed(section: SectionRef) -> bool:
 
 
 def _is_above(part: SubtaskState, held: _Held) -> bool:
-    """Returns whether a checkpoint has the held layers, and maybe more layers on top."""
+    """Returns whether a checkpoint's layers begin with the copied layers."""
     return part.layers[: len(held.layers)] == held.layers
