@@ -1,11 +1,12 @@
-"""`DriverService`: a service in the driver that lives as long as a job, for example one that feeds a source of it.
+"""`DriverService`: a service in the driver that runs as long as a job, for example a service that feeds a source.
 
 Rules:
 
-- It works on threads of its own. After `stop` it ends soon, and leaves unfinished work undone.
-- A thread that does not end within a bounded time is abandoned with a warning, so no caller waits forever.
+- It works on its own threads. After `stop` it ends soon, and drops unfinished work.
+- A thread that does not end within a limited time is abandoned with a warning, so no caller waits forever.
 
-`api/job_with_services.py` decides how the end of a service affects the job, and the other way round.
+`api/job_with_services.py` decides how the end of a service affects the job, and how the end of the job affects
+services.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class DriverService(ABC):
-    """A service that lives as long as a job. Thread-safe."""
+    """A service in the driver that runs as long as a job. Thread-safe."""
 
     def __init__(self, text: str, leave_s: float) -> None:
-        """Creates the service. `text` is its name in errors. `leave_s` is the longest time to wait for its threads
-        after `stop`.
+        """Creates the service. `text` is its name in errors. `leave_s` is the time limit, in seconds, for its
+        threads after `stop`.
         """
         self.text = text
         self._leave_s = leave_s
@@ -36,20 +37,22 @@ class DriverService(ABC):
 
     @abstractmethod
     def start(self, fail: Callable[[str], None]) -> None:
-        """Starts the service after the job was submitted. `fail` ends the job for a reason, if the service cannot
-        continue.
+        """Starts the service after the job was submitted. If the service cannot continue, it calls `fail` to end
+        the job for a reason.
         """
 
     @abstractmethod
     def job_ended(self, status: str) -> None:
-        """Notifies the service that the job has ended. It ends now, or when its work is done. May be called several
-        times.
+        """Notifies the service that the job has ended, with the job's status. The service ends now, or when its work is
+        done.
+
+        May be called several times.
         """
 
     @property
     @abstractmethod
     def complete(self) -> bool:
-        """Returns whether the service, once it has ended, has done all of its work."""
+        """Returns whether the service has done all of its work. Called after the service has ended."""
 
     def stop(self) -> None:
         """Makes the service end soon, and returns at once. May be called several times, and before `start`."""
@@ -65,7 +68,9 @@ class DriverService(ABC):
         return self._stopping.is_set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits until the service has ended. Returns whether it has."""
+        """Waits until the service has ended or was abandoned. Returns False if `timeout_s` passes first. No
+        timeout if None.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             if not self._changed.wait_for(lambda: not self._threads or self._leave_by is not None, timeout_s):
@@ -84,7 +89,7 @@ class DriverService(ABC):
         return True
 
     def _begin(self, name: str, action: Callable[[], None]) -> None:
-        """Starts a thread of the service."""
+        """Starts a thread of the service that runs `action`."""
 
         def run() -> None:
             try:

@@ -1,12 +1,13 @@
-"""`DroppedRowReports`: reports in the log how many rows a job has dropped, and where.
+"""`DroppedRowReports`: logs how many rows a job has dropped, and at which step.
 
-Rows are dropped if they are too late, if a source cannot read them, if a function fails for them and its side output
-has no reader, and if records were deleted before a source read them. Rows in windows that are not full when the input
-ends are reported too. Rules:
+Rows are dropped if they are late, if a source cannot read them, if a function fails for them and its side output has no
+reader, and if records were deleted before a source read them. Rows in windows that are not full at the end of the input
+are reported too. Rules:
 
 - A step is reported when it has dropped rows since its last report: at most once a minute, and when the job ends.
-- A step whose dropped rows are read (`late_rows()`, `bad_rows()`, `side_output(...)`) loses none, and is not reported.
-- Decisions depend only on the given time and counts. They count the present attempt.
+- A step whose dropped rows are read (`late_rows()`, `bad_rows()`, `side_output(...)`) loses no rows, and is not
+  reported.
+- Decisions depend only on the given time and counts, which begin with the present attempt.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from tidegate.storage.ids import OperatorUid
 EVERY_MS = 60_000
 _REPORTED = (LATE_RECORDS, LEFT_RECORDS, RECORDS_IN_ERRORS, RECORDS_LOST)
 _Kind: TypeAlias = tuple[OperatorUid, str]
-"""A step, and the metric that counts its dropped rows."""
+"""The uid of a step, and the name of the metric that counts its dropped rows."""
 
 
 class DroppedRowReports:
-    """The reports of one job."""
+    """Decides which lines about dropped rows to log for one job."""
 
     def __init__(self, graph: JobGraph) -> None:
         read = {(edge.side.operator, edge.side.tag) for edge in graph.edges if edge.side is not None}
@@ -36,7 +37,7 @@ class DroppedRowReports:
         self._sources = {vertex.source.uid for vertex in graph.vertices if vertex.source is not None}
         self._read |= {(uid, RECORDS_IN_ERRORS) for uid, tag in read if tag == BAD_ROWS and uid in self._sources}
         self._unread: dict[OperatorUid, str] = {}
-        """For each step, the first side output of failed rows that no step reads."""
+        """For each step, its first side output of failed rows that no other step reads."""
         for vertex in graph.vertices:
             for operator in vertex.operators:
                 unread = [tag for tag in operator.error_tags if (operator.uid, tag) not in read]
@@ -48,7 +49,9 @@ class DroppedRowReports:
         self._due_ms: dict[_Kind, int] = {}
 
     def lines(self, at_ms: int, vertices: Iterable[VertexMetrics], over: bool = False) -> list[str]:
-        """Returns the lines to log now. `at_ms` is the time in ms by any clock. `over` is whether the job has ended."""
+        """Returns the lines to log now. `at_ms` is the present time in ms by any clock. `over`: the job has
+        ended.
+        """
         names: dict[_Kind, str] = {}
         counts: dict[_Kind, int] = {}
         for vertex in vertices:

@@ -1,15 +1,14 @@
-"""Computes the values of a job's metrics, and how long its recoveries take.
+"""Computes the values of a job's metrics, and the durations of its recoveries.
 
 Rules:
 
-- Values come from the coordinator's state and from a clock that the caller passes. Totals are gauges, as with Flink:
-  they start with 0, and continue when another coordinator takes over. Wall clocks may be set back, so negative
-  durations become 0.
+- Values come from the coordinator's state and from a clock that the caller passes. Totals are gauges, as in Flink: they
+  start with 0, and continue under a new coordinator. Wall clocks may be set back, so negative durations become 0.
 - The exact time at which a process died is unknown. Only the time when its death was noticed and the time of its last
-  answer are available, so noticing took at most the time between them. A task that reports its failure itself is
-  noticed at once.
-- Sources read ahead, so their rows prove nothing. A recovery ends with the first row that arrives at a task behind the
-  sources, or at a source if a restart has only sources.
+  answer are available, so the death was noticed after at most the time between them. A failure that a task reports
+  itself is noticed at once.
+- Sources read ahead, so rows at a source do not show that the job has recovered. A recovery ends with the first row
+  that arrives at a task behind the sources, or at a source if a restart has only sources.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
 STATUSES = tuple(dict.fromkeys(RUNNING_STATUSES.values()))
-"""The statuses of a job, in the order of its life."""
+"""The statuses of a job that metrics show, in the order of its life."""
 
 NONE = -1
-"""Flink's value for metrics that have no value."""
+"""Flink's value for a metric that has no value yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """Times that the metrics need in addition to the coordinator's state, in ms since the epoch.
+    """Times, in ms since the epoch, that the metrics need in addition to the coordinator's state.
 
     `down_since_ms` is the start of the current outage, or None while the job runs.
     """
@@ -45,8 +44,9 @@ class JobTimes:
     down_since_ms: int | None = None
 
     def at(self, state: CoordinatorState, now_ms: int) -> JobTimes:
-        """Returns the times at present. An outage begins when it is first seen. The first deployment and the end do not
-        count as outages.
+        """Returns the times after an update at `now_ms`. An outage begins when this method first sees it.
+
+        The first deployment and the end of the job do not count as outages.
         """
         again = state.status is JobStatus.DEPLOYING and state.attempt > 0
         if not again and state.status is not JobStatus.RESTARTING:
@@ -57,7 +57,9 @@ class JobTimes:
 def job_values(
     state: CoordinatorState, progress: JobProgress, times: JobTimes, now_ms: int, recovery: Recovery | None = None
 ) -> dict[Metric, float]:
-    """Returns the value of each of `JOB_VALUES`. `times`: as of `now_ms`. `recovery`: the last one, or None."""
+    """Returns the value of each metric in `JOB_VALUES`. `times`: as of `now_ms`. `recovery`: the last recovery,
+    or None.
+    """
     statistics = state.statistics
     newest, restored = statistics.latest_completed, statistics.latest_restored
     over = state.status.terminal
@@ -90,13 +92,14 @@ def job_values(
 
 
 def status_values(state: CoordinatorState) -> dict[str, int]:
-    """Returns 1 for the current status of the job, and 0 for every other one."""
+    """Returns, by status, 1 for the current status of the job and 0 for every other status."""
     return {status: int(status == RUNNING_STATUSES[state.status]) for status in STATUSES}
 
 
 def newly_completed(statistics: CheckpointStatistics, seen: int) -> tuple[CheckpointRecord, ...]:
-    """Returns the checkpoints that completed after the first `seen`. The newest one is always included, others if the
-    history still has them.
+    """Returns the records of the checkpoints that completed after the first `seen` ones.
+
+    The newest record is always included, others only if the history still has them.
     """
     count = statistics.completed - seen
     newest = statistics.latest_completed
@@ -115,7 +118,7 @@ def _since(at_ms: int | None, now_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The duration of a recovery in ms, as two parts that add up.
+    """The duration of a recovery in two parts, in ms.
 
     `deployment_ms` is the time from the failure until the deployment of the next attempt. `restore_ms` is the time from
     then until the last of its tasks was ready.
@@ -126,19 +129,19 @@ class Recovery:
 
     @property
     def total_ms(self) -> int:
-        """Returns the time from the failure until all tasks were ready."""
+        """Returns the time, in ms, from the failure until all tasks were ready."""
         return self.deployment_ms + self.restore_ms
 
     @staticmethod
     def between(failed_at_ms: int, deployed_at_ms: int, ready_at_ms: int) -> Recovery:
-        """Returns the recovery between three times. Their clocks may differ, so negative parts become 0."""
+        """Returns the recovery with these three times. Their clocks may differ, so negative parts become 0."""
         deployed_at_ms = max(failed_at_ms, deployed_at_ms)
         return Recovery(deployed_at_ms - failed_at_ms, max(deployed_at_ms, ready_at_ms) - deployed_at_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEnds:
-    """Start and end of a recovery, as far as they are known.
+    """The time before a failure was noticed, and the first row after the restart, as far as known.
 
     `unnoticed_ms` is the longest possible time before the failure was noticed, or None if the task has reported it
     itself. `first_row_at_ms` is the arrival of the first row, in ms since the epoch.
@@ -150,7 +153,8 @@ class RecoveryEnds:
 
 class RecoveryWatch:
     """Measures the recoveries of one job. Times are in ms since the epoch. `row_came_in` may be called on any
-    thread."""
+    thread.
+    """
 
     def __init__(self, graph: JobGraph) -> None:
         fed = {edge.downstream for edge in graph.edges}
@@ -159,27 +163,28 @@ class RecoveryWatch:
         self._failed_at_ms: int | None = None
         self._unnoticed_ms: int | None = None
         self._since_ms: int | None = None
-        """Time, in ms, of the failure before the newest deployment, or None."""
+        """Time, in ms, of the failure that caused the newest deployment, or None."""
         self._deployed_at_ms = 0
         self._not_ready: set[TaskId] = set()
         self._over = False
-        """True if all tasks have been ready since the failure."""
+        """True if all tasks were ready after the last failure."""
         self._awaited: frozenset[TaskId] = frozenset()
-        """Tasks of the newest attempt, until one of them has received a row."""
+        """Tasks whose first row ends the recovery. Empty after the first row."""
         self.newest: Recovery | None = None
-        """The duration of the last recovery so far. May be read from any thread."""
+        """The last recovery, with the tasks that are ready so far, or None. May be read from any thread."""
         self.ends: Mapping[AttemptNumber, RecoveryEnds] = {}
-        """Start and end of the newest recoveries, by attempt. May be read from any thread."""
+        """The `RecoveryEnds` of the newest recoveries, by attempt. May be read from any thread."""
 
     def failed(self, at_ms: int, unnoticed_ms: int | None = None) -> None:
-        """Records that a task has failed. Further failures before all tasks are ready again belong to the same
-        recovery.
+        """Records the failure of a task. Failures before all tasks are ready again belong to the same recovery.
+
+        `unnoticed_ms`: the longest possible time before the failure was noticed, or None.
         """
         if self._failed_at_ms is None or self._over:
             self._failed_at_ms, self._unnoticed_ms, self._over = at_ms, unnoticed_ms, False
 
     def deployed(self, attempt: AttemptNumber, tasks: Collection[TaskId], at_ms: int) -> None:
-        """Records that these tasks were deployed."""
+        """Records the deployment of these tasks."""
         self._attempt, self._deployed_at_ms, self._since_ms = attempt, at_ms, self._failed_at_ms
         self._not_ready, self._over = set(tasks), False
         if attempt > 0:
@@ -196,8 +201,8 @@ class RecoveryWatch:
                 self.newest = Recovery.between(self._since_ms, self._deployed_at_ms, at_ms)
 
     def row_came_in(self, attempt: AttemptNumber, task: TaskId, at_ms: int) -> str | None:
-        """Records that rows have arrived at a task. Returns the duration of the recovery as text if they end it, else
-        None.
+        """Records that rows have arrived at a task. Returns text with the duration of the recovery if this ends
+        it, else None.
         """
         if attempt != self._attempt or task not in self._awaited:
             return None
@@ -209,5 +214,5 @@ class RecoveryWatch:
         return words
 
     def since_failure(self, at_ms: int) -> str:
-        """Returns the time since the failure as text to append, or "" without a failure."""
+        """Returns the time since the failure as text that begins with a comma, or "" without a failure."""
         return "" if self._failed_at_ms is None else f", {at_ms - self._failed_at_ms} ms after the failure"

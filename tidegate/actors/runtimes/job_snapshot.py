@@ -1,12 +1,12 @@
-"""`JobSnapshot`: a job as pages and scripts see it. A runtime sends one to a web server at most once a second.
+"""`JobSnapshot`: the status of a job for pages and scripts. A runtime sends one to a web server at most once a second.
 
 Rules:
 
-- It is bounded, and made of immutable objects that the coordinator has anyway, so it costs little compared with a
-  checkpoint. Any thread may make it.
-- The caller passes the parts that it has already (`Known`). Parts that do not change are sent once: the graph, the
+- Its size is limited, and it consists of immutable objects that the coordinator has anyway, so it costs little compared
+  with a checkpoint. Any thread may create it.
+- The caller passes which parts it has already (`Known`). Parts that do not change are sent once: the graph, the
   settings, finished checkpoints, and the history.
-- It contains no code and no values of rows. Error texts come from events, which are bounded.
+- It contains no code and no values of rows. Error texts come from events, which limit their length.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, VertexId
 
 REQUESTS_MAX = 100
-"""Limit of requests that are answered at once."""
+"""Limit of requests that one call answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanVertex:
-    """A vertex of the graph. `operators`: names, beginning with the head. `slot_group`: None if it has slots of its
-    own.
+    """A vertex of the job graph for pages. `operators` are their names, first the source or first operator.
+
+    `slot_group` is None if the vertex has its own slots.
     """
 
     vertex: VertexId
@@ -53,7 +54,7 @@ class PlanVertex:
 
 @dataclass(frozen=True, slots=True)
 class PlanEdge:
-    """An edge of the graph. `ship_strategy`: HASH, FORWARD, REBALANCE or BROADCAST."""
+    """An edge of the job graph for pages. `ship_strategy` is HASH, FORWARD, REBALANCE or BROADCAST."""
 
     upstream: VertexId
     downstream: VertexId
@@ -62,7 +63,9 @@ class PlanEdge:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The properties of a job that do not change while it runs. `vertices` are in topological order."""
+    """The properties of a job that do not change while it runs: graph and settings. `vertices` are in topological
+    order.
+    """
 
     vertices: tuple[PlanVertex, ...]
     edges: tuple[PlanEdge, ...]
@@ -91,7 +94,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class TaskNow:
-    """A task at present: its status as Flink names it, its attempt, and its process if it has one."""
+    """The present state of a task: its status as Flink names it, its attempt, and its process, if it has one."""
 
     task: TaskId
     status: str
@@ -99,7 +102,7 @@ class TaskNow:
     pid: int | None = None
     node_id: str | None = None
     actor: str | None = None
-    """The name of the actor on Ray. A process that was a standby has a name without the task."""
+    """The name of its Ray actor. The name of a process that was a standby does not contain the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class PendingNow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsNow:
-    """The checkpoints of a job: their counts over all attempts, the newest ones, and the pending ones."""
+    """The checkpoints of a job: their numbers over all attempts, the newest of each kind, and the pending ones."""
 
     triggered: int = 0
     in_progress: int = 0
@@ -131,24 +134,26 @@ class CheckpointsNow:
     latest_restored: RestoredCheckpoint | None = None
     pending: tuple[PendingNow, ...] = ()
     kept: tuple[CheckpointId, ...] = ()
-    """Number of completed checkpoints that have not been deleted."""
+    """Ids of the completed checkpoints that have not been deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The parts of a job that a caller already has. `generation` is the generation of the coordinator that sent them,
-    or 0 for none.
+    """The parts of a job's snapshot that a caller already has.
+
+    `generation` is the generation of the coordinator that sent them, or 0 if the caller has none. `past_version` is the
+    version of the history.
     """
 
     generation: int = 0
     ended: int = 0
-    """Number of the newest finished checkpoint that the caller has."""
+    """`EndedCheckpoint.number` of the newest finished checkpoint that the caller has."""
     past_version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """The state of a job at one time. Times are in ms since the epoch, by the coordinator's clock.
+    """The status of a job at one time. Times are in ms since the epoch, by the coordinator's clock.
 
     `about` and `past` are None if the caller has them. `ended` are finished checkpoints that the caller lacks, oldest
     first.
@@ -158,7 +163,7 @@ class JobSnapshot:
     at_ms: int
     status: JobStatus
     ending: JobStatus | None
-    """The status in which the job is going to end, once that is decided."""
+    """The status in which the job is going to end, or None until that is decided."""
     progress: JobProgress
     running_since_ms: int | None
     known: Known
@@ -173,7 +178,7 @@ class JobSnapshot:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """The answers to the requests of the caller."""
     recovery_ends: Mapping[AttemptNumber, RecoveryEnds] = field(default_factory=dict)
-    """Begin and end of the newest recoveries, by attempt."""
+    """The `RecoveryEnds` of the newest recoveries, by attempt."""
 
 
 def snapshot_of(
@@ -190,8 +195,9 @@ def snapshot_of(
     answers: Mapping[str, Answer] | None = None,
     recovery_ends: Mapping[AttemptNumber, RecoveryEnds] | None = None,
 ) -> JobSnapshot:
-    """Returns the state of the job without the parts that the caller has. Pass `about=None` only for a caller that has
-    it.
+    """Returns the status of the job without the parts that the caller has (`known`).
+
+    Pass `about=None` only for a caller that has it.
     """
     past = job_history.past
     news = known if known.generation == state.generation else Known()
@@ -226,7 +232,7 @@ _AT_END = {
 
 
 def tasks_now(state: CoordinatorState, processes: Mapping[TaskId, TaskProcessInfo]) -> tuple[TaskNow, ...]:
-    """Returns all tasks, in the order of the graph."""
+    """Returns the present state of all tasks, in the order of the graph."""
     if state.spec is None:
         return ()
     found = []

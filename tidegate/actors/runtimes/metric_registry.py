@@ -1,4 +1,4 @@
-"""The registry of metrics: name, kind, tags, meaning, and name in Flink.
+"""The registry of metrics: the name, kind, tags, meaning, and Flink name of each metric.
 
 Names are Flink's in snake case, with the prefix `tidegate_job_` or `tidegate_task_`, units last. A runtime publishes
 only these metrics. The page of the docs and the test of the alert rules read the registry. This module does not depend
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 JOB_TAGS = ("job",)
 OPERATOR_TAGS = ("job", "vertex", "subtask", "operator", "operator_id", "quantile")
-"""Tags of users' metrics. `quantile` is empty except for histograms."""
+"""Tags of the metrics that users' functions define. `quantile` is empty except for histograms."""
 TASK_TAGS = ("job", "vertex", "subtask")
 
 
@@ -181,7 +181,7 @@ JOB_VALUES = (
     LAST_RECOVERY, LAST_RECOVERY_DEPLOYMENT, LAST_RECOVERY_RESTORE, STANDBYS_READY,
     STANDBYS_STARTING, SUSPECT_NODES,
 )  # fmt: skip
-"""Gauges of a job. All exist from its first second on, because an alert needs an existing series."""
+"""Gauges of a job. All are published from its first second on, because an alert needs an existing series."""
 
 JOB_METRICS = (STATUS, *JOB_VALUES, CHECKPOINT_DURATION)
 TASK_METRICS = (

@@ -1,6 +1,6 @@
-"""Renders the registry of metrics as the page `docs/metrics.md`.
+"""Prints the page `docs/metrics.md` from the registry of metrics.
 
-`python -m tidegate.actors.runtimes.metrics_page > docs/metrics.md` writes it. A test compares the page with it.
+Run `python -m tidegate.actors.runtimes.metrics_page > docs/metrics.md`. A test compares the page with the output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.operators.user_metrics import QUANTILES
 
 
 def render() -> str:
-    """Returns the page: every metric with its names, its kind, its tags and its meaning."""
+    """Returns the page `docs/metrics.md`: every metric with its names, its kind, its tags and its meaning."""
     statuses = ", ".join(f"`{status}`" for status in STATUSES)
     return (
         "# Metrics\n\n"

@@ -1,4 +1,4 @@
-"""The interface of runtimes: `Submission` is submitted to a `Runtime`, which returns a `RunningJob`."""
+"""The interface of runtimes: a `Submission` is submitted to a `Runtime`, which returns a `RunningJob`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ RUNNING_STATUSES = {
     JobStatus.CANCELLED: "cancelled",
     JobStatus.SUSPENDED: "suspended",
 }
-"""The status that users see for each status of the coordinator. A job is running once all of its tasks are ready."""
+"""The status that users see for each status of the coordinator. "running" means that all tasks are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCard:
-    """The description of a job for drivers that attach to it. `submitted_at_ms`: since the epoch, by its submitter's
-    clock.
+    """The description of a job for drivers that attach to it.
+
+    `submitted_at_ms` is in ms since the epoch, by the clock of the submitting driver.
     """
 
     job_id: JobId
@@ -47,15 +48,17 @@ class JobCard:
     root: str
     """URL of the job's checkpoints."""
     savepoints: str | None
-    """Default URL of the job's savepoints."""
+    """URL below which savepoints get their folders by default, or None."""
     detached: bool
-    """True if it outlives the driver that has submitted it."""
+    """True if the job outlives the driver that has submitted it."""
     submitted_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class FedJob:
-    """The description of a job for a service that feeds one of its sources. `uid` is the uid of the source."""
+    """The description of a job for a driver service that feeds one of its sources. `uid` is the uid of the
+    source.
+    """
 
     job_id: JobId
     name: str
@@ -65,7 +68,7 @@ class FedJob:
     folder: str
     """Path of the job's folder for staged files of the source."""
     savepoints: str | None
-    """Default URL of the job's savepoints."""
+    """URL below which savepoints get their folders by default, or None."""
     open_store: OpenStore
 
 
@@ -89,13 +92,14 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Progress of a job. Times are in ms. `rows_in` is the number of rows of all subtasks in this attempt, by vertex
-    id.
+    """The progress of a job. Times are in ms.
+
+    `rows_in` is the number of received rows in this attempt, summed over the subtasks of each vertex.
     """
 
     status: str
     reason: str | None
-    """The reason why it has ended, without values of rows unless `log_rows` is on."""
+    """The reason why the job has ended, or None. Values of rows are withheld unless `log_rows` is on."""
     attempt: int
     restarts: int
     completed_checkpoints: int
@@ -110,23 +114,23 @@ class JobProgress:
     coordinator_losses: int = 0
     """Number of coordinators that were lost and replaced."""
     adoptions: int = 0
-    """Number of takeovers after which all tasks have continued."""
+    """Number of times that all tasks have continued under a new coordinator."""
     waits_for: str | None = None
-    """Text with what the job waits for and since when: slots in the cluster, or storage that does not answer. None if
-    it waits for nothing.
+    """Text about what the job waits for and since when: slots in the cluster, or storage that does not answer.
+    None if the job waits for neither.
     """
     standbys_ready: int = 0
     """Number of spare processes that have started and can take over at once."""
     standbys_starting: int = 0
     """Number of spare processes that have not started yet."""
     suspect_nodes: int = 0
-    """Number of nodes that may be lost. No process is started there."""
+    """Number of nodes that may be lost, on which no process is started."""
     rows_before: dict[str, int] = field(default_factory=dict)
     """Number of rows of sources that were read before the checkpoint from which this attempt started, by vertex id."""
     splits_left: dict[str, int] = field(default_factory=dict)
-    """Number of splits that no subtask has begun, by vertex id, for sources with assigned splits."""
+    """Number of splits that are not assigned to a subtask, by vertex id, for sources with assigned splits."""
     reason_with_values: str | None = None
-    """The reason including values of rows, if they are available. Only for the driver of the program."""
+    """The reason with the values of rows, or None if they are not available. Only for the driver of the program."""
     coordinator_answers: bool = True
     """False if the coordinator is starting, is lost, or replays its log. The other fields are then the last known ones,
     and tasks may continue.
@@ -134,17 +138,17 @@ class JobProgress:
 
 
 class KnowsValues(Protocol):
-    """The interface of an object that has the values which were withheld from texts of the event log."""
+    """The interface of an object that has the row values which were withheld from texts of the event log."""
 
     def whole_text(self, text: str | None) -> str | None:
-        """Returns the text with its values."""
+        """Returns a text of the event log with the withheld values, as far as they are available."""
         ...
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsValues | None = None) -> JobProgress:
     """Returns the progress of a job, from the coordinator's state. May be called from any thread.
 
-    `values` is the coordinator that has logged the reason, if it lives.
+    `values` is the coordinator's driver, which has the withheld values of the reason, or None.
     """
     newest = state.statistics.latest_completed
     reason = state.ending_reason if state.status.terminal else None
@@ -176,8 +180,9 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsV
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A row in a list of jobs. `last_checkpoint_at_ms` is when the newest checkpoint was completed, by its
-    coordinator's clock.
+    """The entry of a job in a list of jobs.
+
+    `last_checkpoint_at_ms` is when the newest checkpoint completed, by its coordinator's clock, or None.
     """
 
     card: JobCard
@@ -187,16 +192,16 @@ class JobOverview:
 
 @dataclass(frozen=True, slots=True)
 class SilentJob:
-    """A row in a list of jobs, for a job whose coordinator does not answer or has died."""
+    """The entry in a list of jobs of a job whose coordinator does not answer or has died."""
 
     since_ms: int
-    """Time of its death, or of the first call without an answer, in ms since the epoch."""
+    """Time of the coordinator's death, or of the first call without an answer, in ms since the epoch."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request: the checkpoint and the path of a savepoint, or the error."""
+    """The answer to a request: the id of the checkpoint, and the path of a savepoint, or the error."""
 
     checkpoint_id: CheckpointId | None
     error: str | None
@@ -208,11 +213,13 @@ NOT_YET = ("created", "deploying", "restarting")
 _STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 _ATTEMPT_FAILED = (Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST)
 _MAY_END = (Reason.JOB_ENDING, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, Reason.METADATA_NOT_WRITTEN)
-"""Failure reasons that do not determine whether the job continues, or whose details include that."""
+"""Failure reasons that leave open whether the job continues, or whose details report it."""
 
 
 def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
-    """Returns the error for a checkpoint or savepoint that was not taken: the reason, and whether the job continues."""
+    """Returns the error for a checkpoint or savepoint that was not taken. It has the reason, and whether the job
+    continues.
+    """
     stops = kind in _STOPS
     what = "the job was not stopped with a savepoint" if stops else f"no {kind.value} was taken"
     reason = next((r for r in Reason if why is not None and why.startswith(r.value)), None)
@@ -227,9 +234,9 @@ def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
 
 
 def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
-    """Returns the answer to each request in a coordinator's state, or None for requests without an answer yet.
+    """Returns the answer to each request in a coordinator's state, or None for a request without an answer yet.
 
-    A coordinator that takes over needs them: its predecessor may have decided a request whose caller still waits.
+    A new coordinator needs them, because the lost one may have decided a request whose caller still waits.
     """
     statistics = state.statistics
     newest = (statistics.latest_completed, statistics.latest_savepoint, statistics.latest_failed)
@@ -248,8 +255,9 @@ def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A user's request for a checkpoint or savepoint. `target` is the URL under which a savepoint gets a folder, or
-    None for a checkpoint.
+    """A user's request for a checkpoint or savepoint.
+
+    `target` is the URL below which a savepoint gets a folder, or None for a checkpoint.
     """
 
     kind: SnapshotKind
@@ -259,7 +267,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class TaskProcessInfo:
-    """The process that runs a task, and the attempt of its region."""
+    """The process that runs a task, and the task's attempt. `actor` is the name of its Ray actor."""
 
     task: TaskId
     actor: str
@@ -269,7 +277,9 @@ class TaskProcessInfo:
 
 
 def not_there(name: str, where: str, running: Sequence[JobCard]) -> ConfigurationError:
-    """Returns the error for a name that belongs to no job, or to several."""
+    """Returns the error for a name that belongs to no running job, or to several. `where` completes the text
+    "runs …".
+    """
     same = [card for card in running if card.name == name]
     if len(same) > 1:
         ids = ", ".join(sorted(card.job_id for card in same))
@@ -281,26 +291,28 @@ def not_there(name: str, where: str, running: Sequence[JobCard]) -> Configuratio
 
 
 class RunningJob(Protocol):
-    """The interface of a submitted job."""
+    """The interface to a submitted job."""
 
     def progress(self) -> JobProgress:
         """Returns the progress of the job."""
         ...
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Waits for a terminal status. Returns None if the timeout passes first."""
+        """Waits for the end of the job, and returns its progress. Returns None if the timeout passes first. No
+        timeout if None.
+        """
         ...
 
     def cancel(self) -> None:
-        """Requests the cancellation of the job."""
+        """Requests the cancellation of the job, and does not wait."""
         ...
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
-        """Returns the process of each task, empty if all run in the driver's process."""
+        """Returns the process of each task. Empty if all tasks run in the driver's process."""
         ...
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Returns the metrics that the tasks reported last, by vertex. Also after the end of the job."""
+        """Returns the last reported metrics of the tasks, by vertex. Also after the end of the job."""
         ...
 
     def statistics(self) -> CheckpointStatistics:
@@ -308,55 +320,55 @@ class RunningJob(Protocol):
         ...
 
     def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
-        """Takes a checkpoint or savepoint, and waits for it.
+        """Takes a checkpoint or savepoint, and waits for the answer.
 
-        SUSPEND and TERMINATE end the job after it. Raises CheckpointError if it fails, and JobTimeoutError after
-        `timeout_s`.
+        The kinds SUSPEND and TERMINATE end the job after the savepoint. Raises CheckpointError if it fails, and
+        JobTimeoutError after `timeout_s`.
         """
         ...
 
 
 class Runtime(Protocol):
-    """The interface of a runtime, which runs jobs."""
+    """The interface of a runtime, which runs jobs in this process or on Ray."""
 
     open_store: OpenStore
-    """A function that opens the storage which the processes of a job read and write."""
+    """A function that opens the storage at a URL for the processes of a job."""
 
     def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
-        """Raises ConfigurationError for a job that cannot run here. Called before a table is claimed or a source
-        staged.
+        """Raises ConfigurationError for a job that this runtime cannot run. Called before a table is claimed or a
+        source staged.
 
         `urls` are the URLs of checkpoints, savepoints and tables, each with the name of the setting that defines it.
         """
         ...
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
-        """Raises ConfigurationError if a job of this name cannot outlive its driver here."""
+        """Raises ConfigurationError if a job with this name cannot run detached on this runtime."""
         ...
 
     def submit(self, submission: Submission) -> RunningJob:
-        """Starts a job."""
+        """Starts a job, and returns it without waiting."""
         ...
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
-        """Returns the running jobs, each with its name."""
+        """Returns the name and overview of each running job."""
         ...
 
     def attach(self, name: str) -> tuple[JobCard, RunningJob]:
-        """Returns the running job with a name or id. Raises ConfigurationError, with the running jobs, if there is
-        none.
+        """Returns the card and the job with this name or id. Raises ConfigurationError, which lists the running
+        jobs, if there is none.
         """
         ...
 
     @property
     def memory_url(self) -> str:
-        """Returns the url for checkpoints in memory."""
+        """Returns the URL of checkpoint storage in memory."""
         ...
 
     @property
     def sends_functions(self) -> bool:
-        """Returns whether tasks run in other processes, so that functions and the values that they capture must be
-        picklable.
+        """Returns whether tasks run in other processes, so that functions and the values that they capture must
+        be picklable.
         """
         ...
 

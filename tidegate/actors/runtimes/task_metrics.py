@@ -1,6 +1,6 @@
-"""The metrics of tasks: `SubtaskMetrics`, their sums for a vertex, and the published metrics made of them.
+"""The metrics of tasks: `SubtaskMetrics`, their sums for a vertex, and the published metrics that follow from them.
 
-A task reports about once a second, and not again while nothing changes. Rates are measured since its previous report.
+A task reports about once a second, and not again while nothing changes. Rates are averages since a previous report.
 Totals begin with the attempt.
 """
 
@@ -26,8 +26,8 @@ from tidegate.storage.files.file_system import RequestCounts
 class SubtaskMetrics:
     """The metrics of one subtask in one attempt. `at_ms` is the time of the report, in ms since the epoch.
 
-    In each second the subtask is busy, back-pressured or idle, and the three times add up to the second. A watermark is
-    None before the first one.
+    The busy, back-pressured and idle times are in ms per second, and add up to one second. A watermark is None before
+    the first one.
     """
 
     subtask: int
@@ -50,17 +50,19 @@ class SubtaskMetrics:
     input_watermark_ms: int | None = None
     output_watermark_ms: int | None = None
     states: tuple[tuple[str, StateSize], ...] = ()
-    """The approximate state size of each operator with keyed state, by name."""
+    """The name of each operator with keyed state, and its approximate state size."""
     user: tuple[UserMetric, ...] = ()
     """The metrics that functions of the user define."""
     alignment_drift_ms: int | None = None
-    """How far, in ms, a source is ahead of the slowest member of its watermark group. None if unknown."""
+    """How far, in ms, the source task is ahead of the slowest member of its watermark group. None if unknown."""
     waits_for: str | None = None
-    """The storage for which it waits, since when, and the newest error. None if it does not wait."""
+    """Text about the storage for which the task waits, since when, and the newest error. None if it does not
+    wait.
+    """
 
     @property
     def at_rest(self) -> SubtaskMetrics:
-        """Returns the final metrics of a task that has ended: rates are 0, and totals stay."""
+        """Returns the final metrics of a task that has ended: rates are 0, and totals are unchanged."""
         return replace(
             self,
             records_in_per_second=0.0,
@@ -79,9 +81,9 @@ class SubtaskMetrics:
 
 @dataclass(frozen=True, slots=True)
 class VertexMetrics:
-    """The metrics of one vertex of the graph.
+    """The metrics of one vertex of the job graph.
 
-    `subtasks`: in order, only subtasks that have reported in their current attempt.
+    `subtasks` are in order, without subtasks that have not reported in their current attempt.
     """
 
     vertex: str
@@ -133,7 +135,10 @@ class VertexMetrics:
 def vertices_of(
     graph: JobGraph, told: Mapping[TaskId, SubtaskMetrics], attempts: Mapping[TaskId, int]
 ) -> tuple[VertexMetrics, ...]:
-    """Returns the metrics of all vertices in the order of the graph. Metrics of earlier attempts are omitted."""
+    """Returns the metrics of all vertices, in the order of the graph. Metrics of earlier attempts are omitted.
+
+    The second argument has the last metrics of each task, `attempts` its current attempt.
+    """
     return tuple(
         VertexMetrics(
             str(vertex.vertex),
@@ -152,7 +157,7 @@ def vertices_of(
 
 
 def waits_of(vertices: Iterable[VertexMetrics]) -> str | None:
-    """Returns the storage for which the first waiting task waits, or None if no task waits."""
+    """Returns text about the storage for which the first waiting task waits, or None if no task waits."""
     return next((each.waits_for for vertex in vertices for each in vertex.subtasks if each.waits_for), None)
 
 
@@ -166,7 +171,7 @@ SECOND_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TaskTotals:
-    """The totals of a task at one time of a monotonic clock. A watermark is None before the first one."""
+    """The totals of a task at `at_ms` of a monotonic clock. A watermark is None before the first one."""
 
     at_ms: int
     rows_in: int = 0
@@ -187,7 +192,7 @@ class TaskTotals:
 
     @staticmethod
     def of(host: TaskDriver, at_ms: int) -> TaskTotals:
-        """Returns the totals of a driver. Must be called on the thread of the task, between two events."""
+        """Returns the totals of a task's driver. Must be called on the thread of the task, between two events."""
         host.look(at_ms)
         machine, times = host.machine, host.times
         outputs = machine.outputs
@@ -213,7 +218,7 @@ class TaskTotals:
 
 
 class TaskMeter:
-    """Computes the metrics of one task in one attempt from its totals at two times."""
+    """Computes the metrics of one attempt of a task, with rates from its totals at two times."""
 
     def __init__(self, task: TaskId, attempt: int, begin_ms: int) -> None:
         self._task = task
@@ -221,8 +226,8 @@ class TaskMeter:
         self._seen = TaskTotals(begin_ms)
 
     def read(self, now: TaskTotals, wall_ms: int) -> SubtaskMetrics:
-        """Returns the current metrics. Rates are averages since an earlier read at least a second ago, if there was
-        one.
+        """Returns the current metrics. `wall_ms` is their time. Rates are averages since an earlier read, at
+        least a second ago if there was one.
         """
         before = self._seen
         passed_ms = max(1, now.at_ms - before.at_ms)
@@ -259,12 +264,14 @@ class TaskMeter:
 
 
 def task_tags(context: JobContext, task: TaskId) -> dict[str, str]:
-    """Returns the tags of a task's metrics. All subtasks of a vertex share its name, so that they can be added up."""
+    """Returns the tags of a task's metrics. All subtasks of a vertex share its name, so that their metrics can be
+    added up.
+    """
     return {"job": context.job_name, "vertex": context.graph.vertex(task.vertex).name, "subtask": str(task.subtask)}
 
 
 def totals_of(told: SubtaskMetrics) -> dict[Metric, int]:
-    """Returns the values of the counters, in this attempt."""
+    """Returns the values of a task's counters, which begin with the attempt."""
     return {
         m.RECORDS_IN: told.records_in,
         m.RECORDS_OUT: told.records_out,
@@ -274,7 +281,7 @@ def totals_of(told: SubtaskMetrics) -> dict[Metric, int]:
 
 
 def gauges_of(told: SubtaskMetrics) -> dict[Metric, float]:
-    """Returns the gauges of a task."""
+    """Returns the values of a task's gauges."""
     gauges: dict[Metric, float] = {
         m.RECORDS_IN_RATE: told.records_in_per_second,
         m.RECORDS_OUT_RATE: told.records_out_per_second,
@@ -299,26 +306,28 @@ def gauges_of(told: SubtaskMetrics) -> dict[Metric, float]:
 
 
 def gauges_at_rest(told: SubtaskMetrics) -> Mapping[Metric, float]:
-    """Returns the gauges of a task that has left this process. Rates and lags are 0, so that they trigger no alert."""
+    """Returns the gauges of a task that has ended in this process. Rates and lags are 0, so that they trigger no
+    alert.
+    """
     lags = (m.INPUT_WATERMARK_LAG, m.OUTPUT_WATERMARK_LAG)
     return {metric: 0 if metric in lags else value for metric, value in gauges_of(told.at_rest).items()}
 
 
 def state_values(size: StateSize) -> dict[Metric, float]:
-    """Returns the gauges of the keyed state of an operator, without values that its backend does not measure."""
+    """Returns the gauges of an operator's keyed state. Values that the backend does not measure are omitted."""
     told = {m.STATE_ROWS: size.rows, m.STATE_TIMERS: size.timers, m.STATE_SIZE: size.size_bytes}
     return {metric: value for metric, value in told.items() if value is not None}
 
 
 def request_values(counts: RequestCounts) -> dict[Metric, float]:
-    """Returns the gauges of a process's requests to storage."""
+    """Returns the gauges that count a process's requests to storage."""
     return {m.S3_REQUESTS: counts.s3_requests, m.STORAGE_RETRIES: counts.retries}
 
 
 def user_values(metric: UserMetric) -> list[tuple[str, str, float]]:
-    """Returns the gauges of a user's metric: name, tag `quantile` and value.
+    """Returns the gauges of a metric that a user's function defines, as tuples of name, tag `quantile` and value.
 
-    A histogram has a series for each quantile, and one whose name ends in `_count` for the number of its values.
+    A histogram has a series for each quantile, and one with the suffix `_count` for the number of its values.
     """
     name = f"tidegate_operator_{metric.name}"
     if metric.kind != Histogram.kind:
@@ -327,7 +336,7 @@ def user_values(metric: UserMetric) -> list[tuple[str, str, float]]:
 
 
 def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:
-    """Returns the gauges of the newest snapshot that a task has acknowledged."""
+    """Returns the gauges for the measurements of a task's newest acknowledged snapshot."""
     return {
         m.START_DELAY: measured.start_delay_ms,
         m.ALIGNMENT: measured.alignment_ms,
@@ -340,5 +349,5 @@ def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:
 
 
 def _lag_ms(watermark_ms: int, now_ms: int) -> int:
-    """Returns how far event time is behind the clock, in ms. The final watermark has no lag."""
+    """Returns how far a watermark is behind the clock, in ms. The lag of the final watermark is 0."""
     return 0 if watermark_ms >= MAX_WATERMARK_MS else now_ms - watermark_ms

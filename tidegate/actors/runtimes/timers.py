@@ -1,8 +1,8 @@
 """`Timers`: the delayed actions of a thread, with deadlines by a monotonic clock.
 
-Machines name moments by the wall clock, as Flink does. Drivers of machines turn them into delays, by the time that the
-machine was given (`at_ms`). So a wall clock that is set back delays nothing, and one that is set forward triggers
-nothing. When a timer fires, the wall clock may still be before the moment of the timer.
+Machines give the times of timers by the wall clock, as Flink does. Drivers of machines convert them to delays, relative
+to the time of the event (`at_ms`). So a timer is neither delayed if the wall clock is set back, nor fired early if it
+is set forward. When a timer fires, the wall clock may still be before the time of the timer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from tidegate.storage.clock import monotonic_ms
 
 WAIT_MS_MAX = 24 * 3_600_000
-"""Limit of one wait in ms. A longer wait is divided: a user's timer may be at the end of time, beyond the limit of
-queues.
+"""Limit of one wait in ms. A longer wait is divided, because a user's timer may exceed the limit of a queue's
+timeout.
 """
 
 
@@ -30,7 +30,9 @@ class Timers:
         self._heap: list[tuple[int, int, Callable[[], object], str | None]] = []
         self._ids = itertools.count(1)
         self._named: dict[str, int] = {}
-        """Numbers of the waiting named actions. A number is negative if the action was removed and has not run yet."""
+        """Numbers of the named actions, by name. The number is negative if `pop` has returned the action and it
+        has not run yet.
+        """
         self._cancelled: set[int] = set()
 
     def __len__(self) -> int:
@@ -38,7 +40,7 @@ class Timers:
         return len(self._heap) - len(self._cancelled)
 
     def after(self, delay_ms: int, action: Callable[[], object], name: str | None = None) -> None:
-        """Adds an action to run after a delay."""
+        """Adds an action to run after a delay in ms."""
         number = next(self._ids)
         if name is not None:
             self.cancel(name)
@@ -46,7 +48,7 @@ class Timers:
         heapq.heappush(self._heap, (monotonic_ms() + max(0, delay_ms), number, action, name))
 
     def cancel(self, name: str) -> None:
-        """Drops the waiting action of this name, if there is one."""
+        """Drops the waiting action with this name, if there is one."""
         number = self._named.pop(name, -1)
         if number < 0:
             return
@@ -62,7 +64,7 @@ class Timers:
         return self._first is not None and self._first <= monotonic_ms()
 
     def pop(self) -> Callable[[], object]:
-        """Removes and returns the action with the earliest deadline. Requires `due`."""
+        """Removes and returns the action with the earliest deadline. An action must be due (`due`)."""
         _, number, action, name = heapq.heappop(self._heap)
         if name is None:
             return action
@@ -77,7 +79,7 @@ class Timers:
 
     @property
     def wait_ms(self) -> int | None:
-        """Returns how long to wait for the first action, at most `WAIT_MS_MAX`. None if no action waits."""
+        """Returns the time in ms until the first action is due, at most `WAIT_MS_MAX`. None if no action waits."""
         return None if self._first is None else min(WAIT_MS_MAX, max(0, self._first - monotonic_ms()))
 
     @property
