@@ -1,5 +1,5 @@
-"""One subtask as a machine: channels, alignment of barriers, operators, snapshots.
+"""One subtask as a state machine: input and output channels, alignment of barriers, operators, snapshots.
 
-`task_machine.py` decides, without I/O, clock or threads. Events (`events.py`) come in, instructions (`instructions.py`)
-go out. `TaskDriver` drives it.
+`task_machine.py` maps each event (`events.py`) to instructions (`instructions.py`), without I/O, clock or threads.
+`TaskDriver` runs the machine.
 """

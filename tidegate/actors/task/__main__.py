@@ -1,4 +1,7 @@
-"""Prints the page of the aligner's states: `python -m tidegate.actors.task > docs/barriers.md`."""
+"""Prints the page `docs/barriers.md`, with the states of the barrier aligner.
+
+Run `python -m tidegate.actors.task > docs/barriers.md`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from tidegate.actors.task.barrier_aligner import TABLE, BarrierInput, BarrierSta
 
 
 def transition_table() -> list[tuple[BarrierState, BarrierInput, tuple[BarrierState, ...]]]:
-    """Returns, for every state and input, the states to which it may lead. None of them if the input is not allowed."""
+    """Returns, for every state and input, the states to which the input may lead. Empty if the input is not
+    allowed.
+    """
     return [(state, given, TABLE[state, given].to) for state in BarrierState for given in BarrierInput]
 
 
 def render() -> str:
-    """Returns the page: the meanings of states and inputs, and a table with a row for each input and a column for each
-    state.
+    """Returns the page: the meanings of states and inputs, and a table with a row for each input and a column for
+    each state.
     """
     names = [state.name for state in BarrierState]
     lines = [

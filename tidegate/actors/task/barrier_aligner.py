@@ -1,15 +1,15 @@
 """`BarrierAligner`: barrier handling for exactly-once: aligned, unaligned, or with a timeout, as each barrier requests.
 
-Rules that it keeps (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows"; Flink's
+Rules (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows"; Flink's
 SingleCheckpointBarrierHandler):
 
-- Aligned (and forced aligned): once a channel's barrier was taken, nothing more of that channel is processed until
-  every channel has delivered its barrier or has ended. A barrier that has only arrived, and waits in its queue, blocks
-  no channel and disturbs no older checkpoint.
+- Aligned (and forced aligned): once a channel's barrier was taken, no further element of that channel is processed
+  until every channel has delivered its barrier or has ended. A barrier that has only arrived, and waits in its queue,
+  blocks no channel and does not affect an older checkpoint.
 - Unaligned: the first barrier that arrives triggers the snapshot, and no channel is blocked. The checkpoint stays
-  pending until all barriers have arrived, because what comes before them belongs to it.
-- Aligned with a timeout: becomes unaligned if the timeout passes before the last barrier was taken, or as soon as one
-  of its barriers comes unaligned.
+  pending until all barriers have arrived, because the elements before them belong to it.
+- Aligned with a timeout: becomes unaligned if the timeout passes before the last barrier was taken, or as soon as an
+  unaligned barrier of the checkpoint arrives.
 - A checkpoint ends only once for this task, and ids only grow. A newer checkpoint supersedes the pending one.
 - An abort that comes before the first barrier is remembered, so that the barrier blocks no channel.
 
@@ -34,7 +34,7 @@ from tidegate.storage.ids import CheckpointId
 
 
 class BarrierState(enum.Enum):
-    """The state of the aligner; the value is the sentence that the documentation shows."""
+    """The state of the aligner. The value of each member is its explanation in the documentation."""
 
     IDLE = "no checkpoint is pending; aligned barriers may be announced"
     TRIGGERED = "triggered by the coordinator, waits for the channels' ends; nothing is blocked"
@@ -43,9 +43,7 @@ class BarrierState(enum.Enum):
 
 
 class BarrierInput(enum.Enum):
-    """The barriers of one checkpoint so far: the channels on which one has arrived, and the channels from which it was
-    taken.
-    """
+    """The input of the aligner. The value of each member is its explanation in the documentation."""
 
     STALE = "an input without effect: its checkpoint is over or older than the pending one, or the input is repeated"
     FROM_BLOCKED = "an element of a blocked channel"
@@ -69,7 +67,11 @@ class BarrierInput(enum.Enum):
 
 @dataclass(slots=True)
 class Collected:
-    """Starts the alignment, unless it has started already."""
+    """The barriers of one checkpoint so far.
+
+    `arrived` has the channels with a barrier in their queue, and `taken` the channels whose barrier was taken from the
+    queue. Times are in ms.
+    """
 
     barrier: Barrier
     arrived: set[ChannelId] = field(default_factory=set)
@@ -79,14 +81,14 @@ class Collected:
     timer_armed: bool = False
 
     def start(self, at_ms: int) -> None:
-        """Returns the time, in ms, at which a timer has to fire, once, for the first barrier that has a timeout. None
-        otherwise.
-        """
+        """Records the start of the alignment, unless it has started already."""
         if self.started_at_ms is None:
             self.started_at_ms = at_ms
 
     def arm(self, barrier: Barrier, at_ms: int) -> int | None:
-        """One input of the aligner, as its actions receive it."""
+        """Returns the time, in ms, at which a timer has to fire: once, for the first barrier with a timeout.
+        Otherwise None.
+        """
         timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
         if self.timer_armed or timeout_at_ms is None:
             return None
@@ -97,7 +99,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Returns whether a barrier overtakes the elements that are queued before it."""
+    """One input of the aligner, as its actions receive it. `taken`: the barrier was taken from its queue."""
 
     checkpoint_id: CheckpointId
     at_ms: int = 0
@@ -107,9 +109,8 @@ class Step:
 
 
 def overtakes(barrier: Barrier, at_ms: int) -> bool:
-    """Returns the time, in ms, from which a barrier may overtake, or None without a timeout. The trigger time comes
-    from another machine's clock, or from this one's before it was set back. A time later than now therefore counts as
-    now.
+    """Returns whether a barrier overtakes the elements that are queued before it: it is unaligned, or its timeout
+    has passed.
     """
     timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
     is_over = timeout_at_ms is not None and timeout_at_ms <= at_ms
@@ -117,8 +118,10 @@ def overtakes(barrier: Barrier, at_ms: int) -> bool:
 
 
 def timeout_at_ms_of(barrier: Barrier, at_ms: int) -> int | None:
-    """Limit of newer checkpoints whose arrived barriers are remembered while an older one is pending. Further ones
-    begin when their barrier is taken.
+    """Returns the time, in ms, from which a barrier may overtake queued elements, or None without a timeout.
+
+    The trigger time comes from another machine's clock, or from this one's before it was set back. A trigger time later
+    than now therefore counts as now.
     """
     if not barrier.options.timeoutable:
         return None
@@ -127,18 +130,20 @@ def timeout_at_ms_of(barrier: Barrier, at_ms: int) -> int | None:
 
 
 ANNOUNCED_MAX = 50
-"""Checkpoints whose arrived barriers are remembered while an older one is pending. Others begin when one is taken."""
+"""Limit of checkpoints whose arrived barriers are remembered. A further one begins when one of its barriers is
+taken.
+"""
 
 
 class BarrierAligner(BarrierHandler):
-    """The exactly-once `BarrierHandler`."""
+    """The `BarrierHandler` for exactly-once."""
 
     def __init__(self, channels: frozenset[ChannelId]) -> None:
         super().__init__(channels)
         self._state = BarrierState.IDLE
         self._pending: Collected | None = None
         self._known: dict[CheckpointId, Collected] = {}
-        """The pending checkpoint, and newer ones of which barriers have arrived."""
+        """The barriers of the pending checkpoint, and of newer checkpoints with arrived barriers."""
 
     @property
     def state(self) -> BarrierState:
@@ -151,22 +156,22 @@ class BarrierAligner(BarrierHandler):
         return None if self._pending is None else self._pending.barrier.checkpoint_id
 
     def invalidated_by_end_of_input(self) -> tuple[CheckpointId, ...]:
-        """Returns an empty result: elements after a channel's barrier are blocked, so no snapshot is invalidated."""
+        """Returns an empty tuple: elements after a channel's barrier are blocked, so no snapshot is invalidated."""
         return ()
 
     def blocks(self, channel: ChannelId) -> bool:
-        """Returns whether elements of this channel must wait."""
+        """Returns whether elements of this channel must wait for the barriers of other channels."""
         return self._state is BarrierState.ALIGNING and channel in self._of_pending().taken
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """The checkpoint that is being aligned, or None."""
+        """The checkpoint for which channels are blocked, or None."""
         return self.pending if self._state is BarrierState.ALIGNING else None
 
     # --- inputs: each names what it means in the present state ----------------------------------------------------
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """Handles a barrier that has arrived in the channel's queue."""
+        """Handles a barrier that has arrived at the end of the channel's queue."""
         self._channels.check(channel)
         step = Step(barrier.checkpoint_id, at_ms, channel, barrier)
         if overtakes(barrier, at_ms):
@@ -192,7 +197,7 @@ class BarrierAligner(BarrierHandler):
         return self._take_in(BarrierInput.OVERTAKING if overtaking else BarrierInput.TAKEN, step)
 
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
-        """Handles a trigger of the coordinator."""
+        """Handles the coordinator's trigger of a checkpoint in this task."""
         step = Step(barrier.checkpoint_id, at_ms, barrier=barrier)
         if step.checkpoint_id == self.pending:
             return self._apply(BarrierInput.STALE, step)
@@ -221,7 +226,9 @@ class BarrierAligner(BarrierHandler):
         return self._apply(given, Step(CheckpointId(0), at_ms, channel))
 
     def timer(self, at_ms: int) -> Outcome:
-        """Handles a timer that an outcome requested: the oldest checkpoint past its timeout overtakes."""
+        """Handles a timer that an outcome requested: barriers of the oldest checkpoint past its timeout now
+        overtake.
+        """
         due = sorted(n for n, c in self._known.items() if c.timeout_at_ms is not None and c.timeout_at_ms <= at_ms)
         if not due:
             return self._apply(BarrierInput.STALE, Step(CheckpointId(0), at_ms))
@@ -229,7 +236,9 @@ class BarrierAligner(BarrierHandler):
         return replace(outcome, timer_at_ms=at_ms) if len(due) > 1 else outcome
 
     def _take_in(self, given: BarrierInput, step: Step) -> Outcome:
-        """Handles an input that starts or ends its checkpoint. It may be stale, or supersede the pending checkpoint."""
+        """Applies an input that may start or end a checkpoint. It is ignored if stale, and may supersede the
+        pending checkpoint.
+        """
         if given is BarrierInput.FROM_BLOCKED:
             return self._apply(given, step)
         if self._is_stale(step.checkpoint_id):
@@ -263,7 +272,9 @@ class BarrierAligner(BarrierHandler):
         return NOTHING
 
     def _remember(self, step: Step) -> Outcome:
-        """Remembers an aligned barrier that has arrived. It has no effect until it is taken or its timeout passes."""
+        """Stores that an aligned barrier has arrived. It has no other effect until it is taken or its timeout
+        passes.
+        """
         assert step.channel is not None
         assert step.barrier is not None
         if step.checkpoint_id not in self._known and len(self._known) >= ANNOUNCED_MAX:
@@ -283,7 +294,7 @@ class BarrierAligner(BarrierHandler):
         return self._await_channels(step, BarrierState.TRIGGERED)
 
     def _overtake(self, step: Step) -> Outcome:
-        """Takes the snapshot before the queued elements are processed, and collects the missing barriers."""
+        """Requests the snapshot before the queued elements are processed, and collects the missing barriers."""
         collected = self._begin(step, BarrierState.COLLECTING_UNALIGNED)
         collected.timeout_at_ms = None
         self._snapshot_started_at_ms = collected.started_at_ms
@@ -293,9 +304,10 @@ class BarrierAligner(BarrierHandler):
         return Outcome(snapshot=replace(barrier, options=options))
 
     def _collect(self, step: Step) -> Outcome:
-        """Records that the barrier of one more channel has arrived. The in-flight data of the channel ends with it.
+        """Records that the barrier of one more channel has arrived, with which the in-flight elements of the channel
+        end.
 
-        The snapshot is taken already, so it makes no difference whether this barrier is aligned.
+        The snapshot is taken already, so an aligned barrier has the same effect as an unaligned one.
         """
         assert step.channel is not None
         self._of_pending().arrived.add(step.channel)
@@ -345,7 +357,7 @@ class BarrierAligner(BarrierHandler):
         return collected
 
     def _begin(self, step: Step, state: BarrierState) -> Collected:
-        """Makes the checkpoint of this step the pending one, unless it is already, and enters a state."""
+        """Makes the checkpoint of this step the pending one, unless it is already, and enters the given state."""
         assert self._pending is None or self.pending == step.checkpoint_id, "a newer one supersedes first"
         # Older checkpoints of which barriers have only arrived are stale now: their timeouts must not come up.
         self._known = {n: c for n, c in self._known.items() if n >= step.checkpoint_id}
@@ -359,7 +371,7 @@ class BarrierAligner(BarrierHandler):
         return collected
 
     def _await_channels(self, step: Step, state: BarrierState) -> Outcome:
-        """Starts to wait for all channels. If none is missing, the snapshot is due at once."""
+        """Starts to wait for the barriers of all channels. If none is missing, requests the snapshot at once."""
         assert step.barrier is not None
         timer_at_ms = self._begin(step, state).arm(step.barrier, step.at_ms)
         outcome = self._snapshot_if_aligned()
@@ -401,7 +413,7 @@ Action: TypeAlias = Callable[[BarrierAligner, Step], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The action for an input in a state, and the states to which it may lead. Without an action the input is not
+    """The action for an input in a state, and the states to which it may lead. `act` is None if the input is not
     allowed.
     """
 
@@ -476,9 +488,9 @@ TABLE: dict[tuple[BarrierState, BarrierInput], Transition] = {
     (_COLLECTING, BarrierInput.ABORTED_BEFORE): _ILLEGAL,
     (_COLLECTING, BarrierInput.ENDED): Transition(_Aligner._end_channel, (_COLLECTING, _IDLE)),
 }
-"""The transition for each state and input. Every pair is listed."""
+"""The transition for each pair of state and input."""
 
 
 def make_handler(channels: frozenset[ChannelId], exactly_once: bool) -> BarrierHandler:
-    """Returns the handler of a task with these input channels (none for a source) in the job's checkpointing mode."""
+    """Returns the barrier handler of a task with these input channels (none for a source)."""
     return BarrierAligner(channels) if exactly_once else BarrierTracker(channels)

@@ -2,8 +2,8 @@
 
 `SubtaskCheckpoints` calls a handler for every barrier, and carries out the `Outcome`: it sends cancel barriers, takes
 the snapshot, stores the rows that an unaligned barrier overtakes, and calls `timer` at the requested time. Handlers do
-no I/O and read no clock. There are two, with one interface: `BarrierAligner` (`barrier_aligner.py`) for exactly-once,
-and `BarrierTracker` for at-least-once.
+no I/O and read no clock. There are two: `BarrierAligner` (`barrier_aligner.py`) for exactly-once, and `BarrierTracker`
+for at-least-once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from tidegate.storage.ids import CheckpointId
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Orders to the task after an input of its handler, to be carried out in this order."""
+    """The result of an input to the handler: orders for the task to carry out, in the order of the fields."""
 
     cancelled: tuple[tuple[CheckpointId, CheckpointFailureReason | None], ...] = ()
-    """Checkpoints to give up, oldest first: send a cancel barrier, and decline with the reason. The reason is None if
-    the coordinator aborted the checkpoint itself.
+    """Checkpoints to abort in this task, oldest first, each with the reason with which to decline it.
+
+    The task also sends their cancel barriers. The reason is None if the coordinator aborted the checkpoint itself.
     """
     snapshot: Barrier | None = None
-    """The snapshot to take now, or None. It is UNALIGNED if it overtakes queued elements (also after a timeout)."""
+    """The barrier for which to take the snapshot now, or None. It is UNALIGNED if it overtakes queued elements."""
     timer_at_ms: int | None = None
-    """The time, in ms, at which to call `timer`, or None. It replaces no time that was requested before. An additional
-    call does nothing.
+    """The time, in ms, at which to call `timer`, or None. Earlier requests stay valid. An extra call of `timer`
+    has no effect.
     """
 
 
@@ -40,7 +41,7 @@ NOTHING = Outcome()
 
 
 class BarrierHandler(ABC):
-    """Barriers of one task, over a fixed set of input channels; a source has none.
+    """Handles the barriers of one task over a fixed set of input channels. A source has no input channels.
 
     `announced`, `barrier`, `cancel_barrier` and `channel_ended` raise ProtocolError, and change nothing, for a channel
     that is not an input of the task or has ended. All but `announced` also do so for a blocked channel.
@@ -49,7 +50,7 @@ class BarrierHandler(ABC):
     def __init__(self, channels: frozenset[ChannelId]) -> None:
         self._channels = Channels(channels)
         self._closed = CheckpointId(0)
-        """Number of the newest checkpoint that is over for this task, like all before it."""
+        """Id of the newest checkpoint that has ended for this task. All older checkpoints have ended too."""
         self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
         """Checkpoints that were aborted before any of their barriers arrived."""
         self._snapshot_started_at_ms: int | None = None
@@ -57,78 +58,80 @@ class BarrierHandler(ABC):
     @property
     @abstractmethod
     def pending(self) -> CheckpointId | None:
-        """Returns the newest checkpoint whose barriers are being collected, or None. The snapshot of an unaligned one
-        is already taken.
+        """Returns the newest checkpoint whose barriers are being collected, or None. If it is unaligned, its
+        snapshot is already taken.
         """
 
     @abstractmethod
     def invalidated_by_end_of_input(self) -> tuple[CheckpointId, ...]:
-        """Pending checkpoints for which no snapshot is possible any more once the data of all channels has ended."""
+        """Pending checkpoints, newest first, whose snapshot is no longer possible once the data of all channels
+        has ended.
+        """
 
     @abstractmethod
     def blocks(self, channel: ChannelId) -> bool:
-        """Returns whether no element of this channel may be processed."""
+        """Returns whether no element of this channel may be processed, because its barrier was taken."""
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """Returns the checkpoint for which channels are blocked, or None. A blocked channel stays blocked until this
-        changes.
+        """Returns the checkpoint for which channels are blocked, or None. A blocked channel stays blocked until
+        this value changes.
         """
         return None
 
     def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
-        """Returns whether no element before this barrier is in flight on the channel: the barrier was taken, or the
-        channel has ended.
+        """Returns whether a channel has no in-flight elements before a checkpoint's barrier: the barrier was
+        taken, or the channel has ended.
         """
         return self._channels.passed(channel, checkpoint_id)
 
     @abstractmethod
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """Called when a barrier has arrived in the channel's queue, where elements may wait before it."""
+        """Handles a barrier that has arrived at the end of the channel's queue, behind other elements."""
 
     @abstractmethod
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """Called when a barrier was taken from the channel's queue, in order."""
+        """Handles a barrier that was taken from the channel's queue, in order."""
 
     @abstractmethod
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
-        """Called when the coordinator triggers this task: a source, or one whose upstream tasks have all finished.
+        """Handles the coordinator's trigger of this task: a source, or a task whose upstream tasks have all finished.
 
-        It waits for channels that have not ended: their EndOfPartition will arrive, but no barrier.
+        Channels that have not ended are waited for: their EndOfPartition will arrive, but no barrier.
         """
 
     @abstractmethod
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
-        """Called when a cancel barrier was taken from the channel's queue, in order."""
+        """Handles a cancel barrier that was taken from the channel's queue, in order."""
 
     @abstractmethod
     def abort(self, checkpoint_id: CheckpointId) -> Outcome:
-        """Called when the coordinator has aborted a checkpoint, maybe before its first barrier has arrived."""
+        """Handles the coordinator's abort of a checkpoint, possibly before its first barrier has arrived."""
 
     @abstractmethod
     def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
-        """Called when EndOfPartition was taken from the channel's queue. From then on the channel needs no barrier."""
+        """Handles an EndOfPartition that was taken from the channel's queue. The channel then needs no barrier."""
 
     @abstractmethod
     def timer(self, at_ms: int) -> Outcome:
-        """Called at a time that an outcome requested."""
+        """Handles the timer that an outcome requested."""
 
     def alignment_ms(self, at_ms: int) -> int:
-        """Returns the time in ms since the first barrier of the checkpoint whose snapshot was taken last. 0 before the
-        first snapshot.
+        """Returns the time in ms since the first barrier of the last snapshot's checkpoint. 0 before the first
+        snapshot.
 
-        That barrier was taken, or has arrived with a timeout or unaligned.
+        A barrier counts when it was taken or, with a timeout or unaligned, when it has arrived.
         """
         return 0 if self._snapshot_started_at_ms is None else max(0, at_ms - self._snapshot_started_at_ms)
 
 
 TRACKED_MAX = 50
-"""Limit of checkpoints that are pending at a time."""
+"""Limit of checkpoints that are pending in a task at a time."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Counts the barriers of one checkpoint that were taken."""
+    """The channels from which the barrier of one checkpoint was taken."""
 
     barrier: Barrier
     started_at_ms: int
@@ -136,13 +139,13 @@ class _Counted:
 
 
 class BarrierTracker(BarrierHandler):
-    """Barrier handling for at-least-once. It counts barriers and never blocks a channel.
+    """The `BarrierHandler` for at-least-once. It counts barriers and never blocks a channel.
 
-    Rules that it keeps (Flink's CheckpointBarrierTracker):
+    Rules (Flink's CheckpointBarrierTracker):
 
     - Several checkpoints may be pending. A snapshot is due when each channel has delivered its barrier or has ended.
     - A snapshot or a cancel barrier supersedes older pending checkpoints. An abort concerns its own checkpoint only.
-    - A checkpoint ends only once for this task. What arrives for it later is ignored.
+    - A checkpoint ends only once for this task. Later inputs for it are ignored.
     - At most `TRACKED_MAX` checkpoints are pending. One more supersedes the oldest.
     """
 
@@ -150,7 +153,7 @@ class BarrierTracker(BarrierHandler):
         super().__init__(channels)
         self._pending: dict[CheckpointId, _Counted] = {}
         self._over = RememberedIds(REMEMBERED_ABORTS_MAX)
-        """Aborted checkpoints after `_closed`. Older ones may still be pending."""
+        """Aborted checkpoints that are newer than `_closed`. Checkpoints older than them may still be pending."""
 
     @property
     def pending(self) -> CheckpointId | None:
@@ -158,8 +161,9 @@ class BarrierTracker(BarrierHandler):
         return max(self._pending, default=None)
 
     def invalidated_by_end_of_input(self) -> tuple[CheckpointId, ...]:
-        """Returns all pending checkpoints, newest first, except a stop: each channel ends its data before the barrier
-        of a stop."""
+        """Returns all pending checkpoints, newest first, except a stop. In a stop each channel ends its data
+        before its barrier.
+        """
         return tuple(n for n in sorted(self._pending, reverse=True) if not self._pending[n].barrier.options.kind.stops)
 
     def blocks(self, channel: ChannelId) -> bool:
@@ -167,7 +171,7 @@ class BarrierTracker(BarrierHandler):
         return False
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """Does nothing: a barrier counts when it is taken."""
+        """Does nothing: this handler counts a barrier when it is taken."""
         self._channels.check(channel)
         return NOTHING
 
@@ -178,7 +182,7 @@ class BarrierTracker(BarrierHandler):
         return self._count(barrier, at_ms, channel)
 
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
-        """Handles a trigger of the coordinator."""
+        """Handles the coordinator's trigger of a checkpoint in this task."""
         return self._count(barrier, at_ms, None)
 
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
@@ -201,7 +205,9 @@ class BarrierTracker(BarrierHandler):
         return self._give_up_aborted(checkpoint_id)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
-        """Handles the end of a channel. If several checkpoints waited only for it, the newest gets its snapshot."""
+        """Handles the end of a channel. If several checkpoints waited only for this channel, the newest gets its
+        snapshot.
+        """
         self._channels.check(channel)
         self._channels.end(channel)
         for counted in self._pending.values():
@@ -248,7 +254,7 @@ class BarrierTracker(BarrierHandler):
         return tuple((n, CheckpointFailureReason.SUBSUMED) for n in sorted(self._pending) if n < checkpoint_id)
 
     def _give_up(self, checkpoint_id: CheckpointId) -> Outcome:
-        """Gives up the oldest checkpoint to make room."""
+        """Aborts a checkpoint in this task, because too many are pending."""
         self._close(checkpoint_id)
         return Outcome(cancelled=((checkpoint_id, CheckpointFailureReason.SUBSUMED),))
 
@@ -281,7 +287,7 @@ class Channels:
         self._taken: dict[ChannelId, CheckpointId] = {}
 
     def check(self, channel: ChannelId) -> None:
-        """Raises ProtocolError if the channel cannot deliver anything."""
+        """Raises ProtocolError if the channel is not an input of the task, or has ended."""
         if channel not in self._channels:
             raise ProtocolError(f"{channel} is not an input of this task")
         if channel in self._ended:
@@ -296,18 +302,18 @@ class Channels:
         self._taken[channel] = max(checkpoint_id, self._taken.get(channel, checkpoint_id))
 
     def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
-        """Returns whether the channel has ended, or its barrier of this checkpoint (or of a newer one) was taken."""
+        """Returns whether the channel has ended, or its barrier of this checkpoint or of a newer one was taken."""
         return channel in self._ended or self._taken.get(channel, CheckpointId(0)) >= checkpoint_id
 
     def missing(self, there: Set[ChannelId]) -> int:
-        """Returns the number of channels that are neither in `there` nor ended. `there` must not contain ended
+        """Returns the number of channels that have not ended and are not in `there`, which must not contain ended
         channels.
         """
         return len(self._channels) - len(self._ended) - len(there)
 
 
 class RememberedIds:
-    """A set of checkpoint ids with a size limit. When it is full it drops the smallest id, which is the least likely to
+    """A set of checkpoint ids with a size limit. A full set drops the smallest id, which is the least likely to
     be needed.
     """
 
@@ -329,5 +335,5 @@ class RememberedIds:
         self._ids.discard(checkpoint_id)
 
     def forget_up_to(self, checkpoint_id: CheckpointId) -> None:
-        """Removes all ids up to this one."""
+        """Removes all ids up to and including this one."""
         self._ids = {n for n in self._ids if n > checkpoint_id}

@@ -1,4 +1,4 @@
-"""Code that input and output channels of a task share: merging of batches, in-flight elements, and channels with
+"""Helpers for the input and output channels of a task: merging of batches, in-flight elements, and channels with
 work.
 """
 
@@ -16,8 +16,9 @@ MERGED_BYTES_MAX = 1024 * 1024
 
 
 def neighbours(elements: Iterable[Element], rows_max: int, bytes_max: int) -> list[tuple[pa.RecordBatch, int]]:
-    """Returns the first waiting elements that can be merged into one batch within these limits, with the size of each.
-    Empty unless there are two.
+    """Returns the first queued batches that can be merged into one within these limits, with the size of each in bytes.
+
+    Empty unless there are at least two.
     """
     found: list[tuple[pa.RecordBatch, int]] = []
     rows = size_bytes = 0
@@ -34,7 +35,7 @@ def neighbours(elements: Iterable[Element], rows_max: int, bytes_max: int) -> li
 
 
 def merged(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """Returns the rows of all batches as one batch, in their order. None if Arrow cannot concatenate them."""
+    """Returns the rows of all batches as one batch, in order. None if Arrow cannot concatenate them."""
     try:
         return pa.concat_batches(batches)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -49,20 +50,19 @@ InFlightElement: TypeAlias = pa.RecordBatch | Watermark
 
 
 def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | None]) -> None:
-    """Appends to `held` the elements of a channel that are in flight, in their order.
+    """Appends to `held` the elements of a channel that are in flight, in order, and skips None.
 
-    These are the rows that an unaligned barrier overtakes, and the watermarks that decide whether they are late.
-    `InputChannel`, `OutputChannel` and `ChannelRecorder` store them in a checkpoint. Rules:
+    These are the rows that an unaligned barrier overtakes, and the watermarks that decide whether they are late. In a
+    job without event time there are only rows. `InputChannel`, `OutputChannel` and `ChannelRecorder` store them in a
+    checkpoint. Rules:
 
-    - A watermark keeps its place among the rows: after a restore each row meets the one that it would have met.
+    - A watermark keeps its place among the rows, so that each row meets the same watermark after a restore.
     - The watermark that the channel had reached before comes first. A row may be late by a watermark that was taken, or
-      had left, before the barrier, and a function that reads the watermark does not get it from any state.
-    - Of watermarks with no row between them the greatest counts, so there are never more of them than batches.
-    - The end of event time is not kept: no row follows it, and a sender that is restored at its end repeats it.
+      had been sent, before the barrier, and no state stores the watermark for functions that read it.
+    - Of consecutive watermarks only the greatest is kept, so there are never more watermarks than batches.
+    - The end of event time is not kept: rows cannot follow it, and a sender that is restored at its end repeats it.
     - Idleness is not kept either. After a restore both ends begin as active, and an idle sender announces it. If the
       receiver began as idle, no message would announce an active sender, and rows in time would be late.
-
-    In a job without event time there are only rows. A None among `elements` is skipped.
     """
     for element in elements:
         if isinstance(element, pa.RecordBatch):
@@ -73,15 +73,15 @@ def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | Non
 
 
 def has_rows(held: Iterable[InFlightElement]) -> bool:
-    """Returns whether rows are in flight.
+    """Returns whether in-flight elements contain rows. Otherwise they need not be stored.
 
-    Watermarks without rows need not be stored: they make no row late, and senders repeat them after a restore.
+    Watermarks without rows make no row late, and senders repeat them after a restore.
     """
     return any(isinstance(element, pa.RecordBatch) for element in held)
 
 
 ALWAYS_MARKED = 8
-"""Number of channels up to which all of them are always marked."""
+"""Up to this number of channels, all channels are always marked."""
 ChannelT = TypeVar("ChannelT")
 
 
@@ -91,10 +91,10 @@ class ReadyChannels(Generic[ChannelT]):
     Each turn looks through the queues of a task several times. Without marks, a turn of a task with a thousand channels
     did little else, and the cost of a checkpoint grew with the square of their number. Rules:
 
-    - A mark means that a channel may have something. Access to a channel marks it; a caller that finds nothing in it
-      may take the mark away. So a channel without a mark has nothing.
-    - Marks are bits of one number, so that the next one behind a place is found without looking at each.
-    - Few channels are always marked: to look at them all takes no longer than to look at the marks.
+    - A marked channel may have work. An unmarked channel has none. Access to a channel marks it, and a caller that
+      finds no work may unmark it.
+    - The marks are the bits of one integer, so the next marked channel is found without a loop.
+    - Up to `ALWAYS_MARKED` channels are always marked, because a loop over them costs no more.
     """
 
     def __init__(self, channels: Sequence[ChannelT]) -> None:
@@ -110,7 +110,7 @@ class ReadyChannels(Generic[ChannelT]):
         return (self._channels[place] for place in places(self._bits))
 
     def mark(self, place: int) -> None:
-        """Marks a channel, because it may have work."""
+        """Marks the channel with index `place`, because it may have work."""
         self._bits |= 1 << place
 
     def mark_all(self) -> None:
@@ -118,13 +118,14 @@ class ReadyChannels(Generic[ChannelT]):
         self._bits = self._all
 
     def unmark(self, place: int) -> None:
-        """Removes the mark of a channel that has no work."""
+        """Removes the mark of the channel with index `place`, because it has no work."""
         if not self._always:
             self._bits &= ~(1 << place)
 
     def next(self, place: int, but: int = 0) -> int | None:
-        """Returns the first marked index from this one on, wrapping around. `but` has the bits of channels to skip.
-        None if there is none.
+        """Returns the index of the first marked channel at or after `place`, wrapping around, or None.
+
+        `but` has the bits of the channels to skip.
         """
         bits = self._bits & ~but
         behind = bits >> place
@@ -134,7 +135,7 @@ class ReadyChannels(Generic[ChannelT]):
 
 
 def places(bits: int) -> Iterator[int]:
-    """Returns the positions of the bits that are set, ascending."""
+    """Yields the positions of the bits that are set, ascending."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

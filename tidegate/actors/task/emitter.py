@@ -1,7 +1,7 @@
 """`Emitter`: partitions the rows that leave a task over the channels of every edge, queues them, and sends frames.
 
-The operator chain emits into it. The task machine lets it send at the end of each event. Each outgoing edge has a
-`Partitioner`.
+The operator chain emits rows into it. The task machine makes it send frames at the end of each event. Each outgoing
+edge has a `Partitioner`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """The output side of a task, into which its operators emit."""
+    """The output side of a task, into which its operators emit rows."""
 
     def __init__(self, descriptor: TaskDescriptor, instruct: Callable[[do.TaskInstruction], None]) -> None:
         d = self._descriptor = descriptor
         self._instruct = instruct
         self._flush_armed = False
         self._starved: dict[ChannelId, int] | None = None
-        """Channels that waited for credit when the timer was set. None if no timer is set."""
+        """The credit in bytes of each channel that waited for credit when the timer was set. None if no timer is
+        set.
+        """
         self._edges: dict[SideOutput | None, list[tuple[Partitioner, dict[int, ChannelId]]]] = {None: []}
-        """The edges by the side output that they carry. The key None is the output of the chain."""
+        """The outgoing edges, by the side output that they carry. The key None is the output of the chain."""
         for edge in d.outputs:
             partitioner = make_partitioner(
                 edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism
@@ -51,11 +53,13 @@ class Emitter:
         self.gate = OutputGate(every, d.limits, unawaited)
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Partitions a batch for each edge of the output, and queues the parts."""
+        """Partitions a batch of the chain's output for each edge, and queues the parts."""
         self._emit(batch, None)
 
     def emit_aside(self, side: SideOutput, batch: pa.RecordBatch) -> None:
-        """Partitions a batch for each edge of a side output. It is dropped if there is no such edge."""
+        """Partitions a batch of a side output for each of its edges, and queues the parts. Without edges the
+        batch is dropped.
+        """
         self._emit(batch, side)
 
     def _emit(self, batch: pa.RecordBatch, side: SideOutput | None) -> None:
@@ -70,15 +74,15 @@ class Emitter:
         self.gate.broadcast(Watermark(watermark_ms))
 
     def emit_idle(self, idle: bool) -> None:
-        """Announces on every channel that this task is idle in event time, or active again."""
+        """Announces on every channel that this task is idle in event time (`idle`), or active again."""
         self.gate.broadcast(WatermarkStatus(idle))
 
     def flush_due(self) -> None:
-        """Sends queued output whose linger time has passed."""
+        """Records that the timer for lingering output has fired. The next `send` sends that output."""
         self._flush_armed = False
 
     def probe_due(self) -> None:
-        """Sends empty frames on channels that got no credit since the timer was set, to request grants that may be
+        """Sends empty frames on channels without new credit since the timer was set, because their grants may be
         lost.
         """
         before = self._starved or {}
@@ -89,7 +93,10 @@ class Emitter:
                 self._instruct(do.SendFrame(self._descriptor.attempt, channel, next_sequence, ()))
 
     def send(self, at_ms: int, flush: bool = False) -> None:
-        """Sends the frames that may and should be sent now. Sets a timer for lingering output."""
+        """Sends the frames that may and should be sent now. Sets timers for lingering output and for missing credit.
+
+        `flush`: send lingering output too.
+        """
         for channel, first_sequence, elements in self.gate.take_frames(flush):
             exhausted = self.gate[channel].exhausted
             self._instruct(do.SendFrame(self._descriptor.attempt, channel, first_sequence, elements, exhausted))
@@ -105,12 +112,12 @@ Split = list[tuple[int, pa.RecordBatch]]
 
 
 class Partitioner(Protocol):
-    """Splits a batch over the subtasks at the other end of an edge.
+    """Distributes the rows of a batch over the subtasks at the other end of an edge.
 
     The task's `Emitter` has one for each outgoing edge. Rules:
 
     - Rows that are sent to one subtask keep their order.
-    - Every row is sent to exactly one subtask or, with broadcast, to every one.
+    - Every row is sent to exactly one subtask or, with broadcast, to every subtask.
     - No returned batch is empty. Each owns its memory, because a slice would send its larger parent with a message.
     """
 
@@ -129,11 +136,12 @@ class HashPartitioner:
         self._parallelism = parallelism
         self._table = subtask_table(max_parallelism, parallelism)
         self._checked: pa.Schema | None = None
-        """Schema of the last batch whose columns were checked."""
+        """Schema of the last batch whose key columns were checked, or None."""
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """Splits a batch by the key groups of its keys. Raises ConfigurationError if a key column is missing or of a
-        type that cannot be a key.
+        """Splits a batch by the key groups of its keys.
+
+        Raises ConfigurationError if a key column is missing or has a type that cannot be a key.
         """
         if self._parallelism == 1 or batch.num_rows == 0:
             self._check(batch)
@@ -146,8 +154,8 @@ class HashPartitioner:
         return [(t, gather(batch, parts.rows[bounds[t] : bounds[t + 1]])) for t in filled]
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        """Raises ConfigurationError for columns that cannot be keys. Used where no hash is computed, which would raise
-        it.
+        """Raises ConfigurationError for columns that cannot be keys. Needed where no hash is computed, which
+        would raise it.
         """
         if self._checked is None or not self._checked.equals(batch.schema):
             key_forms(batch.slice(0, 0), self._columns)
@@ -155,7 +163,7 @@ class HashPartitioner:
 
 
 class RebalancePartitioner:
-    """Sends whole batches to one subtask after the other."""
+    """Sends each batch to the next subtask in turn."""
 
     def __init__(self, parallelism: int, start: int) -> None:
         assert 0 <= start < parallelism
@@ -186,7 +194,7 @@ class BroadcastPartitioner:
 
 
 class ForwardPartitioner:
-    """Sends every batch to the subtask of the same index."""
+    """Sends every batch to the subtask with the same index as the sender."""
 
     def __init__(self, subtask: int) -> None:
         self._subtask = subtask
@@ -197,7 +205,9 @@ class ForwardPartitioner:
 
 
 class CombiningPartitioner:
-    """Combines the rows of each batch, if that pays, before another partitioner splits it."""
+    """Combines the rows of each batch, if that saves more than it costs, before another partitioner splits the
+    batch.
+    """
 
     def __init__(self, combines: LocalAggregation, partitioner: Partitioner) -> None:
         self._combines = combines
@@ -217,7 +227,9 @@ class CombiningPartitioner:
 
 
 def make_partitioner(spec: Partitioning, subtask: int, parallelism_down: int, max_parallelism: int) -> Partitioner:
-    """Returns the partitioner of one upstream subtask. Rebalancing starts at another subtask for each of them."""
+    """Returns the partitioner of one upstream subtask. Each subtask starts rebalancing at a different downstream
+    subtask.
+    """
     match spec.kind:
         case PartitioningKind.HASH:
             return HashPartitioner(spec.keys, max_parallelism, parallelism_down)

@@ -21,14 +21,14 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, Operat
 from tidegate.storage.state.snapshot import StateTable
 
 UNFENCED = Generation(0)
-"""A generation older than any coordinator's."""
+"""A generation lower than any coordinator's."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class DamageFound:
-    """The checkpoint from which the task starts is damaged. The machine ignores the event, and the task's driver
-    reports it.
+    """A part of the checkpoint from which the task starts is damaged. The task's driver reports it, and the
+    machine ignores it.
     """
 
     at_ms: int
@@ -38,13 +38,13 @@ class DamageFound:
 
 @dataclass(frozen=True, slots=True)
 class TaskRestored:
-    """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
+    """The state of every operator was read, so that the task may open its operators. `tables` is empty on a fresh
+    start.
 
     `tables` releases each table once its operator has loaded it (`Handover`). The event never leaves its process.
-
     `finished`: the operators had finished in the checkpoint, and must not run again. `in_flight`: for input channels,
     the rows that an unaligned barrier had overtaken, oldest first, and the watermarks between them. They are processed
-    before anything that comes in.
+    before all other input.
     """
 
     at_ms: int
@@ -54,16 +54,18 @@ class TaskRestored:
     lineage: IncrementalBase | None = None
     """The task's part of the checkpoint, if the next snapshots may be based on it, else None."""
     kept: Mapping[OperatorUid, KeyedBackend] = field(default_factory=dict)
-    """Backends that the attempt before has left in this process. They are rewound to that checkpoint."""
+    """Backends of the previous attempt in this process, by operator. They are rewound to the checkpoint."""
     origin: StateOrigin | None = None
-    """The checkpoint from which the state was restored, or None on a fresh start."""
+    """The place from which the state was restored, or None on a fresh start."""
     prepared: tuple[PreparedRows, ...] = ()
-    """Prepared rows of the checkpoint in the buckets of this task, oldest first. They are committed first."""
+    """Prepared sink rows of the checkpoint in the buckets of this task, oldest first, which the task commits
+    first.
+    """
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
-        """Returns the checkpoint from which the task starts, if it belongs to this job and the task has a part in it,
-        else None.
+        """Returns the checkpoint from which the task starts, if it belongs to this job and the task has a part in
+        it. Otherwise None.
         """
         return None if self.lineage is None else self.lineage.checkpoint_id
 
@@ -71,7 +73,7 @@ class TaskRestored:
 @wire
 @dataclass(frozen=True, slots=True)
 class TasksStarted:
-    """Every task of the attempt is ready: sources may read, and in-flight input may be processed."""
+    """The whole attempt is ready: sources may read, and in-flight input may be processed."""
 
     at_ms: int
     generation: Generation = UNFENCED
@@ -80,10 +82,10 @@ class TasksStarted:
 @wire
 @dataclass(frozen=True, slots=True)
 class CoordinatorTookOver:
-    """A new generation of the coordinator is in charge, and requests the status of the task. Answered by
+    """A new generation of the coordinator has taken over, and requests the status of the task. Answered by
     `AnswerTakeover`.
 
-    In this and all other orders, `generation` is the generation of the coordinator that gives the order.
+    In all orders, `generation` is the generation of the coordinator that gives the order.
     """
 
     at_ms: int
@@ -94,7 +96,7 @@ class CoordinatorTookOver:
 @wire
 @dataclass(frozen=True, slots=True)
 class FrameArrived:
-    """Consecutive elements of one channel have arrived. The first one has the number `first_sequence`."""
+    """Consecutive elements of one channel have arrived. `first_sequence` is the sequence number of the first one."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -106,10 +108,10 @@ class FrameArrived:
 @wire
 @dataclass(frozen=True, slots=True)
 class CreditGranted:
-    """The receiver of an output channel has granted credit: `total_bytes` since the attempt began.
+    """The receiver of an output channel has granted credit.
 
-    The number is cumulative, so a grant that arrives twice or out of order does no harm. `window_bytes` is how much may
-    be in flight from now on. As much again may wait in the output queue.
+    `total_bytes` is the credit since the attempt began, so a grant that arrives twice or out of order does no harm.
+    `window_bytes` is the number of bytes that may be in flight from now on. As many may wait in the output queue.
     """
 
     at_ms: int
@@ -122,8 +124,8 @@ class CreditGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class TurnGranted:
-    """The task may process one element. `last_turn_ms` is how long its last turn took, and `waited_ms` the time since
-    then.
+    """The task may process one element. `last_turn_ms` is the duration of its last turn, and `waited_ms` the time
+    since then.
     """
 
     at_ms: int
@@ -134,14 +136,17 @@ class TurnGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceBatchRead:
-    """The answer to a `ReadSource`. `batch` is None if the split has no more rows, or none at the moment.
+    """The answer to a `ReadSource` with the same `read` number. `batch` is None if the split has no rows, now or any
+    more.
 
-    `induces` is a checkpoint that the reader of an externally induced source requests right after the batch. `held` is
-    True if the source was not read, because the job's sources are paused. `payload` is the payload of the split from
-    `next_offset` on, or None if it does not change. `found` are new splits of this subtask. `bad` are dead letters
-    among the rows up to `next_offset`. `lost` is the number of records that were skipped, because they were deleted.
-    `behind` is the number of records of the split that exist after `next_offset`, or None if unknown. `empty` is the
-    number of splits of the read that had no rows. The answer is about the split after them.
+    - `empty`: the number of splits of the read that had no rows. The answer is about the split after them.
+    - `induces`: a checkpoint that the reader of an externally induced source requests right after the batch.
+    - `held`: the source was not read, because the job's sources are paused.
+    - `payload`: the new payload of the split from `next_offset` on, or None if it does not change.
+    - `found`: new splits of this subtask.
+    - `bad`: dead letters among the rows up to `next_offset`.
+    - `lost`: the number of records that were skipped, because they were deleted.
+    - `behind`: the number of records of the split that exist after `next_offset`, or None if unknown.
     """
 
     at_ms: int
@@ -170,7 +175,7 @@ class CheckpointTriggered:
     triggered_at_ms: int
     options: BarrierOptions = ALIGNED_BARRIER
     base: CheckpointId | None = None
-    """The completed checkpoint on which this one may be based."""
+    """The completed checkpoint on which this one may be based, or None for a full snapshot."""
     generation: Generation = UNFENCED
 
 
@@ -188,7 +193,7 @@ class CheckpointAborted:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """A checkpoint is complete. A task that had finished before it may end now."""
+    """A checkpoint is complete. A task that had finished before it may now end."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -199,9 +204,10 @@ class CheckpointCompleted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SplitsAssigned:
-    """The coordinator has assigned more splits of its source to this task, in answer to a `RequestSplits`.
+    """The coordinator has assigned more splits of the source to this task, in answer to a `RequestSplits`.
 
-    `first`: the number of splits assigned to the task in this attempt before. Empty `splits`: no more will follow.
+    `first`: the number of splits that were assigned to the task in this attempt before. Empty `splits`: no more will
+    follow.
     """
 
     at_ms: int
@@ -214,7 +220,7 @@ class SplitsAssigned:
 @wire
 @dataclass(frozen=True, slots=True)
 class WatermarkAnnounced:
-    """The coordinator announces the lowest watermark among the splits that this source waits for."""
+    """The coordinator announces the lowest watermark, in ms, of this source task's alignment group."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -225,10 +231,10 @@ class WatermarkAnnounced:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
-    """The state of a snapshot is durable. `handle` is None for a stateless task. `sync_ms`: its synchronous part.
+    """The state of a snapshot is durable. `handle` is None for a task without state.
 
-    `layer`: the layer on top of the layers that the snapshot is built on, None if nothing had changed. `native`: all
-    files of its backends, also files that it shares with its base.
+    `sync_ms`: the duration of the synchronous part. `layer`: the new layer on top of the base's layers, or None if
+    nothing had changed. `native`: all files of its backends, also files that it shares with its base.
     """
 
     at_ms: int
@@ -254,7 +260,7 @@ class ChannelStatePersisted:
 class SnapshotFailed:
     """The state of a snapshot, or its in-flight elements (`channels`), could not be written.
 
-    `away` is whether storage does not answer or has no space, which may pass.
+    `away`: storage does not answer or is full, which may pass.
     """
 
     at_ms: int
@@ -267,7 +273,9 @@ class SnapshotFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class SegmentPersisted:
-    """A segment of the changelog, or a base for it (`whole`), is durable. `handle` is None if it was empty."""
+    """A segment of the changelog, or a base for it (`whole`), is durable. `handle` is None if the segment was
+    empty.
+    """
 
     at_ms: int
     number: int
@@ -278,7 +286,10 @@ class SegmentPersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SegmentFailed:
-    """A segment of the changelog, or a base (`whole`), could not be written. `away`: as in `SnapshotFailed`."""
+    """A segment of the changelog, or a base (`whole`), could not be written.
+
+    `away`: storage does not answer or is full, which may pass.
+    """
 
     at_ms: int
     number: int
@@ -290,8 +301,8 @@ class SegmentFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class FileStaged:
-    """A file of a sink is durable, and not visible to readers yet. `parts` are the parts that a `CommittingSink` has
-    prepared.
+    """A file of a sink is written durably, but not committed. `parts` has the prepared parts of a
+    `CommittingSink`.
     """
 
     at_ms: int
@@ -312,7 +323,7 @@ class RowsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CallsAnswered:
-    """Calls of functions of operators (`map_async`) have returned, or have failed after all retries."""
+    """Calls of `map_async` functions have returned, or have failed after all retries."""
 
     at_ms: int
     answers: tuple[tuple[OperatorUid, Answer], ...]
@@ -320,9 +331,11 @@ class CallsAnswered:
 
 @wire
 class TaskTimer(enum.Enum):
-    """The purpose of a timer: send output that has lingered, request credit that has not come, end an alignment that
-    takes too long, fire timers of operators, read a source again that had no rows, request splits again, or report the
-    event time of the task.
+    """The purpose of a task's timer.
+
+    FLUSH: send output that has lingered. CREDIT: request credit that has not come. ALIGNMENT: end an alignment that
+    takes too long. PROCESSING_TIME: fire timers of operators. SOURCE: read a source again that had no rows. SPLITS:
+    request splits again. WATERMARKS: report the watermark of the source.
     """
 
     FLUSH = "flush"
@@ -337,9 +350,9 @@ class TaskTimer(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class TimerDue:
-    """A timer that the task has set is due. It does no harm if nothing waits for it any more.
+    """A timer that the task has set is due. It has no effect if its purpose has ended.
 
-    `due_at_ms` is the time for which it was set. It may be later than `at_ms`, if the clock was set back since.
+    `due_at_ms` is the time for which the timer was set. It may be later than `at_ms`, if the clock was set back since.
     """
 
     at_ms: int
@@ -372,7 +385,7 @@ TaskEvent = (
     | TimerDue
 )
 WriteAnswered = SnapshotPersisted | ChannelStatePersisted | SnapshotFailed | SegmentPersisted | SegmentFailed
-"""Events that report the result of a write to storage: success, or final failure."""
+"""Events that report the result of a write to storage: success, or failure."""
 CoordinatorOrder = (
     TasksStarted
     | CoordinatorTookOver
@@ -382,4 +395,4 @@ CoordinatorOrder = (
     | CheckpointAborted
     | CheckpointCompleted
 )
-"""Events that only a coordinator causes. The deploy fence of the process checks their generation."""
+"""Events that only a coordinator causes. The fence of the task checks their generation."""

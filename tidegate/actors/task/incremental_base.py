@@ -1,5 +1,8 @@
 """The possible bases of a snapshot: the layers of an earlier checkpoint (`IncrementalBase`), or a changelog
 (`ChangeLog`).
+
+A layer is a file with the changes of keyed state since the layer below it. The lowest layer, the base, has the whole
+state.
 """
 
 from __future__ import annotations
@@ -17,24 +20,25 @@ from tidegate.storage.state.canonical import FrozenCanonical
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 LAYERS_MAX = 10
-"""Limit of layers on top of each other, including the base."""
+"""Limit of the layers of a checkpoint, including the base."""
 DELTAS_BYTES_MIN = 64 * 1024
-"""Size in bytes that increments may have in any case, however small their base is."""
+"""Total size in bytes that increments may always have, however small their base is."""
 CHANGED_ROWS_MIN = 4096
-"""Number of changed rows up to which a snapshot is always an increment, whatever share of the state they are."""
+"""Number of changed rows up to which a snapshot is always incremental, however large their share of the state is."""
 LINEAGES_MAX = 16
-"""Limit of checkpoints that a subtask remembers as bases: pending ones, and a few whose outcome is unknown."""
-ChangedRows = Callable[[CheckpointId], tuple[int, int]]
-"""A function that returns, for a base, about how many rows an increment would have, and how many the whole
-state has.
+"""Limit of checkpoints that a subtask remembers as possible bases: pending ones, and a few whose outcome is
+unknown.
 """
+ChangedRows = Callable[[CheckpointId], tuple[int, int]]
+"""A function that returns, for a base, the approximate number of rows of an increment, and of the whole state."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class IncrementalBase:
-    """The part of a subtask's checkpoint on which later ones can be built: layers of keyed state, and files of its
-    backends."""
+    """A subtask's part of a checkpoint on which later snapshots can be based: layers of keyed state, and files of
+    its backends.
+    """
 
     checkpoint_id: CheckpointId
     layers: tuple[StateHandle, ...] = ()
@@ -44,7 +48,7 @@ class IncrementalBase:
     def of(checkpoint_id: CheckpointId, state: SubtaskState) -> IncrementalBase:
         """Returns the base for a subtask's part of a checkpoint.
 
-        Older versions wrote timers next to the layers, not into them. The next snapshot then starts a new stack.
+        Older versions wrote timers outside of the layers. The next snapshot then contains the whole state.
         """
         sections = () if state.handle is None else state.handle.sections
         complete = not any(section.kind is StateKind.KEYED for section in sections)
@@ -52,7 +56,7 @@ class IncrementalBase:
 
     @property
     def extensible(self) -> bool:
-        """Returns whether a snapshot can and should be based on it."""
+        """Returns whether a snapshot can be based on this one, and the increments are not too many or too large."""
         if not self.layers:
             return bool(self.native)
         base_bytes, *deltas_bytes = (layer.size_bytes for layer in self.layers)
@@ -60,43 +64,47 @@ class IncrementalBase:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Returns the paths of all its files."""
+        """Returns the paths of all files of the base."""
         layers = (layer.path for layer in self.layers if layer.path is not None)
         return frozenset((*layers, *(file.path for state in self.native for file in state.files)))
 
 
 class IncrementalBases:
-    """Decides which parts of earlier checkpoints a snapshot of a subtask may be built on. `SubtaskCheckpoints` calls it
-    when a snapshot is taken. Rules:
+    """The checkpoints on which the next snapshots of one subtask can be based.
 
-    - A snapshot is built only on the checkpoint that its barrier names: the coordinator keeps the files of that one.
-    - A stack has few layers, and those above the base are together no larger than the base. Else the next snapshot is
-      whole and begins a new stack. So a restore reads, and storage holds, at most about twice the state.
-    - If most rows have changed since the base, a snapshot is whole, too: it writes less than twice as much, and a
-      restore reads each row once.
-    - A canonical savepoint is whole and has no file in common with anything; nothing is built on it. A native one is
-      like any checkpoint.
+    `SubtaskCheckpoints` calls it when a snapshot is taken. Rules:
 
-    The checkpoints that the next snapshots of one subtask can be built on.
+    - A snapshot is based only on the checkpoint that its barrier names, because the coordinator keeps the files of that
+      checkpoint.
+    - A checkpoint has few layers, and the increments are together no larger than the base. Otherwise the next snapshot
+      contains the whole state. So a restore reads, and storage contains, at most about twice the state.
+    - If most rows have changed since the base, a snapshot contains the whole state, too: it writes less than twice as
+      much, and a restore reads each row once.
+    - A canonical savepoint contains the whole state and shares no file, and no snapshot is based on it. A native
+      savepoint is like any checkpoint.
     """
 
     def __init__(self) -> None:
         self._known: dict[CheckpointId, IncrementalBase] = {}
 
     def remember(self, lineage: IncrementalBase) -> None:
-        """Remembers a part of a checkpoint: the subtask was restored from it, or has acknowledged it."""
+        """Stores a part of a checkpoint as a possible base: the subtask was restored from it, or has acknowledged
+        it.
+        """
         if lineage.layers or lineage.native:
             self._known[lineage.checkpoint_id] = lineage
             if len(self._known) > LINEAGES_MAX:
                 del self._known[min(self._known)]
 
     def forget(self, checkpoint_id: CheckpointId) -> None:
-        """Forgets a checkpoint that was aborted."""
+        """Removes a checkpoint that was aborted from the possible bases."""
         self._known.pop(checkpoint_id, None)
 
     def begin(self, barrier: Barrier, finished: bool, changed_rows: ChangedRows) -> tuple[Cut, IncrementalBase | None]:
-        """Returns what the snapshot for a barrier has to contain (`Cut`), and its base. `finished` is whether there is
-        no state.
+        """Returns which changes the snapshot for a barrier has to contain (`Cut`), and its base, or None for the whole
+        state.
+
+        `finished`: the task has no state, because its operators have finished.
         """
         if barrier.options.canonical:
             return Cut(barrier.checkpoint_id, canonical=True), None
@@ -117,7 +125,7 @@ def _mostly(changed: int, rows: int) -> bool:
 
 
 def canonical(snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    """Returns the snapshot in the form of a canonical savepoint: states by name in one file, keyed states sorted."""
+    """Returns the snapshot in canonical form: states sorted by name in one file, keyed states with sorted rows."""
     states = sorted((*snapshot.states, *snapshot.layer), key=lambda frozen: frozen.state)
     keyed = (FrozenCanonical(frozen) if frozen.kind is StateKind.KEYED else frozen for frozen in states)
     return replace(snapshot, states=tuple(keyed), layer=())
@@ -125,24 +133,24 @@ def canonical(snapshot: OperatorSnapshot) -> OperatorSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ChangelogLimits:
-    """Limits at which the changelog writes a segment before a checkpoint needs it, and at which it writes a new
-    base.
+    """Limits at which the changelog writes a segment without waiting for a checkpoint, and at which it writes a
+    new base.
     """
 
     segment_bytes: int = 1024 * 1024
-    """Size in bytes of changes that are written without waiting for a checkpoint."""
+    """Size in bytes of changes after which a segment is written without waiting for a checkpoint."""
     in_flight_max: int = 2
-    """Limit of segments in flight when another one is written before a checkpoint needs it."""
+    """Number of segments in flight from which on no further one is written before a checkpoint needs it."""
     layers_max: int = 64
-    """Number of layers of a chain at which the whole state is written."""
+    """Number of layers at which a new base with the whole state is written."""
     ratio_max: float = 1.0
-    """Total size of all segments, as a multiple of the base's size, at which the whole state is written."""
+    """Total size of the segments, as a multiple of the base's size, above which a new base is written."""
     bytes_min: int = 256 * 1024
-    """Total size in bytes of segments below which no new base is written."""
+    """Total size in bytes of the segments below which no new base is written."""
 
     @staticmethod
     def of(segment_bytes: int) -> ChangelogLimits:
-        """Returns limits that suit segments of this size."""
+        """Returns limits that suit segments of this size in bytes."""
         return ChangelogLimits(segment_bytes=segment_bytes, bytes_min=segment_bytes // 4)
 
 
@@ -154,8 +162,9 @@ class _Condition(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Layer:
-    """A segment or a base of the changelog. `handles` are its files once it is durable (a base that was restored has
-    several).
+    """A segment or a base (`whole`) of the changelog.
+
+    `handles` are its files once it is durable. A restored base has several.
     """
 
     number: int
@@ -163,12 +172,12 @@ class Layer:
     condition: _Condition = _Condition.WRITING
     handles: tuple[StateHandle, ...] = ()
     taken: bool = False
-    """True if a snapshot has the layer in its chain. The coordinator then deletes it."""
+    """True if a snapshot refers to the layer. The coordinator then deletes its files."""
     size_bytes: int = 0
     """Size of its files in bytes. Stored, because every event of the task reads it."""
 
     def durable(self, handles: tuple[StateHandle, ...]) -> None:
-        """Sets the files of a layer that was written."""
+        """Marks the layer as written, with these files."""
         self.condition = _Condition.DURABLE
         self.handles = handles
         self.size_bytes = sum(handle.size_bytes for handle in handles)
@@ -176,7 +185,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The layers of one snapshot, starting with the base."""
+    """The layers of the changelog to which one snapshot refers: the base, then the segments."""
 
     layers: tuple[Layer, ...]
 
@@ -192,32 +201,30 @@ class Chain:
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
-        """Returns the files of all layers, starting with the base. The chain must be durable."""
+        """Returns the files of all layers, beginning with the base. All layers must be durable."""
         assert self.durable, "a chain was used before all of it was written"
         return tuple(handle for layer in self.layers for handle in layer.handles)
 
 
 @dataclass(slots=True)
 class ChangeLog:
-    """Changes of a task's keyed state, written all the time, so that a checkpoint has little left to write.
+    """The changelog of a task's keyed state, which is written all the time, so that a checkpoint has little left to
+    write.
 
-    Changes are frozen and written in numbered segments. Each has what has changed since the one before it. A checkpoint
-    seals the newest segment. It refers to a base and to all segments above it: layers, as in incremental checkpoints.
-    From time to time the whole state is written anew while processing continues (Flink: materialised), frozen at the
-    same moment as a segment. Once it is durable it is the base, and everything below it is dropped.
+    Changes are frozen and written in numbered segments. Each segment has the changes since the previous one. A
+    checkpoint seals the newest segment. It refers to a base and to all segments above it: layers, as in incremental
+    checkpoints. From time to time the whole state is written as a new base while processing continues (Flink:
+    materialised), frozen at the same moment as a segment. Once the new base is durable, everything below it is dropped.
 
-    `ChangelogWriter` calls it to find what to write, and freezes that. Rules:
+    `ChangelogWriter` asks this class what to write, and freezes it. `restored` are the layers of the checkpoint from
+    which the task starts, if any. Rules:
 
-    - What was dropped from a chain never returns. So a file may go with the last checkpoint that refers to it: the
-      coordinator counts those. A file that no snapshot has taken into its chain is the task's own to delete.
-    - If there is nothing to build on, the next thing written is a base: at the beginning, and after a segment that
-      could not be written.
-    - Segments in flight that no checkpoint needs are bounded, and so are the layers of a chain. After a failure the
-      state is not written whole before a snapshot needs it. If base after base fails, a snapshot waits for one in the
-      end.
-
-    The class holds base and segments of one task. `restored` are the layers of the checkpoint from which the task
-    starts, if any.
+    - A dropped layer never returns. So a file may be deleted with the last checkpoint that refers to it, which the
+      coordinator counts. The task itself deletes a file to which no snapshot refers.
+    - If there is no base, the next write is a base: at the beginning, and after a segment that could not be written.
+    - The number of segments in flight that no checkpoint needs is limited, and so is the number of layers. After a
+      failure the whole state is not written before a snapshot needs it. If several bases fail, a snapshot finally waits
+      for a base.
     """
 
     restored: tuple[StateHandle, ...] = ()
@@ -226,13 +233,13 @@ class ChangeLog:
     _base: Layer | None = None
     _segments: list[Layer] = field(default_factory=list)
     _coming: Layer | None = None
-    """A base that is being written while the old one is still used, or None."""
+    """A new base that is being written while the old one is still used, or None."""
     _left_out: list[Layer] = field(default_factory=list)
-    """Layers that were dropped while they were being written. Only older snapshots may contain them."""
+    """Layers that were dropped while they were being written. Only older snapshots may refer to them."""
     _paused: bool = False
     """True if a write has failed since the last snapshot was taken."""
     _discarded: list[StateHandle] = field(default_factory=list)
-    """Files that the task has to delete and that were not returned yet."""
+    """Files that the task has to delete and that no method has returned yet."""
 
     def __post_init__(self) -> None:
         if self.restored:
@@ -241,7 +248,7 @@ class ChangeLog:
 
     @property
     def chain(self) -> Chain:
-        """Returns the base and all segments on top of it. `take` returns it for a snapshot."""
+        """Returns the base and all segments above it. A base must exist."""
         assert self._base is not None, "seal before"
         return Chain((self._base, *self._segments))
 
@@ -253,7 +260,7 @@ class ChangeLog:
         return changed_bytes >= self.limits.segment_bytes and in_flight < self.limits.in_flight_max
 
     def wants_base(self) -> bool:
-        """Returns whether to write the whole state now, while processing continues."""
+        """Returns whether to write a new base with the whole state now, while processing continues."""
         base = self._base
         if base is None or base.condition is not _Condition.DURABLE or self._coming is not None or self._paused:
             return False
@@ -262,9 +269,10 @@ class ChangeLog:
         return large or self._layers >= self.limits.layers_max
 
     def seal(self) -> Cut:
-        """Starts a segment with all changes since the last one, or a base if there is nothing to build on.
+        """Begins a segment with all changes since the last one, or a base if there is none. Returns what it has to
+        contain.
 
-        It is a base, too, if bases have failed until there are far too many layers. The snapshot has to wait for it.
+        It begins a base, too, if bases have failed until there are far too many layers. The snapshot then waits for it.
         """
         if self._paused and self._coming is None and self._layers >= 2 * self.limits.layers_max:
             self._discarded += self._start_anew()
@@ -279,7 +287,10 @@ class ChangeLog:
         return Cut(CheckpointId(self._newest), base=CheckpointId(self._newest - 1))
 
     def seal_with_base(self) -> tuple[Cut, Cut]:
-        """Starts a segment and a base of the same moment. Freeze them in this order, with no change in between."""
+        """Begins a segment and a new base of the same moment, and returns what each has to contain.
+
+        Freeze them in this order, with no change of the state in between.
+        """
         assert self._base is not None and self._coming is None
         segment = self._begin()
         self._coming = Layer(self._newest, whole=True)
@@ -290,8 +301,8 @@ class ChangeLog:
         self._discarded += self._start_anew()
 
     def take(self) -> Chain:
-        """Returns the chain (base and segments) for a snapshot whose segment was just sealed, and marks its layers as
-        taken, so that this task no longer deletes them.
+        """Returns the layers for a snapshot whose segment was just sealed. This task no longer deletes their
+        files.
         """
         self._paused = False
         chain = self.chain
@@ -300,8 +311,9 @@ class ChangeLog:
         return chain
 
     def written(self, number: int, whole: bool, handle: StateHandle | None) -> list[StateHandle]:
-        """Records that a segment or a base is durable (None if it was empty). Returns the files that the task has to
-        delete now.
+        """Records that a segment, or a base (`whole`), is durable. Returns the files that the task has to delete now.
+
+        `handle` is None if the segment was empty.
         """
         layer = self._find(number, whole)
         layer.durable(() if handle is None else (handle,))
@@ -311,7 +323,9 @@ class ChangeLog:
         return self._taken_over() + (self._replace_base() if layer is self._coming else [])
 
     def failed(self, number: int, whole: bool) -> list[StateHandle]:
-        """Records that a segment or a base could not be written. Returns the files that the task has to delete now."""
+        """Records that a segment, or a base (`whole`), could not be written. Returns the files that the task has
+        to delete now.
+        """
         layer = self._find(number, whole)
         layer.condition = _Condition.FAILED
         self._paused = True
@@ -350,8 +364,9 @@ class ChangeLog:
         return self._leave_out(below) + self._start_anew_if_broken()
 
     def _start_anew_if_broken(self) -> list[StateHandle]:
-        """Starts a new stack after a failed layer, because nothing can be based on it, unless a base of the same or a
-        later moment may still be written.
+        """Drops all layers after a failed layer, because no segment can be based on them. Returns the files to delete.
+
+        Nothing is dropped if a base of the same or a later moment may still be written.
         """
         layers = [layer for layer in (self._base, *self._segments) if layer is not None]
         broken = [layer.number for layer in layers if layer.condition is _Condition.FAILED]

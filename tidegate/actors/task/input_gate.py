@@ -1,14 +1,15 @@
-"""`InputGate`: the input side of a task: a queue for each channel, contiguous sequences, credit for the senders.
+"""`InputGate`: the input side of a task: a queue for each channel, checks of sequence numbers, and credit for the
+senders.
 
-The task machine queues what arrives, and takes an element in each turn. Rules that it keeps:
+The task machine queues arriving elements, and takes an element in each turn. Rules:
 
-- Elements are handled exactly in the order of their numbers. A repeated one is dropped, and a gap raises an error
-  (invariant 1).
-- Restored in-flight rows (`recover`), and the watermarks between them, come before everything that arrives.
-- Small batches that wait one behind the other are taken as one (`_take_merged`); each still counts as an element.
-- A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
-  one element, so that an element larger than the whole credit can pass.
-- Receiving never blocks. A blocked channel keeps receiving; `next_channel` does not offer it.
+- Elements are handled exactly in the order of their sequence numbers. A repeated element is dropped, and a gap raises
+  an error (invariant 1).
+- Restored in-flight rows (`recover`), and the watermarks between them, come before all arriving elements.
+- Small consecutive batches are taken as one (`_take_merged`), but each still counts as an element.
+- A queue never contains more than the granted credit plus one element (invariant 10): a sender may overdraw by one
+  element, so that an element larger than the whole credit can pass.
+- Receiving never blocks. A blocked channel keeps receiving, but `next_channel` does not return it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tidegate.storage.ids import CheckpointId
 
 
 class InputChannel:
-    """The elements that have arrived on one channel and wait to be processed."""
+    """The queue of the elements that have arrived on one channel, and the credit of its sender."""
 
     __slots__ = (
         "_credit_bytes_max",
@@ -67,40 +68,42 @@ class InputChannel:
     def __init__(
         self, channel: ChannelId, window_bytes: int, merged_rows_max: int = 1, credit_bytes_max: int | None = None
     ) -> None:
-        """Creates the channel. `credit_bytes_max` limits the credit, however large the window is. None for the
-        window.
+        """Creates the channel. `window_bytes`: credit to keep granted. `credit_bytes_max`: upper limit of the credit,
+        or None.
+
+        `merged_rows_max`: limit of the rows of merged batches.
         """
         self.channel = channel
         self.place = 0
-        """Index of the channel in the gate."""
+        """Index of the channel in the input gate."""
         self._credit_bytes_max = credit_bytes_max
         self._merged_rows_max = merged_rows_max
         self.recovered: deque[InFlightElement] = deque()
-        """In-flight elements that were restored from a checkpoint."""
+        """In-flight elements that were restored from a checkpoint and not taken yet."""
         self.reached: Watermark | None = None
-        """The greatest watermark that was taken, in ms. None before the first one."""
+        """The greatest watermark that was taken from the channel. None before the first one."""
         self.queue: deque[Element] = deque()
         self.arrived = 0
-        """Number of the next element to arrive."""
+        """Sequence number of the next element to arrive."""
         self.taken = 0
-        """Number of the next element to be taken."""
+        """Sequence number of the next element to be taken."""
         self.rows_taken = 0
         """Number of rows that were taken in this attempt."""
         self.window_bytes = window_bytes
-        """Bytes that may be in flight, and may wait at the sender, from now on. Credit that was granted before stays
-        granted.
+        """Bytes that may be in flight, and may wait at the sender, from now on. Credit that was already granted
+        stays granted.
         """
         self.last_bytes = 0
         """Size in bytes of the last taken element, or part of a batch."""
         self.data_over = False
-        """True once the end of the data was taken."""
+        """True once the end of the channel's data was taken."""
         self._granted_bytes = self._ahead_bytes
         self.taken_bytes = 0
         """Number of bytes that were taken in this attempt."""
         self._head_bytes: int | None = None
-        """Size in bytes of the whole batch at the head of the queue, once a part of it was taken."""
+        """Size in bytes of the whole batch at the head of the queue, if a part of it was taken, else None."""
         self._left_bytes = 0
-        """Size in bytes of the rest of that batch."""
+        """Size in bytes of the part of that batch that is still queued."""
 
     @property
     def waiting(self) -> bool:
@@ -108,14 +111,18 @@ class InputChannel:
         return bool(self.recovered or self.queue)
 
     def recover(self, elements: Iterable[InFlightElement]) -> None:
-        """Inserts restored in-flight elements before everything else, including elements that have arrived
-        meanwhile.
+        """Inserts restored in-flight elements before all queued elements. Raises InvariantError after the first
+        row was taken.
         """
         invariants.check_recover(self.rows_taken)
         self.recovered.extend(elements)
 
     def accept(self, first_sequence: int, elements: Sequence[Element]) -> Sequence[Element]:
-        """Queues the new elements, and returns them. Raises ProtocolError on a gap, and then changes nothing."""
+        """Queues the elements that are new, and returns them. `first_sequence` is the sequence number of the first
+        element.
+
+        Raises ProtocolError on a gap, and then changes nothing.
+        """
         if not invariants.is_gapless(first_sequence, self.arrived):
             raise ProtocolError(
                 f"{self.channel}: element {first_sequence} arrived where {self.arrived} was due: "
@@ -127,9 +134,9 @@ class InputChannel:
         return new
 
     def take(self, rows_max: int = ROWS_UNLIMITED) -> Element:
-        """Takes the next element, or several small batches as one.
+        """Takes and returns the next element, or several small batches as one.
 
-        Of a larger batch it takes `rows_max` rows; the rest comes next.
+        Of a larger batch it returns the first `rows_max` rows. The next call continues with the remaining rows.
         """
         if self.recovered:
             return self._take_recovered(rows_max)
@@ -147,8 +154,9 @@ class InputChannel:
         return element
 
     def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
-        """Takes several batches at the head of the queue as one. Their size is at most half of the window, so that the
-        sender can fill the rest.
+        """Takes several batches at the head of the queue as one, or returns None if they cannot be merged.
+
+        Their total size is at most half of the window, so that the sender can fill the other half.
         """
         rows_max = min(rows_max, self._merged_rows_max)
         lonely = len(self.queue) < 2 or not isinstance(self.queue[1], pa.RecordBatch)
@@ -194,8 +202,10 @@ class InputChannel:
             self.reached = watermark
 
     def before(self, checkpoint_id: CheckpointId) -> tuple[list[InFlightElement], int, bool]:
-        """Returns the elements that are in flight before a checkpoint's barrier, the number of these that were restored
-        or come before restored ones, and whether that barrier, or the end, has arrived.
+        """Returns the elements that are in flight before a checkpoint's barrier, with a count and a flag.
+
+        The count is the number of leading elements up to the last restored one. The flag is True if the barrier, or the
+        end of the channel, has arrived.
         """
         held: list[InFlightElement] = []
         keep_in_flight(held, (self.reached, *self.recovered))
@@ -212,7 +222,7 @@ class InputChannel:
         return self._granted_bytes
 
     def credit_to_grant(self) -> int | None:
-        """Grants credit if half of it was freed since the last grant. Returns the new total, or None."""
+        """Grants credit if half of it was used since the last grant. Returns the new total in bytes, or None."""
         total_bytes = self.taken_bytes + self._ahead_bytes
         if total_bytes - self._granted_bytes < max(1, self._ahead_bytes // 2):
             return None
@@ -226,7 +236,7 @@ class InputChannel:
 
 
 class InputGate:
-    """The input channels of a task, served in turn."""
+    """The input channels of a task, from which elements are taken in turn."""
 
     def __init__(
         self,
@@ -242,16 +252,16 @@ class InputGate:
         for place, channel in enumerate(self._in_order):
             channel.place = place
         self._marked = ReadyChannels(self._in_order)
-        """Channels that may have waiting elements."""
+        """Channels that may have queued elements."""
         self._turn = 0
-        """Index of the channel that is served next, if it has elements."""
+        """Index of the channel that is offered next, if it has elements."""
         self._blocked = 0
-        """Bits of the channels that were found to be blocked."""
+        """Bits of the channels that were blocked when they were last checked."""
         self._blocked_for: CheckpointId | None = None
         self._over = 0
-        """Bits of the channels whose data has ended."""
+        """Bits of the channels that have reached the end of their data."""
         self._recovering = False
-        """True if restored in-flight elements may still wait on a channel."""
+        """True if restored in-flight elements may still be waiting on a channel."""
 
     def __getitem__(self, channel: ChannelId) -> InputChannel:
         found = self._channels.get(channel)
@@ -265,32 +275,31 @@ class InputGate:
 
     @property
     def open_channels(self) -> int:
-        """Returns the number of channels whose data has not ended, at least 1."""
+        """Returns the number of channels before the end of their data, at least 1."""
         return max(1, len(self._in_order) - self._over.bit_count())
 
     @property
     def taken_bytes(self) -> int:
-        """Returns the number of bytes that were taken in this attempt, on all channels."""
+        """Returns the number of bytes that were taken from all channels in this attempt."""
         return sum(channel.taken_bytes for channel in self)
 
     def waits(self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None) -> bool:
-        """Returns whether a channel that is not blocked has an element. `blocked_for` as in `next_channel`."""
+        """Returns whether a channel that is not blocked has an element. The arguments are as in `next_channel`."""
         return self._first(False, blocked, blocked_for) is not None
 
     def recover(self, channel: ChannelId, elements: Iterable[InFlightElement]) -> None:
-        """Inserts restored in-flight elements before everything else that the task processes."""
+        """Inserts restored in-flight elements, which come before all other input of the task."""
         self[channel].recover(elements)
         self._recovering = True
 
     def next_channel(
         self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None
     ) -> InputChannel | None:
-        """Returns the next channel, round-robin, that has an element and is not blocked.
+        """Returns the next channel, round-robin, that has an element and is not blocked, or None.
 
-        Restored in-flight elements come first, on all channels. Another subtask may read their split now. Then old rows
-        of the split wait on one channel while its next rows come by another one.
-
-        `blocked_for`: while it is the same checkpoint, a blocked channel stays blocked, and is not checked again.
+        Restored in-flight elements come first, on all channels: after rescaling, old rows of a split may wait on one
+        channel while the split's next rows arrive on another one. `blocked_for`: while this is the same checkpoint, a
+        blocked channel stays blocked, and is not checked again.
         """
         if self._recovering:
             self._recovering = any(channel.recovered for channel in self)
@@ -303,7 +312,11 @@ class InputGate:
     def _first(
         self, recovered: bool, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None
     ) -> int | None:
-        """Returns the first index from `_turn` on, wrapping around, at which an element may be taken."""
+        """Returns the index of the first channel from `_turn` on, wrapping around, from which an element may be taken,
+        or None.
+
+        `recovered`: only channels with restored elements count.
+        """
         if blocked_for is None or blocked_for != self._blocked_for:
             self._blocked = 0
             self._blocked_for = blocked_for
@@ -322,14 +335,16 @@ class InputGate:
         return None
 
     def served(self) -> None:
-        """Records that the channel that was offered last was served, so that the next call offers another one first."""
+        """Records that an element was taken from the last offered channel, so that `next_channel` continues with
+        the next one.
+        """
         served = self._in_order[self._turn]
         if served.data_over:
             self._over |= 1 << self._turn
         self._turn = (self._turn + 1) % len(self._in_order)
 
     def positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """Returns, for each channel, the number of the next element to be taken."""
+        """Returns, for each channel, the sequence number of the next element to be taken."""
         return tuple((channel, state.taken) for channel, state in self._channels.items())
 
     def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:

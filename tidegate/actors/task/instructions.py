@@ -1,4 +1,4 @@
-"""The instructions of a task machine: what it orders its runtime to do. `TaskDriver` carries them out."""
+"""The instructions of a task machine, which `TaskDriver` carries out."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from tidegate.storage.state.snapshot import OperatorSnapshot
 @wire
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """Delivers consecutive elements to the downstream task of a channel.
+    """Sends consecutive elements to the downstream task of a channel. `first_sequence` is the number of the first
+    element.
 
-    No answer is needed, because the number of the next frame shows that one is missing. With `exhausts_credit` it is
-    needed: no frame of data can follow before the receiver grants credit. A frame without elements requests that the
-    receiver repeats its grant.
+    No answer is needed, because the number of the next frame shows that one is missing. With `exhausts_credit` an
+    answer is needed, because no frame of rows can follow before the receiver grants credit. A frame without elements
+    requests that the receiver repeats its grant.
     """
 
     attempt: AttemptNumber
@@ -41,8 +42,10 @@ class SendFrame:
 @wire
 @dataclass(frozen=True, slots=True)
 class GrantCredit:
-    """Grants credit to the upstream task of a channel: the total number of bytes that it may have sent, and the window
-    from now on.
+    """Grants credit to the upstream task of a channel.
+
+    `total_bytes` is the number of bytes that it may have sent in this attempt, `window_bytes` the number that may be in
+    flight.
     """
 
     attempt: AttemptNumber
@@ -56,12 +59,10 @@ class GrantCredit:
 class ReadSource:
     """Reads rows of a split. Answered by one `SourceBatchRead` with the same `read` number.
 
-    `others`: more splits, and the row to read each from. They are tried one after the other while the splits before
-    them have nothing. The reader may stop before any of them.
-
-    `patience_ms`: while none of them has anything, the reader may pause and try them all again, for up to this total
-    time. So the task need not be woken up for an empty answer. `pause_ms`: the first of these pauses. Each is twice as
-    long as the one before, up to `PAUSE_MAX_MS`.
+    `others`: more splits, each with the row to read from. They are tried in order while the splits before them have no
+    rows. The reader may stop before any of them. `patience_ms`: while no split has rows, the reader may pause and try
+    all again, for up to this total time, so that the task is not woken up for an empty answer. `pause_ms`: the first of
+    these pauses. Each is twice as long as the one before, up to `PAUSE_MAX_MS`.
     """
 
     read: int
@@ -76,7 +77,9 @@ class ReadSource:
 @wire
 @dataclass(frozen=True, slots=True)
 class NotifySource:
-    """Notifies the source's reader that a checkpoint is complete. `splits` are the splits of the subtask in it."""
+    """Notifies the source's reader that a checkpoint is complete. `splits` are the subtask's splits in the
+    checkpoint.
+    """
 
     checkpoint_id: CheckpointId
     splits: tuple[SourceSplit, ...]
@@ -87,7 +90,8 @@ class NotifySource:
 class RequestSplits:
     """Requests more splits of the source from the coordinator. Answered by `SplitsAssigned` with the same `first`.
 
-    Request and answer may be lost. The task repeats the request until it is answered.
+    `first` is the number of splits that the task has been assigned. Request and answer may be lost, so the task repeats
+    the request until it is answered.
     """
 
     attempt: AttemptNumber
@@ -98,9 +102,9 @@ class RequestSplits:
 class PersistSnapshot:
     """Writes frozen state, while processing continues. Answered by `SnapshotPersisted` or `SnapshotFailed`.
 
-    Holds references into the task's memory, so it never leaves the process. The positions are
-    the numbers of rows of this attempt that were taken from each input, and put on each output, before the snapshot.
-    The simulator compares the positions of all tasks, in order to check that their snapshots fit together.
+    Holds references into the task's memory, so it never leaves the process. The positions are the numbers of rows of
+    this attempt that were taken from each input, and put on each output, before the snapshot. The simulator compares
+    the positions of all tasks, to check that their snapshots fit together.
     """
 
     checkpoint_id: CheckpointId
@@ -108,9 +112,9 @@ class PersistSnapshot:
     input_positions: tuple[tuple[ChannelId, int], ...]
     output_positions: tuple[tuple[ChannelId, int], ...]
     base: IncrementalBase | None = None
-    """The base of the snapshot. Without one, the layers and native files of `snapshots` contain the whole state."""
+    """The base of the snapshot. With None, the layers and native files of `snapshots` contain the whole state."""
     chain: Chain | None = None
-    """The layers of the changelog that belong to it. They are written separately."""
+    """The layers of the changelog to which the snapshot refers, or None. They are written separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class PersistSegment:
 
 
 class Direction(enum.Enum):
-    """The end of a channel (receiver or sender) that holds an in-flight element."""
+    """The end of a channel at which an in-flight element waits: the receiver's input, or the sender's output."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -134,7 +138,8 @@ class Direction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Rows of one channel that belong to a checkpoint, oldest first, and the watermarks between them.
+    """In-flight elements of one channel that belong to a checkpoint, oldest first: rows, and the watermarks between
+    them.
 
     The first `recovered` elements were restored.
     """
@@ -147,9 +152,9 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class PersistChannelState:
-    """Writes the in-flight elements of an unaligned snapshot to a file of their own, while processing continues.
+    """Writes the in-flight elements of an unaligned snapshot to a separate file, while processing continues.
 
-    Comes at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has
+    Ordered at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has
     rows. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
     """
 
@@ -168,11 +173,11 @@ class DiscardState:
 @wire
 @dataclass(frozen=True, slots=True)
 class StageFile:
-    """Writes one data file of a sink. Answered by `FileStaged` with the same `index`.
+    """Writes rows of a sink as a data file, or by a call of a user's sink. Answered by `FileStaged` with the same
+    `index`.
 
-    `folder`: the folder of a partition, below the folder of the attempt; empty if the table has none. `prepare`: a
-    user's sink returns what is to be committed of all that it was given. `checkpoint_id`: the checkpoint that begins
-    then.
+    `folder`: the folder of a table partition, below the folder of the attempt, or empty. `prepare`: the user's sink
+    prepares all its rows since the last time for a commit. `checkpoint_id`: the checkpoint that begins then.
     """
 
     uid: OperatorUid
@@ -186,14 +191,14 @@ class StageFile:
 @wire
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """Commits prepared rows of a `CommittingSink`, and repeats that until it succeeds. Answered by `RowsCommitted`."""
+    """Commits prepared rows of a `CommittingSink`, and retries until it succeeds. Answered by `RowsCommitted`."""
 
     rows: PreparedRows
 
 
 @dataclass(frozen=True, slots=True)
 class MakeCalls:
-    """Calls the function of an operator for rows. Answered by `CallsAnswered`, in any order."""
+    """Starts calls of an operator's `map_async` function. Answered by `CallsAnswered`, in any order."""
 
     uid: OperatorUid
     calls: tuple[Call, ...]
@@ -202,7 +207,7 @@ class MakeCalls:
 @wire
 @dataclass(frozen=True, slots=True)
 class SetTaskTimer:
-    """Requests a `TimerDue` at a time. Several timers of one kind may be set, and none replaces another."""
+    """Requests a `TimerDue` at `due_at_ms`. Several timers of one kind may be set, and none replaces another."""
 
     timer: TaskTimer
     due_at_ms: int
@@ -211,9 +216,10 @@ class SetTaskTimer:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """Report to the coordinator that the operators are open. `origin`: where their state comes from, if they have any.
+    """Reports to the coordinator that the operators are open.
 
-    `splits`, `rows_read`: as in the coordinator's `TaskReady`.
+    `origin`: the place from which their state was restored, or None. `splits`, `rows_read`: as in the coordinator's
+    `TaskReady`.
     """
 
     attempt: AttemptNumber
@@ -225,7 +231,7 @@ class ReportReady:
 @wire
 @dataclass(frozen=True, slots=True)
 class AnswerTakeover:
-    """Report the status of the task to a coordinator that took over (see its event `TaskAnswered`)."""
+    """Reports the status of the task to a new coordinator (see the coordinator's event `TaskAnswered`)."""
 
     attempt: AttemptNumber
     generation: Generation
@@ -240,7 +246,9 @@ class AnswerTakeover:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReportWatermark:
-    """Report the lowest watermark of the source to the coordinator (see its event `WatermarkReported`)."""
+    """Reports the lowest watermark of the source to the coordinator (see the coordinator's event
+    `WatermarkReported`).
+    """
 
     attempt: AttemptNumber
     watermark_ms: int | None
@@ -250,9 +258,9 @@ class ReportWatermark:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReportEndOfData:
-    """Report to the coordinator that the operators have finished and only a final checkpoint is missing.
+    """Reports to the coordinator that the operators have finished and only a final checkpoint is missing.
 
-    `stop`: the savepoint that has ended the data, and after which the job ends; None if the data ran out.
+    `stop`: the savepoint that has ended the data, and after which the job ends. None if the input has ended.
     """
 
     attempt: AttemptNumber
@@ -262,7 +270,7 @@ class ReportEndOfData:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReportFinished:
-    """Report to the coordinator that the task has finished."""
+    """Reports to the coordinator that the task has finished."""
 
     attempt: AttemptNumber
 
@@ -270,7 +278,7 @@ class ReportFinished:
 @wire
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Report to the coordinator that this task's part of a checkpoint is durable."""
+    """Reports to the coordinator that this task's part of a checkpoint is durable."""
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
@@ -282,7 +290,7 @@ class Acknowledge:
 @wire
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Report to the coordinator that this task cannot take part in a checkpoint."""
+    """Reports to the coordinator that this task cannot take part in a checkpoint."""
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId

@@ -1,21 +1,21 @@
-"""`OperatorChain`: runs the operators of one task in a row. The output of each is the input of the next, by plain
-calls.
+"""`OperatorChain`: runs the operators of one task in a row. Each operator passes its output to the next by a plain
+call.
 
 The task machine calls it with batches, watermarks and processing time. Rules:
 
 - Only the first operator has several inputs.
-- A watermark passes the operators in order. Each first emits what waited for it; the operators behind it process that,
-  and then the watermark continues to them. An operator that generates watermarks lets none from upstream pass, except
-  the last one.
-- The task sets the processing time. For a timer it is never before the time that the timer was set for. Else
-  a timer that sets itself for the next full second would be due at once, again and again.
+- A watermark passes the operators in order. Each operator first emits the rows that waited for it. The operators behind
+  it process these rows, and then get the watermark. An operator that generates watermarks passes on no upstream
+  watermark, except the last one.
+- The task sets the processing time. When a timer fires, it is never before the time for which the timer was set.
+  Otherwise a timer that sets itself for the next full second would be due at once, again and again.
 - Once finishing has begun no processing-time timer fires any more: as in Flink, these timers are dropped at the end.
-- Timers fire in steps (Flink's interruptible timers). The first step is done at once, later ones when the task asks for
-  them; meanwhile it gives the chain nothing else.
-- If several operators have steps left, the last in the chain goes first, to be up to date when those before it emit
-  again. Watermarks that wait for the same operator merge into the newest. A generator of watermarks emits a batch in
-  pieces because the watermark between two of them makes a difference: all of its steps come before the next piece, and
-  before what the generator emits of another batch of the same call.
+- Timers fire in steps (Flink's interruptible timers). The first step is done at once, later ones when the task calls
+  `step`. Meanwhile the task gives the chain nothing else.
+- If several operators have steps left, the last in the chain goes first, to be up to date when the operators before it
+  emit again. Watermarks that wait for the same operator merge into the newest. A generator of watermarks emits a batch
+  in pieces because the watermark between two of them makes a difference: all of its steps come before the next piece,
+  and before the rows of another batch of the same call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 
 def _nobody(*told: object) -> None:
-    """Does nothing. The receiver of watermarks, idleness and side outputs if there is no other."""
+    """Does nothing. The default receiver of watermarks, idleness and side outputs."""
 
 
 def _aside(output: Callable[[SideOutput, pa.RecordBatch], None], uid: OperatorUid) -> EmitAside:
@@ -59,8 +59,8 @@ def _aside(output: Callable[[SideOutput, pa.RecordBatch], None], uid: OperatorUi
 class OperatorChain:
     """Runs the operators of one task, one after the other.
 
-    `output` takes what the last one emits, `output_watermark` the watermarks behind that, `output_idle` whether the
-    task is idle in event time, `output_aside` the rows of side outputs.
+    `output` receives the rows that the last operator emits, `output_watermark` its watermarks, `output_idle` whether
+    the task is idle in event time, and `output_aside` the rows of side outputs.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class OperatorChain:
         self.pace = StepPace()
         """Limits how many rows and timers one step processes, and counts the work of the current turn."""
         self.splits = SourceSplits()
-        """Tracks from which split of the task's source the current rows come."""
+        """Tracks which split of the task's source has the current rows."""
         self._contexts = [
             OperatorContext(
                 spec.uid,
@@ -103,17 +103,17 @@ class OperatorChain:
         """True if downstream was notified that this task is idle in event time."""
         self._links = [link_of(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
-        """Positions in the chain of operators that have not finished their newest watermark."""
+        """Indices of operators that have not finished the newest watermark that they have received."""
         self._clock: Iterator[None] | None = None
         """The remaining steps of processing-time timers that are firing; None if none is firing."""
         self._clock_ms = MIN_WATERMARK_MS
-        """The processing time, in ms since 1970, whose timers are firing."""
+        """The processing time, in ms since 1970, of the timers that are firing."""
         self._task_ms = 0
         self._inputs_ended: set[int] = set()
         self._finishing = False
         self._closing = ExitStack()
         self.callers = AsyncCallers(specs, self._links, self._advance, self._step, self._feed)
-        """Operators whose functions are called asynchronously (`map_async`)."""
+        """The operators of the chain that call their functions asynchronously (`map_async`)."""
         self._sinks = {
             spec.uid: link.operator
             for spec, link in zip(specs, self._links, strict=True)
@@ -128,8 +128,8 @@ class OperatorChain:
     ) -> None:
         """Opens every operator with its restored state, last one first, so that each may emit at once.
 
-        `checkpoint_id`: the checkpoint of this job that they start from, if any. Backends that were `kept` go back to
-        it. All others keep what they need to go back to it later.
+        `checkpoint_id`: the restored checkpoint of this job, or None. Backends in `kept` are rewound to it. All other
+        backends can be rewound to it later.
         """
         for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
             context = replace(context, kept=kept.get(context.uid))
@@ -142,7 +142,7 @@ class OperatorChain:
                 link.operator.keyed_backend.keep(checkpoint_id)
 
     def checkpoint_completed(self, checkpoint_id: CheckpointId) -> None:
-        """Notifies the backends that a checkpoint is complete, so that they no longer keep older states."""
+        """Notifies the backends that a checkpoint is complete, so that they can drop the undo data of older ones."""
         for backend in self.backends.values():
             backend.completed(checkpoint_id)
 
@@ -152,33 +152,36 @@ class OperatorChain:
         self._time.now_ms = max(at_ms, self._clock_ms)
 
     def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Processes one batch of one of the inputs, through the whole chain."""
+        """Processes one batch of an input, through the whole chain."""
         self.pace.rows += batch.num_rows
         self._say_idle(False)
         self._feed(0, batch, input_index)
         self.step()
 
     def advance_watermark(self, watermark_ms: int) -> None:
-        """Handles a watermark: event time at the inputs has reached `watermark_ms`."""
+        """Passes a watermark, in ms, of the task's inputs through the chain."""
         self._advance(0, watermark_ms)
         self.step()
 
     @property
     def idleness_ms(self) -> int | None:
-        """Returns after how many ms without rows a split of the source is idle; None: never."""
+        """Returns the time in ms without rows after which a split of the source is idle. None if it never is."""
         found = [link.operator.idleness_ms for link in self._links if link.operator.generates_watermarks]
         return found[0] if found else None
 
     @property
     def aligned_generator(self) -> tuple[WatermarkAlignment, WatermarkGenerator] | None:
-        """Returns how splits of the source are aligned, and the step that makes their watermarks; None if they are not
-        aligned."""
+        """Returns the watermark alignment of the source's splits, and the operator that generates their watermarks.
+
+        None if the splits are not aligned.
+        """
         generators = (link.operator for link in self._links if isinstance(link.operator, WatermarkGenerator))
         return next(((each.alignment, each) for each in generators if each.alignment is not None), None)
 
     def awaited_generator(self, behind: bool) -> WatermarkGenerator | None:
-        """Returns the first step that generates watermarks, if an operator waits for them; otherwise None. `behind`:
-        whether operators behind the chain wait.
+        """Returns the first operator that generates watermarks if a later operator waits for them, else None.
+
+        `behind`: whether operators of later tasks wait for watermarks.
         """
         found: WatermarkGenerator | None = None
         for link in self._links:
@@ -191,7 +194,7 @@ class OperatorChain:
         return found if behind else None
 
     def splits_moved(self) -> None:
-        """Notifies generators of watermarks that other splits of the source hold event time back now."""
+        """Notifies generators of watermarks that the set of splits that hold event time back has changed."""
         for position, link in enumerate(self._links):
             if link.operator.generates_watermarks:
                 link.operator.splits_moved()
@@ -200,8 +203,9 @@ class OperatorChain:
 
     @property
     def advancing(self) -> bool:
-        """Returns whether steps of watermarks or timers are left. The caller calls `step` until none is left, before it
-        processes anything else.
+        """Returns whether steps of watermarks or timers are left.
+
+        The caller calls `step` until none is left, before it processes anything else.
         """
         return bool(self._behind) or self._clock is not None
 
@@ -219,15 +223,15 @@ class OperatorChain:
             self._say_idle(True)
 
     def end_input(self, input_index: int = 0) -> None:
-        """Handles the end of one of the inputs. A second call for the same input does nothing."""
+        """Handles the end of an input of the chain. A second call for the same input does nothing."""
         if self._links and input_index not in self._inputs_ended:
             self._inputs_ended.add(input_index)
             self._links[0].operator.end_input(input_index, self._links[0].emit)
 
     @property
     def next_processing_time_ms(self) -> int | None:
-        """Returns the processing time, in ms since 1970, at which `fire_processing_time` is to be called next; None if
-        no operator waits for one.
+        """Returns the time, in ms since 1970, at which to call `fire_processing_time` next. None if no timer is
+        set.
         """
         if self._finishing:
             return None
@@ -235,34 +239,36 @@ class OperatorChain:
         return min((time for time in times if time is not None), default=None)
 
     def fire_processing_time(self, now_ms: int) -> None:
-        """Fires the processing-time timers that are due at `now_ms`, in the order of the operators."""
+        """Fires the processing-time timers that are due at `now_ms`, in the order of the operators, in steps."""
         assert not self.advancing, "what time has brought before comes first"
         if not self._finishing:
             self._set_clock(self._fire(now_ms), now_ms)
             self.step()
 
     def prepare_snapshot(self) -> None:
-        """Lets every operator, the first one first, emit the rows that belong before the barrier."""
+        """Makes every operator, in order, emit the rows that belong before the barrier."""
         for link in self._links:
             link.operator.prepare_snapshot(link.emit)
 
     def snapshot(self, cut: Cut) -> list[OperatorSnapshot]:
-        """Freezes the state of every stateful operator for a checkpoint, and returns it."""
+        """Freezes the state of every operator with state for a checkpoint, and returns it. `cut`: which changes
+        to include.
+        """
         snapshots = (link.operator.snapshot(cut) for link in self._links)
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
-        """Freezes only the keyed state of every operator, for the changelog, and returns it."""
+        """Freezes only the keyed state of every operator, for the changelog. `cut`: which changes to include."""
         changes = (link.operator.changes(cut) for link in self._links)
         return tuple(change for change in changes if change is not None)
 
     @property
     def changed_bytes(self) -> int:
-        """Returns approximately how many bytes of keyed state have changed since it was last frozen."""
+        """Returns the approximate number of bytes of keyed state that have changed since it was last frozen."""
         return sum(link.operator.changed_bytes for link in self._links)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns two approximate numbers of rows of keyed state: in a snapshot on top of that base, and in a full
+        """Returns the approximate number of rows of keyed state in a snapshot based on `base`, and in a full
         snapshot.
         """
         changed = [backend.changed_rows(base) for backend in self.backends.values()]
@@ -270,26 +276,27 @@ class OperatorChain:
 
     @property
     def backends(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """Returns the backends of all operators with keyed state."""
+        """Returns the backends of all operators with keyed state, by operator."""
         pairs = zip(self._contexts, self._links, strict=True)
         found = ((context.uid, link.operator.keyed_backend) for context, link in pairs)
         return {uid: backend for uid, backend in found if backend is not None}
 
     @property
     def user_metrics(self) -> tuple[UserMetric, ...]:
-        """Returns the metrics that functions of users have counted."""
+        """Returns the metrics that users' functions have defined."""
         return tuple(metric for context in self._contexts for metric in context.metrics.read(context.uid))
 
     @property
     def state_sizes(self) -> tuple[tuple[str, StateSize], ...]:
-        """Returns the names of operators with keyed state, and the approximate size of each state in bytes."""
+        """Returns the name of each operator with keyed state, and the approximate size of the state."""
         pairs = zip(self._contexts, self._links, strict=True)
         found = ((context.name, link.operator.keyed_backend) for context, link in pairs)
         return tuple((name, backend.size) for name, backend in found if backend is not None)
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """Returns the backends that can go back to a checkpoint, so that the next attempt can use them. Afterwards only
-        `close` may be called.
+        """Returns the backends that can be rewound to a checkpoint, by operator, for the next attempt of the task.
+
+        Afterwards only `close` may be called.
         """
         backends = {uid: backend for uid, backend in self.backends.items() if backend.goes_back}
         for context, link in zip(self._contexts, self._links, strict=True):
@@ -298,14 +305,15 @@ class OperatorChain:
         return backends
 
     def take_pending(self, force: bool) -> list[tuple[OperatorUid, StagedRows]]:
-        """Returns the rows that the sinks of the chain have ready to write, each with its sink."""
+        """Returns the rows that the sinks of the chain are ready to write, each with the uid of the sink.
+        `force`: all rows.
+        """
         return [(uid, rows) for uid, sink in self._sinks.items() for rows in sink.take_files(force)]
 
     def finish(self, drain: bool = True) -> Iterator[None]:
-        """Ends all inputs, and returns the steps that remain to be done.
+        """Ends all inputs, and returns the remaining steps as an iterator.
 
-        First come steps of watermarks. Then, if the end is for good (`drain`), every operator emits what it has left,
-        first one first.
+        First come steps of watermarks. Then, with `drain`, every operator emits its remaining rows, in order.
         """
         self._finishing = True
         self.callers.draining = drain
@@ -314,13 +322,14 @@ class OperatorChain:
         return self._finish() if drain else self._catch_up()
 
     def close(self) -> None:
-        """Closes every operator whose `open` was called, in the order of the chain. An error of one operator does not
-        keep the remaining operators open.
+        """Closes every operator whose `open` was called, in the order of the chain.
+
+        If one operator raises, the remaining operators are closed too.
         """
         self._closing.close()
 
     def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Processes a batch with the operator at `position` and the operators behind it."""
+        """Passes a batch to the operator with index `position`, or to the output behind the last operator."""
         if not batch.num_rows:
             return
         if position == len(self._links):
@@ -337,10 +346,9 @@ class OperatorChain:
             self._generated(position)
 
     def _emitted(self, position: int, batch: pa.RecordBatch) -> None:
-        """Receives the output of an operator. First passes on the watermark that a generator has derived from the rows
-        before it.
+        """Passes on a batch that the operator with index `position` has emitted.
 
-        These may be of a batch that the generator got in the same call, from an operator that emits several.
+        If the operator generates watermarks, first passes on the watermark of its earlier rows.
         """
         if self._links[position].operator.generates_watermarks:
             self._generated(position)
@@ -349,7 +357,7 @@ class OperatorChain:
         self._feed(position + 1, batch)
 
     def _generated(self, position: int) -> bool:
-        """Passes on a generator's watermark if it is greater than the one before it."""
+        """Passes on the watermark of a generator if it has advanced. Returns whether it has."""
         link = self._links[position]
         own_ms = link.operator.watermark_ms
         if own_ms is not None and own_ms > link.generated_ms:
@@ -364,7 +372,7 @@ class OperatorChain:
             self._output_idle(idle)
 
     def _advance(self, start: int, watermark_ms: int) -> None:
-        """Passes a watermark down the chain from `start`, until an operator has steps to do for it."""
+        """Passes a watermark down the chain from index `start`, up to an operator that has to do steps for it."""
         for position in range(start, len(self._links)):
             link = self._links[position]
             if isinstance(link.operator, AsyncMap) and not link.operator.let_pass(watermark_ms):
@@ -381,7 +389,7 @@ class OperatorChain:
         self._output_watermark(watermark_ms)
 
     def _steps_of(self, link: Link) -> Iterator[None]:
-        """Returns the remaining steps for the watermark that an operator has begun with, or the steps for its next
+        """Returns the operator's remaining steps for its current watermark, or else the steps for its next
         watermark.
         """
         if link.steps is None:
@@ -392,8 +400,10 @@ class OperatorChain:
         return link.steps
 
     def _step(self, behind: int = -1) -> bool:
-        """Does one step of the operators behind a position that have not finished a watermark. Returns False if no step
-        was left.
+        """Does one step of a watermark, of the last operator in the chain that has one. Returns False if no step was
+        left.
+
+        Only operators with an index greater than `behind` count.
         """
         while (position := max(self._behind, default=-1)) > behind:
             for _ in self._steps_of(self._links[position]):
@@ -402,7 +412,7 @@ class OperatorChain:
         return False
 
     def _arrived(self, position: int) -> None:
-        """Passes a watermark on after an operator has finished it."""
+        """Passes on a watermark that the operator with index `position` has finished."""
         link = self._links[position]
         link.steps = None
         if link.next_ms is None:
@@ -419,7 +429,7 @@ class OperatorChain:
             yield from link.operator.on_processing_time(now_ms, link.emit)
 
     def _catch_up(self) -> Iterator[None]:
-        """Does the remaining steps for watermarks. A generator that yields after each of them."""
+        """Does the remaining steps of watermarks. Yields after each step."""
         while self.advancing:
             self.step()
             yield
@@ -439,27 +449,27 @@ class OperatorChain:
 
 @dataclass(slots=True)
 class Link:
-    """An operator of the chain, and the watermarks that it has received."""
+    """An operator of the chain, its output function, and the watermarks that it has received."""
 
     operator: Operator
     emit: Emit
-    """The function that takes the operator's output."""
+    """The function that receives the operator's output."""
     rows_max: int
-    """The most rows that the operator gets in one call."""
+    """The largest number of rows that the operator gets in one call."""
     waits: bool
     """The value of `Operator.waits_for_event_time`, read once."""
     generated_ms: int = MIN_WATERMARK_MS
-    """The newest watermark that the operator generated and that was passed on, in ms since 1970."""
+    """The newest watermark that the operator has generated and the chain has passed on, in ms since 1970."""
     next_ms: int | None = None
-    """The newest watermark that has arrived and that the operator has not begun with, in ms since 1970."""
+    """The newest watermark that the operator has received and not begun, in ms since 1970. None if there is none."""
     current_ms: int = MIN_WATERMARK_MS
-    """The newest watermark that the operator has begun with, in ms since 1970."""
+    """The newest watermark that the operator has begun, in ms since 1970."""
     steps: Iterator[None] | None = None
-    """The remaining steps for the watermark `current_ms`."""
+    """The operator's remaining steps for the watermark `current_ms`, or None."""
 
 
 def link_of(spec: OperatorSpec, emit: Emit) -> Link:
-    """Creates the operator that a spec describes, and its place in the chain."""
+    """Creates the operator that a spec describes. `emit` receives its output."""
     operator = spec.factory()
     rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
     return Link(operator, emit, rows_max, operator.waits_for_event_time)
@@ -469,13 +479,14 @@ _WORKING = (TaskStatus.RUNNING, TaskStatus.FINISHING)
 
 
 class AsyncCallers:
-    """The operators of a chain whose functions are called asynchronously (`AsyncMap`).
+    """The operators of a chain that call their functions asynchronously (`AsyncMap`).
 
     Rules:
 
-    - A task takes no input while rows wait for a call: `blocked`. At the end of its input it waits for all results.
+    - A task takes no input while a caller has no room for more rows (`blocked`). At the end of its input it waits for
+      all results.
     - Results of functions go to the next operator between two turns: rows, and watermarks that waited for them. All
-      steps of such a watermark come before the rows behind it: these are judged by it.
+      steps of such a watermark come before the rows behind it, which are judged by the watermark.
 
     `advance`, `step` and `feed` are methods of the chain.
     """
@@ -501,7 +512,7 @@ class AsyncCallers:
 
     @property
     def blocked(self) -> bool:
-        """Returns whether the task can do nothing before a function has returned."""
+        """Returns whether the task cannot continue before a function has returned."""
         return any(caller.full or (self.draining and caller.busy) for _, caller in self._callers.values())
 
     def take_calls(self, status: TaskStatus) -> list[MakeCalls]:
@@ -512,7 +523,7 @@ class AsyncCallers:
         return [MakeCalls(uid, calls) for uid, calls in taken if calls]
 
     def answered(self, answers: Iterable[tuple[OperatorUid, Answer]], status: TaskStatus) -> None:
-        """Processes results of asynchronous calls, which returned or failed.
+        """Passes the results of calls, or their errors, to the operators and then down the chain.
 
         A task that was stopped ignores them, because the rows of these calls are in the savepoint.
         """
@@ -535,8 +546,8 @@ class AsyncCallers:
 class ProcessingTimeTimer:
     """Fires the processing-time timers of a task's operators.
 
-    The task machine sets one timer of the runtime at a time, for the earliest moment. When it is due, the operators'
-    timers fire in steps, each in a turn of its own. Steps that are left for a watermark go first.
+    The task machine sets one timer of the runtime at a time, for the earliest time. When it is due, the operators'
+    timers fire in steps, each in a separate turn. Remaining steps of a watermark go first.
     """
 
     def __init__(self, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]) -> None:
@@ -544,22 +555,24 @@ class ProcessingTimeTimer:
         self._instruct = instruct
         self._set_for_ms: int | None = None
         self._due_ms: int | None = None
-        """The time whose timers are due, in ms since 1970, until operators have handled it; None if no timer is due."""
+        """The time, in ms since 1970, up to which timers are due and the operators have not fired them. None if
+        no timer is due.
+        """
 
     @property
     def due(self) -> bool:
-        """Returns whether timers are due or steps are left, to be done as soon as there is room for their output."""
+        """Returns whether timers are due, or steps of timers or watermarks are left."""
         return self._due_ms is not None or self._chain.advancing
 
     def fired(self, at_ms: int) -> None:
-        """Notes that the runtime's timer has fired. Timers up to `at_ms` are due then, even if the clock was set back
-        since.
+        """Records that the runtime's timer has fired. Timers up to `at_ms` are then due, even if the clock was
+        set back since.
         """
         self._set_for_ms = None
         self._due_ms = at_ms
 
     def run(self, now_ms: int) -> None:
-        """Does one step of the timers that are due."""
+        """Does one step of the timers that are due, or of a watermark."""
         if self._chain.advancing:
             self._chain.step()
         else:
@@ -568,7 +581,9 @@ class ProcessingTimeTimer:
             self._chain.fire_processing_time(at_ms)
 
     def set(self) -> None:
-        """Sets a timer for the earliest time, unless one is set for it or for an earlier one, or is due already."""
+        """Sets the runtime's timer for the earliest time, unless it is set for that or an earlier time, or is due
+        already.
+        """
         if self.due:
             return
         due_at_ms = self._chain.next_processing_time_ms

@@ -1,19 +1,19 @@
-"""`OutputGate`: the output side of a task: numbered elements, queues, credit and frames.
+"""`OutputGate`: the output side of a task: a queue for each channel, sequence numbers, credit and frames.
 
-`Emitter` queues and sends. `SubtaskCheckpoints` queues barriers and lets them overtake. Rules that it keeps:
+`Emitter` queues rows and sends frames. `SubtaskCheckpoints` queues barriers and lets them overtake. Rules:
 
-- Elements leave in the order in which they were queued, and get their numbers then. Only a barrier may overtake what is
-  queued. What it has overtaken belongs to its checkpoint.
-- Batches leave only while there is credit; the last one may overdraw it. Control elements need no credit, and still
-  never overtake a batch.
+- Elements are sent in the order in which they were queued, and get their sequence numbers then. Only a barrier may
+  overtake queued elements. The overtaken elements belong to its checkpoint.
+- Batches are sent only while there is credit, and the last one may overdraw it. Control elements need no credit, and
+  still never overtake a batch.
 - A frame is sent when enough bytes are queued, when a control element is queued (a barrier must not linger), or when
-  the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least per
-  row), and shrinks while frames leave by time (latency matters more then).
-- A watermark that no operator behind a channel waits for travels with what leaves by time, or before the next other
-  control element: only the newest one. So it neither makes frames small nor keeps batches apart.
-- When a queue is full the task takes no more input: back-pressure continues to the source (invariant 10).
-- For a receiver with a *narrow* window, smaller than what a queue may hold, queues, frames and batches stay small as
-  well: elements that wait here delay barriers just as much.
+  the linger time is over. The frame size adapts: it grows while the receiver is the bottleneck (large frames cost least
+  per row), and shrinks while frames are sent because of the linger time (latency matters more then).
+- A watermark for which no operator behind a channel waits is sent together with lingering output, or before the next
+  other control element, and only the newest one. So it neither makes frames small nor keeps batches apart.
+- When a queue is full the task processes no more input: back-pressure continues to the source (invariant 10).
+- For a receiver with a *narrow* window, smaller than the queue limit, queues, frames and batches stay small as well,
+  because queued elements delay barriers just as much.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ from tidegate.storage.ids import CheckpointId
 
 PROBE_MS_MIN = 10
 WINDOW_BYTES_AT_FIRST = 64 * 1024
-"""The first size of a window. It is small because the receiver may be slow, and sent bytes cannot be taken back."""
+"""The first size of a window in bytes. It is small because the receiver may be slow, and sent bytes cannot be
+taken back.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """Limits of the data plane, for each channel unless stated otherwise. Sizes in bytes, times in ms."""
+    """Limits of the data plane, for each channel unless stated otherwise. Sizes are in bytes, times in ms."""
 
     credit_bytes: int = 8 * 1024 * 1024
     queue_bytes_max: int = 8 * 1024 * 1024
@@ -56,21 +58,21 @@ class BufferLimits:
     frame_elements_max: int = 1_024
     linger_ms: int = 20
     probe_ms: int = 2_000
-    """Milliseconds for which output waits for credit. After that an empty frame requests the grant again, because it
-    may be lost.
+    """Time in ms for which output waits for credit. Then an empty frame requests the grant again, because it may
+    be lost.
     """
     in_flight_bytes_max: int = 256 * 1024 * 1024
-    """The most bytes that a task keeps for one unaligned snapshot, over all channels. With more it declines the
-    checkpoint.
+    """Limit in bytes of the in-flight data of one unaligned snapshot of a task, over all channels. Beyond it the
+    task declines the checkpoint.
     """
     turn_rows_max: int = ROWS_UNLIMITED
-    """The most rows that a task processes before it handles other messages."""
+    """Limit of the rows that a task processes before it handles other messages."""
     merged_rows_max: int = MERGED_ROWS_MAX
-    """The most rows in a batch that is made of small batches waiting on a channel. 1: batches are not merged."""
+    """Limit of the rows of a batch that is merged from small queued batches. With 1, batches are not merged."""
     debloat_target_ms: int = 0
-    """Milliseconds that the receiver should need for the bytes in flight. 0: no limit of time, only of bytes."""
+    """Time in ms that the receiver should need for the bytes in flight. With 0, only bytes are limited."""
     window_bytes_min: int = 4 * 1024
-    """The least size of a window, in bytes."""
+    """The smallest size of a window, in bytes."""
 
     def __post_init__(self) -> None:
         check_whole(self, "credit_bytes", "queue_bytes_max", "frame_bytes_min", "frame_bytes_max", least=1)
@@ -88,8 +90,8 @@ class BufferLimits:
     def widest_window_bytes(self) -> int:
         """Returns the largest size of a window, in bytes, which a receiver gets if it is fast enough.
 
-        The sender's queue is as large as the window. So a window may be larger than the credit: if it could not, a
-        sender with little credit and a large queue would not notice a slow receiver.
+        The sender's queue is as large as the window, so the window may be larger than the credit. Otherwise a sender
+        with little credit and a large queue would not notice a slow receiver.
         """
         return max(self.credit_bytes, self.queue_bytes_max) if self.debloat_target_ms else self.credit_bytes
 
@@ -102,7 +104,7 @@ class BufferLimits:
 
 
 class OutputChannel:
-    """The queue of one output channel: elements that wait to be sent."""
+    """The queue of one output channel: elements that wait to be sent, and the credit of the receiver."""
 
     __slots__ = (
         "_awaited",
@@ -128,34 +130,34 @@ class OutputChannel:
     def __init__(self, channel: ChannelId, limits: BufferLimits, awaited: bool = True) -> None:
         self.channel = channel
         self.place = 0
-        """The position of this channel among the channels of the gate."""
+        """Index of the channel in the output gate."""
         self._awaited = awaited
         self._held: Watermark | None = None
-        """The newest watermark, held back because no operator waits for it; None if none is held."""
+        """The newest watermark, if it is delayed because no operator waits for it, else None."""
         self._left: Watermark | None = None
-        """The newest watermark that was sent, in ms since 1970; None if none was."""
+        """The newest watermark that was sent, or None."""
         self.queue: deque[Element] = deque()
         self.queued_bytes = 0
         self.next_sequence = 0
-        """The number of the next element to send."""
+        """Sequence number of the next element to send."""
         self.rows_put = 0
-        """The number of rows queued since the attempt began."""
+        """Number of rows that were queued in this attempt."""
         self.barriers: set[CheckpointId] = set()
-        """The checkpoints whose barriers are in the queue."""
+        """Checkpoints with a barrier in the queue."""
         self._limits = limits
         self.bytes_put = 0
-        """Bytes of batches that were queued since the last turn ended."""
+        """Size in bytes of the batches that were queued in this turn."""
         self.narrow_bytes: int | None = None
-        """The receiver's window in bytes if it is narrow (smaller than the widest); otherwise None."""
+        """The receiver's window in bytes if it is narrow (smaller than the widest), else None."""
         self._full_bytes = limits.queue_bytes_max
         """The limit of the queue, in bytes."""
         self._set_window(limits.first_window_bytes)
         self._credit_bytes = min(limits.credit_bytes, limits.first_window_bytes)
         self.sent_bytes = 0
-        """Bytes of batches that were sent since the attempt began."""
+        """Size in bytes of the batches that were sent in this attempt."""
         self._frame_bytes = limits.frame_bytes_min
         self._urgent = 0
-        """The number of control elements in the queue."""
+        """Number of control elements in the queue."""
 
     def _set_window(self, window_bytes: int) -> None:
         limits = self._limits
@@ -170,31 +172,33 @@ class OutputChannel:
 
     @property
     def exhausted(self) -> bool:
-        """Returns whether nothing more may be sent before the receiver answers with credit."""
+        """Returns whether the credit is used up, so that no batch may be sent."""
         return not invariants.may_send(self.sent_bytes, self._credit_bytes)
 
     @property
     def sendable(self) -> bool:
-        """Returns whether the first queued element may leave now."""
+        """Returns whether the first queued element may be sent now."""
         return bool(self.queue) and (not isinstance(self.queue[0], pa.RecordBatch) or not self.exhausted)
 
     @property
     def starved_at_bytes(self) -> int | None:
-        """Returns the total granted credit, in bytes, if the first queued element waits for more; otherwise None."""
+        """Returns the total granted credit, in bytes, if the first queued element waits for more credit.
+        Otherwise None.
+        """
         return self._credit_bytes if self.queue and not self.sendable else None
 
     @property
     def idle(self) -> bool:
-        """Returns whether there is nothing to send, neither now nor after the linger time."""
+        """Returns whether there is nothing to send, now or after the linger time."""
         return not self.queue and self._held is None
 
     @property
     def lingering(self) -> bool:
-        """Returns whether something would leave if the linger time were over."""
+        """Returns whether an element could be sent if the linger time were over."""
         return self.sendable or (self._held is not None and not self.queue)
 
     def put(self, element: Element) -> None:
-        """Queues an element."""
+        """Queues an element. A watermark for which no operator waits is delayed."""
         if isinstance(element, Watermark):
             self._held = None
             if not self._awaited and element.timestamp_ms < MAX_WATERMARK_MS:
@@ -205,7 +209,7 @@ class OutputChannel:
         self._queue(element)
 
     def _release(self) -> None:
-        """Puts the watermark that was held back into the queue."""
+        """Queues the delayed watermark, if there is one."""
         held = self._held
         self._held = None
         if held is not None:
@@ -224,8 +228,8 @@ class OutputChannel:
             self.barriers.add(element.checkpoint_id)
 
     def overtake(self, barrier: Barrier) -> list[InFlightElement]:
-        """Queues a barrier before all waiting elements, or moves a queued one there. Returns the elements that it
-        overtakes.
+        """Moves a barrier before all queued elements, whether it is queued already or not. Returns the overtaken
+        elements.
         """
         overtaken: list[InFlightElement] = []
         keep_in_flight(overtaken, (self._left,))
@@ -241,13 +245,16 @@ class OutputChannel:
         return overtaken
 
     def grant(self, total_bytes: int, window_bytes: int) -> None:
-        """Handles granted credit. A grant that is older than the newest one changes nothing."""
+        """Sets the granted credit and the window, in bytes. A grant older than the newest one changes nothing."""
         if total_bytes >= self._credit_bytes:
             self._credit_bytes = total_bytes
             self._set_window(window_bytes)
 
     def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
-        """Returns the next frame as (number of its first element, elements), or None if no frame may be sent yet."""
+        """Removes and returns the next frame: the sequence number of its first element, and its elements.
+
+        None if no frame may be sent yet. `flush`: the linger time is over.
+        """
         by_time = flush and self.queued_bytes > 0 and not self._urgent
         if flush:
             self._release()
@@ -286,23 +293,23 @@ class OutputChannel:
 
 
 class OutputGate:
-    """The output channels of a task."""
+    """The output channels of a task, and the frames to send."""
 
     def __init__(
         self, channels: Sequence[ChannelId], limits: BufferLimits, unawaited: Collection[ChannelId] = ()
     ) -> None:
-        """`unawaited`: channels behind which no operator waits for watermarks."""
+        """Creates the channels. `unawaited`: channels behind which no operator waits for watermarks."""
         self._channels = {channel: OutputChannel(channel, limits, channel not in unawaited) for channel in channels}
         for place, of_channel in enumerate(self._channels.values()):
             of_channel.place = place
         self._marked = ReadyChannels(tuple(self._channels.values()))
-        """Channels in which elements may wait, or to which elements were added since the last turn."""
+        """Channels that may have queued elements, or got elements in this turn."""
         self.lingering = False
-        """True if `take_frames` has left elements that credit would allow to be sent."""
+        """True if the last `take_frames` has left elements that could be sent with the credit."""
         self.starving = False
-        """True if `take_frames` has left elements because there was no credit for them."""
+        """True if the last `take_frames` has left elements because there was no credit for them."""
         self.watermark_ms: int | None = None
-        """The newest watermark that was queued, in ms since 1970; None if none was."""
+        """The newest watermark that was queued, in ms since 1970, or None."""
         self._pace = SenderPace()
 
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
@@ -314,7 +321,7 @@ class OutputGate:
 
     @property
     def over_limit(self) -> bool:
-        """Returns whether any queue is full."""
+        """Returns whether the queue of any channel is full."""
         for channel in self._marked:  # noqa: SIM110 (read many times a turn: a generator takes longer)
             if channel.over_limit:
                 return True
@@ -322,11 +329,11 @@ class OutputGate:
 
     @property
     def turn_rows_max(self) -> int:
-        """Returns the most rows of a turn. It is small enough that batches suit the slowest receiver."""
+        """Returns the limit of the rows of a turn, so that its batches suit the slowest receiver."""
         return self._pace.rows_max
 
     def turn_over(self, rows: int) -> None:
-        """Handles the end of a turn that processed `rows` rows."""
+        """Records the end of a turn that processed `rows` rows."""
         filled = 0.0
         for channel in self._marked:
             if channel.narrow_bytes is not None:
@@ -336,26 +343,26 @@ class OutputGate:
 
     @property
     def queued_bytes(self) -> int:
-        """Returns the bytes that wait on all channels."""
+        """Returns the bytes that are queued on all channels."""
         return sum(channel.queued_bytes for channel in self._channels.values())
 
     @property
     def sent_bytes(self) -> int:
-        """Returns the bytes of this attempt that have left, on all channels."""
+        """Returns the bytes that were sent in this attempt, on all channels."""
         return sum(channel.sent_bytes for channel in self._channels.values())
 
     @property
     def rows_put(self) -> int:
-        """Returns the rows that were queued since the attempt began, on all channels."""
+        """Returns the rows that were queued in this attempt, on all channels."""
         return sum(channel.rows_put for channel in self._channels.values())
 
     @property
     def empty(self) -> bool:
-        """Returns whether no channel has waiting elements."""
+        """Returns whether no channel has queued elements."""
         return not any(channel.queue for channel in self._marked)
 
     def starved(self) -> dict[ChannelId, int]:
-        """Returns the channels that wait for credit, each with its total granted credit in bytes."""
+        """Returns the total granted credit, in bytes, of each channel that waits for credit."""
         found = ((state.channel, state.starved_at_bytes) for state in self._marked)
         return {channel: credit_bytes for channel, credit_bytes in found if credit_bytes is not None}
 
@@ -369,7 +376,11 @@ class OutputGate:
             channel.put(element)
 
     def take_frames(self, flush: bool) -> list[tuple[ChannelId, int, tuple[Element, ...]]]:
-        """Returns all frames that may and should leave now."""
+        """Removes and returns all frames to send now: for each the channel, the first sequence number, and the
+        elements.
+
+        `flush`: send lingering output too.
+        """
         frames = []
         self.lingering = self.starving = False
         for channel in self._marked:
@@ -384,5 +395,5 @@ class OutputGate:
         return frames
 
     def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """Returns, for each channel, the number of rows that were queued since the attempt began."""
+        """Returns, for each channel, the number of rows that were queued in this attempt."""
         return tuple((channel, state.rows_put) for channel, state in self._channels.items())

@@ -1,9 +1,10 @@
-"""Tracks snapshots of one task whose asynchronous part is under way, and sink files that wait for a checkpoint.
+"""Tracks the snapshots of one task from the synchronous part to the end of the checkpoint, and the sink files they
+cover.
 
-`SubtaskCheckpoints` calls it. Rules that it keeps:
+`SubtaskCheckpoints` calls it. Rules:
 
-- A cancelled snapshot is never acknowledged. What its asynchronous part still writes is discarded.
-- A snapshot is acknowledged only when its state file, what was in flight, *and* every sink file staged before its
+- A cancelled snapshot is never acknowledged. Files that its asynchronous part still writes are deleted.
+- A snapshot is acknowledged only when its state, its in-flight elements, *and* every sink file staged before its
   barrier are durable.
 - A sink file stays pending until a checkpoint that covers it is complete. So the next checkpoint commits the files of
   an aborted one.
@@ -40,7 +41,9 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 class StagedFiles:
-    """The sink files of one subtask by number: being written, durable, or committed."""
+    """The sink files of one sink in one subtask, by index: being written, durable, or covered by a completed
+    checkpoint.
+    """
 
     def __init__(self) -> None:
         self.next_index = 0
@@ -49,37 +52,41 @@ class StagedFiles:
 
     @property
     def in_flight(self) -> int:
-        """The number of files that are being written."""
+        """Number of the files that are being written."""
         return self.next_index - self._committed - len(self._durable)
 
     def start(self) -> int:
-        """Returns the number of a new file."""
+        """Returns the index of a new file."""
         self.next_index += 1
         return self.next_index - 1
 
     def durable(self, index: int, file: DataFile) -> None:
-        """Notes that a file was written. Repeated calls change nothing."""
+        """Records that a file is written durably. Repeated calls change nothing."""
         if index >= self.next_index:
             raise ProtocolError(f"sink file {index} was staged, but only {self.next_index} were asked for")
         if index >= self._committed:
             self._durable[index] = file
 
     def covered(self, end: int) -> tuple[int, tuple[DataFile, ...]] | None:
-        """Returns pending files below `end` as (first number, files), or None while one of them is being written."""
+        """Returns the pending files with an index below `end`, and the index of the first of them. None while one
+        is being written.
+        """
         indices = range(self._committed, end)
         if any(index not in self._durable for index in indices):
             return None
         return self._committed, tuple(self._durable[index] for index in indices)
 
     def commit(self, end: int) -> None:
-        """Removes files below `end` from the pending ones, because a completed checkpoint has them."""
+        """Removes the files with an index below `end` from the pending ones, because a completed checkpoint
+        covers them.
+        """
         for index in range(self._committed, end):
             del self._durable[index]
         self._committed = max(self._committed, end)
 
 
 class SnapshotPart(enum.Enum):
-    """The parts of a snapshot. Each part is written separately."""
+    """The parts of a snapshot that are written separately."""
 
     STATE = "state"
     CHANNELS = "channels"
@@ -88,15 +95,15 @@ class SnapshotPart(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The place of one part of a snapshot in storage, and its size."""
+    """The files of one part of a snapshot."""
 
     handle: StateHandle | None = None
     layer: StateHandle | None = None
     native: tuple[NativeState, ...] = ()
 
     def files(self, base: IncrementalBase | None) -> dict[str, int]:
-        """Returns the sizes in bytes of the files that were written for it, by path. Native files that are in `base`
-        already are not counted.
+        """Returns the size in bytes of each file that was written for the part, by path, without native files of
+        `base`.
         """
         known = frozenset[str]() if base is None else base.paths
         found = {h.path: h.size_bytes for h in (self.handle, self.layer) if h is not None and h.path is not None}
@@ -105,7 +112,7 @@ class Written:
 
 @dataclass(slots=True)
 class TaskSnapshot:
-    """One snapshot from its barrier until its checkpoint is complete or aborted."""
+    """One snapshot of a task, from its barrier until its checkpoint is complete or aborted."""
 
     checkpoint_id: CheckpointId
     kind: SnapshotKind
@@ -122,11 +129,11 @@ class TaskSnapshot:
     """Parts that are being written."""
     written: dict[SnapshotPart, Written] = field(default_factory=dict)
     base: IncrementalBase | None = None
-    """The earlier snapshot on which this incremental snapshot is built."""
+    """The base of an incremental snapshot, or None."""
     chain: Chain | None = None
-    """The layers of the changelog that it needs."""
+    """The layers of the changelog to which the snapshot refers, or None."""
     chain_since: int = 0
-    """The highest number of a layer that was written for an earlier snapshot."""
+    """The number of the newest changelog layer of the previous snapshot."""
     sync_ms: int = 0
     read_splits: tuple[StoredSplit, ...] = ()
     """The splits of a source that were read to their end."""
@@ -135,7 +142,7 @@ class TaskSnapshot:
 
     @property
     def lineage(self) -> IncrementalBase:
-        """Returns the layers on which later snapshots may be built."""
+        """Returns the snapshot as a base for later snapshots. Its state must be written."""
         state = self.written[SnapshotPart.STATE]
         if self.chain is not None:
             return IncrementalBase(self.checkpoint_id, self.chain.handles)
@@ -146,7 +153,7 @@ class TaskSnapshot:
 
     @property
     def incremental_bytes(self) -> int:
-        """Returns the bytes of state that were written for it, without in-flight rows."""
+        """Returns the bytes of state that were written for this snapshot, without in-flight elements."""
         state = self.written[SnapshotPart.STATE]
         inline = (h.size_bytes for h in (state.handle, state.layer) if h is not None and h.path is None)
         logged = () if self.chain is None else self.chain.layers
@@ -156,12 +163,12 @@ class TaskSnapshot:
 
 @dataclass(slots=True)
 class SnapshotTracker:
-    """The unfinished snapshots of a task."""
+    """The unfinished snapshots of a task, and the state of its sink files."""
 
     subtask: SubtaskIndex
     tables: Mapping[OperatorUid, str]
     commits: Mapping[OperatorUid, SubtaskCommits] = field(default_factory=dict)
-    """The sinks of the task that commit in their tasks."""
+    """The commits of each sink that commits in its tasks."""
     files: dict[OperatorUid, StagedFiles] = field(default_factory=dict)
     _snapshots: dict[CheckpointId, TaskSnapshot] = field(default_factory=dict)
 
@@ -176,27 +183,29 @@ class SnapshotTracker:
 
     @property
     def commits_behind(self) -> int:
-        """Returns how many commits are left, for the sink of the task that has the most left."""
+        """Returns the largest number of outstanding commits of any sink that commits in its tasks."""
         return max((commits.behind for commits in self.commits.values()), default=0)
 
     @property
     def all_committed(self) -> bool:
-        """Returns whether the task has committed all rows that it is to commit itself."""
+        """Returns whether all prepared rows of sinks that commit in their tasks are committed."""
         return all(commits.confirmed for commits in self.commits.values())
 
     def stage(self, taken: Iterable[tuple[OperatorUid, StagedRows]], checkpoint_id: CheckpointId) -> list[StageFile]:
-        """Numbers these files. `checkpoint_id`: the checkpoint for which rows are prepared, if any."""
+        """Returns the instructions to write these rows of sinks. `checkpoint_id`: the checkpoint for which rows
+        are prepared.
+        """
         return [self._staged(uid, rows, checkpoint_id if rows.prepare else None) for uid, rows in taken]
 
     def staged(self, event: ev.FileStaged) -> None:
-        """Handles that a file is durable, or that rows of a sink were written."""
+        """Records that a sink file is durable, or that rows of a user's sink were written."""
         if event.uid in self.commits:
             self.commits[event.uid].written(event.index, event.parts)
         else:
             self.files[event.uid].durable(event.index, event.file)
 
     def next_commits(self) -> list[CommitPrepared]:
-        """Returns the commits to order now."""
+        """Returns the commits of sinks that can be ordered now."""
         found = (commits.next_commit() for commits in self.commits.values())
         return [commit for commit in found if commit is not None]
 
@@ -219,15 +228,15 @@ class SnapshotTracker:
         self._snapshots[snapshot.checkpoint_id] = snapshot
 
     def await_channels(self, checkpoint_id: CheckpointId) -> None:
-        """Notes that the snapshot also waits for in-flight rows, which have not all arrived."""
+        """Records that the snapshot also waits for its in-flight elements, which have not all arrived."""
         self._snapshots[checkpoint_id].missing.add(SnapshotPart.CHANNELS)
 
     def overtook(self, checkpoint_id: CheckpointId) -> None:
-        """Notes that the barrier has overtaken rows after all, so that the snapshot waits for these."""
+        """Records that the barrier has overtaken elements in an output queue after the snapshot was taken."""
         self._snapshots[checkpoint_id].unaligned = True
 
     def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
-        """Records that all in-flight rows have arrived and are being written, or that there were none (`empty`)."""
+        """Records that all in-flight elements have arrived. They are being written, or there were none (`empty`)."""
         snapshot = self._snapshots[checkpoint_id]
         assert SnapshotPart.CHANNELS in snapshot.missing and not snapshot.cancelled
         if empty:
@@ -238,7 +247,9 @@ class SnapshotTracker:
     def persisted(
         self, checkpoint_id: CheckpointId, part: SnapshotPart, written: Written, sync_ms: int = 0
     ) -> list[str]:
-        """Handles that a part is durable. Returns the files to delete if the snapshot was cancelled meanwhile."""
+        """Records that a part of a snapshot is durable. Returns the files to delete if the snapshot was cancelled
+        meanwhile.
+        """
         snapshot = self._snapshots.get(checkpoint_id)
         if snapshot is None or part not in snapshot.writing:
             return []
@@ -252,7 +263,7 @@ class SnapshotTracker:
         return []
 
     def changelog_answered(self) -> list[CheckpointId]:
-        """Handles that a layer of the changelog is durable, or has failed. Returns the snapshots that can no longer
+        """Records that a layer of the changelog was written, or has failed. Returns the snapshots that cannot
         become durable.
         """
         failed = []
@@ -268,7 +279,7 @@ class SnapshotTracker:
         return failed
 
     def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[str]]:
-        """Handles that a part could not be written. Returns whether to decline the checkpoint, and the files to
+        """Records that a part could not be written. Returns whether to decline the checkpoint, and the files to
         delete.
         """
         snapshot = self._snapshots.get(checkpoint_id)
@@ -279,13 +290,15 @@ class SnapshotTracker:
         return declines, self._cancel(snapshot)
 
     def abort(self, checkpoint_id: CheckpointId) -> list[str]:
-        """Cancels a snapshot. Returns its durable files, which only the caller can delete."""
+        """Cancels a snapshot. Returns its durable files, which the caller has to delete."""
         snapshot = self._snapshots.get(checkpoint_id)
         return [] if snapshot is None else self._cancel(snapshot)
 
     def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
-        """Handles a completed checkpoint, which commits its files. Returns its snapshot, or None for a repeated
-        notification.
+        """Records that a checkpoint has completed, which commits its sink files. Returns its snapshot, or None if
+        repeated.
+
+        Raises ProtocolError if this task has not acknowledged it.
         """
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is None:
@@ -300,13 +313,14 @@ class SnapshotTracker:
         return snapshot
 
     def abort_before(self, checkpoint_id: CheckpointId) -> list[str]:
-        """Ends all older snapshots, because a newer checkpoint is complete. Returns the files to delete."""
+        """Cancels all older snapshots, because a newer checkpoint is complete. Returns the files to delete."""
         older = [n for n in self._snapshots if n < checkpoint_id]
         return [path for number in older for path in self.abort(number)]
 
     def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...], tuple[PreparedRows, ...]]]:
-        """Returns the snapshots that have become durable, each with the files to commit, and with the rows that the
-        task commits itself. Marks these snapshots as acknowledged.
+        """Returns the snapshots that have become durable, and marks them as acknowledged.
+
+        Each comes with the files that the coordinator commits, and with the prepared rows that the task commits.
         """
         ready = []
         for snapshot in self._snapshots.values():
@@ -342,11 +356,10 @@ class SnapshotTracker:
 
 
 class ChangelogWriter:
-    """Freezes segments and bases of a task's changelog, and gives snapshots their layers.
+    """The changelog of one task: freezes segments and bases, and returns the layers for snapshots.
 
-    `SubtaskCheckpoints` calls it; `ChangeLog` decides what is written when.
-
-    The changelog of one task. `changes` freezes the keyed state of its operators, and no more.
+    `SubtaskCheckpoints` calls it, and `ChangeLog` decides when to write a segment or base. `changes` freezes only the
+    keyed state of the task's operators. `changed_bytes` returns how many bytes have changed.
     """
 
     def __init__(
@@ -367,24 +380,22 @@ class ChangelogWriter:
     def of(
         options: StateBackendOptions, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]
     ) -> ChangelogWriter | None:
-        """Creates the changelog of a task with these operators. Returns None if the options disable it."""
+        """Returns the changelog of a task with these operators, or None if the options disable it."""
         if not options.changelog:
             return None
         limits = ChangelogLimits.of(options.segment_bytes)
         return ChangelogWriter(chain.changes, lambda: chain.changed_bytes, instruct, limits)
 
     def restored(self, layers: tuple[StateHandle, ...]) -> None:
-        """Sets the layers with which the restored task continues."""
+        """Sets the layers of the restored checkpoint, on which the changelog continues."""
         self._log = ChangeLog(layers, self._limits)
 
     def for_snapshot(self, cut: Cut) -> tuple[Cut, Chain | None, int]:
         """Writes the changes since the last segment, for a snapshot that is taken now.
 
-        Returns the rest for the snapshot itself, the layers that complete it, and the number of the newest layer of the
-        snapshot before.
-
-        A canonical savepoint holds everything itself, and the log begins anew: if the savepoint is the only checkpoint
-        that is retained, the log's files go, because only older checkpoints refer to them.
+        Returns what the snapshot itself still has to contain, the layers to which it refers, and the number of the
+        newest layer of the previous snapshot. A canonical savepoint contains all state itself, and the changelog begins
+        again with a base: if the savepoint is the only retained checkpoint, the old files of the changelog are deleted.
         """
         if cut.canonical:
             self._log.start_anew()
@@ -396,7 +407,7 @@ class ChangelogWriter:
         return Cut(cut.checkpoint_id, keyed=False), chain, since
 
     def go_on(self) -> None:
-        """Writes a base or changes if it is time to. The task calls it between two turns."""
+        """Writes a new base or a segment if one is due. The task calls it between two turns."""
         if self._log.wants_base():
             for cut in self._log.seal_with_base():
                 self._write(cut)
@@ -404,7 +415,9 @@ class ChangelogWriter:
             self._write(self._log.seal())
 
     def answered(self, event: ev.SegmentPersisted | ev.SegmentFailed) -> None:
-        """Handles that a segment or a base is durable, or has failed."""
+        """Records that a segment or a base was written, or has failed, and deletes files that are no longer
+        needed.
+        """
         if isinstance(event, ev.SegmentPersisted):
             discarded = self._log.written(event.number, event.whole, event.handle)
         else:

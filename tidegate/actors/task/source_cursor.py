@@ -1,17 +1,18 @@
-"""`SourceCursor`: the position of a source subtask in its splits. It only counts; the runtime reads. The task machine
-gets reads from it, and hands it the answers. Rules:
+"""`SourceCursor`: the positions of a source subtask in its splits, and the choice of the next read.
 
-- The position counts what was *processed*. What was only read ahead is read again after a restore. This works because
-  `SourceReader.read` is a function of its arguments.
-- An answer without rows that is not the end means only that there is nothing at the moment.
-- The payload of a split, and the splits that a source has found, belong to the position: they count when the answer
-  that carried them is processed, together with its rows. So they are in a checkpoint if and only if these rows are. A
-  split that was found is read from then on.
-- A source with two parts (`TwoPartSource`) is read like a bounded one first. When all rows of the first part that the
-  task has were processed, it requests more: the answer has splits of the second part, or is the end. From then on its
-  splits are read in turn. Splits of the second part that a restored task has wait until then.
-- A split that is too far ahead of its group in event time is not read (`SplitAlignment`). The time for which it was
-  held counts for no idleness.
+The task machine requests reads from it, and passes it the results. The cursor does no I/O. Rules:
+
+- The position counts *processed* rows. Rows that were only read ahead are read again after a restore. This works
+  because `SourceReader.read` is a function of its arguments.
+- An empty result that is not the end means only that there are no rows at the moment.
+- The payload of a split, and the splits that a source has found, belong to the position: they take effect when the
+  result that contains them is processed, together with its rows. So they are in a checkpoint if and only if these rows
+  are. A split that was found is read from then on.
+- A source with two parts (`TwoPartSource`) is read like a bounded one first. When all rows of the task's first-part
+  splits are processed, it requests more splits: the answer has splits of the second part, or is the end. From then on
+  its splits are read in turn. Restored splits of the second part wait until then.
+- A split that is too far ahead of its alignment group in event time is not read (`SplitAlignment`). That time does not
+  count towards idleness.
 """
 
 from __future__ import annotations
@@ -41,28 +42,32 @@ from tidegate.storage.state.snapshot import StateTable
 
 log = logging.getLogger(__name__)
 PAUSE_MAX_MS = 100
-"""The longest pause of a source without rows, in ms. A new row waits no longer than this."""
+"""The longest pause between reads of a source without rows, in ms. A new row waits no longer than this."""
 SHORTER = 4
-"""The factor by which rows shorten the next pause. A pause stays above one millisecond."""
+"""The factor by which a result with rows shortens the next pause. A pause stays above one millisecond."""
 PATIENCE_MS = 5_000
-"""Milliseconds for which one read may wait for rows after the first pause."""
+"""Time in ms for which one read may wait for rows after the first pause."""
 IDLENESS_PARTS = 10
-"""The part of the idleness by which a split may become idle late, because that is noticed only when a read answers."""
+"""A read waits for at most 1/IDLENESS_PARTS of the idleness, because an idle split is noticed only after the
+read.
+"""
 QUIET_MS = 30_000
-"""Milliseconds without rows after which a split that holds event time back is logged, once, if no idleness was set."""
+"""Time in ms without rows after which a split that holds event time back is logged, once, if no idleness was set."""
 QUIET_NAMED_MAX = 20
 FROZEN_MAX = 64
-"""The most checkpoints that a source remembers until they are complete, if its readers are notified of them."""
+"""Limit of incomplete checkpoints whose positions a source remembers, if its readers are notified of completed
+ones.
+"""
 TRIED_MAX = 64
-"""The most splits that one read tries. A task that is closed waits for one of them at most."""
+"""Limit of the splits that one read tries. A task that is closed waits for one of them at most."""
 SPLITS_MAX = 100_000
-"""The most splits of one subtask, including splits that were read to their end."""
+"""Limit of the splits of one subtask, including splits that were read to their end."""
 
 
 class Taken(NamedTuple):
-    """The result of a read: rows, dead letters, and the checkpoint that it starts. Each may be None.
+    """A result of a read that is processed now. Each of the rows, dead letters and induced checkpoint may be None.
 
-    `lost`: records that the source has passed over because they were deleted.
+    `lost`: number of records that the source has skipped because they were deleted.
     """
 
     batch: pa.RecordBatch | None
@@ -72,29 +77,24 @@ class Taken(NamedTuple):
 
 
 class SourceCursor:
-    """Returns what to read next, at most `read_ahead` batches ahead of processing.
+    """Chooses the next read, at most `read_ahead` batches ahead of processing, and tracks the positions.
 
-    Splits are read one after the other. With `in_turn` they are read in turn, a batch of each, and `in_turn` gets the
-    split of the rows. A split without rows for `idleness_ms` is idle then; None: never.
+    - Splits are read one after the other. With `in_turn` they are read in turn, a batch of each, and `in_turn` gets the
+      split of the rows. A split without rows for `idleness_ms` is then idle, or never if that is None.
+    - `event_times`: the greatest timestamps of the splits, which belong to their positions.
+    - `requests`: requests more splits from the coordinator, or None.
+    - `alignment`: keeps splits from getting too far ahead in event time, or None.
+    - `awaited`: the operator that generates watermarks for the splits, if anything waits for them. A split that holds
+      them back for QUIET_MS is logged, unless there is an idleness.
+    - `notified`: the reader is notified of completed checkpoints.
+    - `is_second`: whether a split belongs to the second part of a source, or None for a source with one part. The first
+      part is read one split after the other, and `in_turn` applies to the second.
 
-    `event_times`: how far event time is in the splits, which belongs to their positions.
-
-    With `requests` it gets more splits from the coordinator, while there are any. With `alignment` splits wait for
-    others in event time.
-
-    With `notified` the reader is notified of completed checkpoints.
-
-    `is_second`: whether a split belongs to the second part of a source; None for a source with one part. The first part
-    is read one split after the other, and `in_turn` counts for the second.
-
-    `awaited`: the step that makes watermarks of the splits, if anything waits for them. A split that holds them back
-    for QUIET_MS is logged, unless there is an idleness.
-
-    While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
-    than PAUSE_MAX_MS. Rows make the next pause a quarter as long: a source that has rows now and then is read about as
-    often as it has some. After a split without rows, and after a pause, one read tries many splits, until one has
-    something: most likely none has. After the first pause a read that tries all splits continues for PATIENCE_MS and
-    pauses itself: the task is woken up when there are rows.
+    While no open split has rows the source pauses: a millisecond at first, then twice as long each time, up to
+    PAUSE_MAX_MS. Rows make the next pause a quarter as long: a source with occasional rows is read about as often as it
+    has some. After a split without rows, and after a pause, one read tries many splits, until one has rows. After the
+    first pause a read that tries all splits waits for up to PATIENCE_MS, so that the task is woken up when there are
+    rows.
     """
 
     def __init__(
@@ -114,43 +114,45 @@ class SourceCursor:
         assert is_second is None or in_turn is not None, "the second part is read in turn"
         self._is_second = is_second
         self._second_part = None if is_second is None else in_turn
-        """The splits of the second part, until it begins."""
+        """Receives the splits of the second part. None once the second part has begun, or without one."""
         self._waiting: list[int] = []
-        """The open splits of the second part, until it begins."""
+        """Indices of the open splits of the second part, until it begins."""
         self._waits_since_ms: int | None = None
-        """Since when the task has nothing of the first part to read."""
+        """Time in ms since when the task has no rows of the first part to read, or None."""
         self._requests = requests
         self._notified = notified
         self._frozen: dict[CheckpointId, FrozenPositions] = {}
-        """The positions in checkpoints that are not complete yet, if readers are notified of completed ones."""
+        """The positions in incomplete checkpoints, if readers are notified of completed ones."""
         self._behind: dict[int, int] = {}
-        """For each split, the number of records after its position, if known."""
+        """For each split, the number of records after its position, as far as known."""
         self.alignment = alignment
         self._all_held = False
-        """True if every split that could be read is held because it is too far ahead in event time."""
+        """True if every open split is too far ahead in event time to be read."""
         self._event_times = SourceSplits() if event_times is None else event_times
         for index, position in enumerate(positions):
             in_sequence = in_turn is None or (is_second is not None and not is_second(position.split))
             self._event_times.restore(None if in_sequence else index, position.event_times)
         self._taken: int | None = None
-        """The split of the rows that were processed last."""
+        """Index of the split with the last processed rows, or None."""
         self._positions = list(positions)
         self._offsets = [position.next_offset for position in positions]
         """The offset of each split from which the next read begins."""
         self._read_in = [position.split for position in positions]
-        """The splits that the next read receives, with their newest payloads."""
+        """The splits to pass to the next read, with their newest payloads."""
         self._known = {position.split.split_id for position in positions}
-        """Ids of all splits, including those in answers that wait to be processed."""
+        """Ids of all splits, including splits in results that are not processed yet."""
         self._open = [index for index, position in enumerate(positions) if not position.at_end]
-        """Splits that were not read to their end."""
+        """Indices of the splits that were not read to their end."""
         self._turn = 0
-        """The index of the open split that is read now."""
+        """Index in `_open` of the split that is read next."""
         self._ready: deque[tuple[int, SourceBatchRead, bool]] = deque()
-        """The answers that wait to be processed, each with its split, and whether the split is idle from then on."""
+        """Results that wait to be processed: the index of the split, the result, and whether the split becomes
+        idle.
+        """
         self._reads = 0
         self._outstanding: int | None = None
         self._asked: list[int] = []
-        """The splits that the last read tries."""
+        """Indices of the splits that the running read tries."""
         self._rows_max = rows_max
         self._read_ahead = read_ahead
         self._splits = in_turn if is_second is None else None
@@ -170,18 +172,20 @@ class SourceCursor:
         self._quiet_due_ms = 0
         """The time, in ms since 1970, of the next check for splits that hold event time back."""
         self._rows_at_ms: dict[int, int] = {}
-        """For each split, the time in ms since 1970 when it last had rows, was first read, or was held back."""
+        """For each split, the time in ms since 1970 when it last had rows, was first read, or was kept from being
+        read.
+        """
         self._idling: set[int] = set()
-        """Splits that are idle: they have had no rows since they were found to be."""
+        """Splits that are idle and have had no rows since."""
         self._misses = 0
-        """The number of empty answers since the last answer with rows, or since the last pause."""
+        """Number of empty results since the last result with rows, or since the last pause."""
         self._next_pause_ms = 1
         self._pause_ms: int | None = None
-        """The length of the current pause in ms; None without a pause."""
+        """The length of the current pause in ms, or None without a pause."""
 
     @property
     def has_batch(self) -> bool:
-        """Returns whether an answer waits to be processed."""
+        """Returns whether a result of a read waits to be processed."""
         return bool(self._ready)
 
     @property
@@ -192,22 +196,23 @@ class SourceCursor:
 
     @property
     def split_ids(self) -> tuple[str, ...]:
-        """Returns the ids of its splits, including splits that were read to their end."""
+        """Returns the ids of the subtask's splits, including splits that were read to their end."""
         return tuple(position.split.split_id for position in self._positions)
 
     @property
     def rows_read(self) -> int:
-        """Returns how many rows of its splits were processed. A split of unknown length (-1) counts as none."""
+        """Returns the number of processed rows, over all splits. A split with an unknown position (-1) counts 0."""
         return sum(max(0, position.next_offset) for position in self._positions)
 
     @property
     def behind(self) -> Collection[int]:
-        """Returns, for each split, how many records exist that were not processed, where that is known."""
+        """Returns, for each split where it is known, the number of records that exist and were not processed."""
         return self._behind.values()
 
     def next_steps(self, rows_max: int | None, at_ms: int) -> Sequence[TaskInstruction]:
-        """Returns the next read, or the request for more splits when all were read, and the report of the watermark.
-        `rows_max`: the most rows to read; None if there is no room for any.
+        """Returns the next read, or else the request for more splits, and the report of the watermark if it is due.
+
+        `rows_max`: limit of the rows to read. With None there is no room for rows, and nothing is read.
         """
         steps = () if rows_max is None else self._reading(rows_max, at_ms)
         return steps if self.alignment is None else (*steps, *self.alignment.steps(at_ms, self._all_held, self.at_end))
@@ -221,7 +226,7 @@ class SourceCursor:
         return () if read is None else (read,)
 
     def told(self, event: SplitsAssigned | WatermarkAnnounced) -> None:
-        """Handles an answer of the coordinator: new splits, or the watermark of the group."""
+        """Handles a message of the coordinator: assigned splits, or the watermark of the alignment group."""
         if isinstance(event, WatermarkAnnounced):
             assert self.alignment is not None, "a task that waits for nobody is told of nobody"
             self.alignment.announced(event.watermark_ms)
@@ -239,13 +244,13 @@ class SourceCursor:
             self._second_part.stops_waiting()
 
     def _begins_second(self, new: Sequence[SourceSplit]) -> bool:
-        """Returns whether an answer begins the second part: it has splits of it, or is the end."""
+        """Returns whether an assignment begins the second part: it has splits of the second part, or is the end."""
         assert self._requests is not None
         assert self._is_second is not None
         return self._requests.over or any(map(self._is_second, new))
 
     def _wait_for_second(self, second: SourceSplits, at_ms: int) -> tuple[TaskInstruction, ...]:
-        """Requests the second part, once all rows that were read are processed."""
+        """Requests splits of the second part, once all rows that were read are processed."""
         self._all_held = False
         if self._ready:
             return ()
@@ -280,11 +285,13 @@ class SourceCursor:
         self._splits_moved()
 
     def _splits_moved(self) -> None:
-        """Lets the task take a turn without rows, in which its steps see that other splits hold event time back."""
+        """Queues an empty result, with which operators notice that other splits now hold event time back."""
         self._ready.append((WAITING, SourceBatchRead(0, self._reads, None, 0, at_end=False), False))
 
     def timer_due(self, timer: TaskTimer) -> None:
-        """Handles a timer: a pause is over, a request for splits may have to be repeated, or a report is due."""
+        """Handles a timer: the pause is over, a request for splits may be repeated, or a report of the watermark
+        is due.
+        """
         if timer is TaskTimer.SOURCE:
             self.resume()
         elif timer is TaskTimer.SPLITS and self._requests is not None:
@@ -293,7 +300,7 @@ class SourceCursor:
             self.alignment.timer_due()
 
     def next_read(self, rows_max: int = ROWS_UNLIMITED) -> ReadSource | None:
-        """Returns the read to order now, of at most `rows_max` rows, if any."""
+        """Returns the read to order now, of at most `rows_max` rows, or None."""
         waits = self._pause_ms is not None or self._outstanding is not None
         if not self._open:
             self._all_held = False
@@ -309,15 +316,18 @@ class SourceCursor:
         return ReadSource(self._outstanding, split, offset, rows_max, tuple(others), patience_ms, pause_ms)
 
     def _patience_ms(self) -> int:
-        """Returns for how many ms the read may wait for rows. 0 if it does not try all splits, because other splits may
-        get rows meanwhile.
+        """Returns the time in ms for which the read may wait for rows.
+
+        It is 0 if the read does not try all splits, because the other splits may get rows meanwhile.
         """
         if self._next_pause_ms == 1 or self.alignment is not None or len(self._asked) < self._asked_in_turn:
             return 0
         return PATIENCE_MS if self._idleness_ms is None else min(PATIENCE_MS, self._idleness_ms // IDLENESS_PARTS)
 
     def _next_asked(self) -> list[int]:
-        """Returns the splits that the next read tries: one, or several after a pause or after a split without rows."""
+        """Returns the indices of the splits that the next read tries: one, or several after a pause or after a
+        split without rows.
+        """
         if (self._next_pause_ms == 1 and not self._misses) or self._splits is None:
             return [self._open[self._turn]]
         steps = range(min(len(self._open), TRIED_MAX))
@@ -325,7 +335,9 @@ class SourceCursor:
         return [index for index in tried if not self._held(index)]
 
     def _choose(self) -> bool:
-        """Moves to the next split that may be read. Returns False if all are too far ahead in event time."""
+        """Advances `_turn` to a split that may be read. Returns False if all open splits are too far ahead in
+        event time.
+        """
         if self.alignment is None:
             return True
         for step in range(len(self._open)):
@@ -340,7 +352,7 @@ class SourceCursor:
 
     @property
     def _asked_in_turn(self) -> int:
-        """Returns how many splits must be without rows before the source pauses."""
+        """Returns the number of splits that must be without rows before the source pauses."""
         if self._splits is None:
             return 1
         return len(self._open) if self.alignment is None else sum(not self._held(index) for index in self._open)
@@ -349,11 +361,11 @@ class SourceCursor:
         return self.alignment is not None and self.alignment.holds(None if self._splits is None else index)
 
     def batch_read(self, event: SourceBatchRead) -> int | None:
-        """Handles the answer of a read. Returns for how many milliseconds to pause, until `resume`; None for no pause.
+        """Handles the result of a read. Returns the time in ms to pause, until `resume`, or None for no pause.
 
-        An answer that was delivered twice is dropped. An empty answer takes a place among the batches read ahead, if
-        there are any. So an empty split is read again only when what was read before is processed. Raises
-        ConfigurationError for a split that was found a second time, and for too many.
+        A repeated result is dropped. An empty result is queued behind results that were read before, so an empty split
+        is read again only when these are processed. Raises ConfigurationError for a split that was found a second time,
+        and for too many splits.
         """
         if event.read != self._outstanding:
             if event.read < self._reads:
@@ -398,7 +410,7 @@ class SourceCursor:
         self._pause_ms = None
 
     def take(self) -> Taken:
-        """Returns the next answer. Its rows count as processed from now on."""
+        """Removes and returns the next result. Its rows count as processed from now on."""
         index, event, idle = self._ready.popleft()
         if index == WAITING:
             return Taken(None, None, 0, None)
@@ -432,7 +444,7 @@ class SourceCursor:
         return frozen
 
     def completed(self, checkpoint_id: CheckpointId) -> tuple[TaskInstruction, ...]:
-        """Returns the notification of the reader after a checkpoint was completed."""
+        """Returns the notification of the reader about a completed checkpoint, or nothing."""
         frozen = self._frozen.get(checkpoint_id)
         self._frozen = {number: each for number, each in self._frozen.items() if number > checkpoint_id}
         if frozen is None:
@@ -446,8 +458,9 @@ class SourceCursor:
             self._behind[index] = event.behind
 
     def _note_event_times(self) -> None:
-        """Stores event times in the positions. If splits are read one after the other, only the last split has all rows
-        before it.
+        """Stores event times in the positions.
+
+        If splits are read one after the other, only the position of the last split gets them.
         """
         read: Iterable[int] = range(len(self._positions))
         if self._splits is None:
@@ -471,7 +484,7 @@ class SourceCursor:
         self._known.update(ids)
 
     def _add(self, split: SourceSplit) -> None:
-        """Adds a split that was found or assigned, at its first row."""
+        """Adds a split that was found or assigned, to be read from its first row."""
         index = len(self._positions)
         self._positions.append(SplitPosition(split))
         self._read_in.append(split)
@@ -484,7 +497,7 @@ class SourceCursor:
             self._splits.joins(index, has_rows=split.rows != 0)
 
     def _begins_idling(self, index: int, event: SourceBatchRead) -> bool:
-        """Returns whether a split without rows becomes idle with this answer."""
+        """Returns whether a split without rows becomes idle with this result."""
         if self._splits is None or index in self._idling or index in self._quiet:
             return False
         if not self._read_in[index].rows:
@@ -540,11 +553,11 @@ class SourceCursor:
 def begin_source(
     d: TaskDescriptor, chain: OperatorChain, restored: Mapping[OperatorUid, Sequence[StateTable]], finished: bool
 ) -> SourceCursor | None:
-    """Makes the cursor of a source task from the restored position. Returns None for a task without a source.
+    """Returns the cursor of a source task at its restored positions, or None for a task without a source.
 
-    It begins where the checkpoint was, at the start if the checkpoint lacks the source, and at the end if the task had
-    finished. It requests more splits if the coordinator assigns them. The splits of an unbounded source are read in
-    turn, and the chain gets the split of the rows. Splits wait for others in event time if the program aligns them.
+    It begins at the start if the checkpoint lacks the source, and at the end if the task had finished. It requests more
+    splits if the coordinator assigns them. The splits of an unbounded source are read in turn, and the chain gets the
+    split of the rows.
     """
     if d.source is None:
         return None
@@ -570,7 +583,7 @@ def begin_source(
 
 
 def report_ready(d: TaskDescriptor, source: SourceCursor | None, event: TaskRestored) -> do.ReportReady:
-    """Returns the report of a ready task, with its splits if the coordinator assigns them."""
+    """Returns the report that a task is ready, with the ids of its splits if the coordinator assigns them."""
     splits: tuple[str, ...] | None = ()
     if source is not None and d.asks_for_splits:
         splits = None if event.finished else source.split_ids
@@ -578,17 +591,19 @@ def report_ready(d: TaskDescriptor, source: SourceCursor | None, event: TaskRest
 
 
 ASK_AGAIN_MS = 1_000
-"""Milliseconds after which a request without an answer is repeated."""
+"""Time in ms after which a request for splits without an answer is repeated."""
 
 
 class SplitRequests:
-    """Requests splits from the coordinator, one request at a time. Rules:
+    """Requests splits from the coordinator, one request at a time.
+
+    Rules:
 
     - It sends a request when the last row of its last split was read, so that a fast task gets more splits than a slow
       one.
-    - A request and its answer have a number: how many splits the task was given before in its attempt. An answer counts
-      once, however often it comes.
-    - Requests and answers may get lost, with their coordinator too. So a request is repeated until it is answered.
+    - A request and its answer have a number: how many splits were assigned to the task in its attempt before. An answer
+      counts once, however often it arrives.
+    - Requests and answers may get lost, also with their coordinator. So a request is repeated until it is answered.
     - An answer without splits means that there are no more. Only then the source ends for this task.
     """
 
@@ -597,10 +612,12 @@ class SplitRequests:
         self._given = 0
         self._asked = False
         self.over = False
-        """True once the coordinator has answered that there are no more."""
+        """True once the coordinator has answered that there are no more splits."""
 
     def ask(self, at_ms: int) -> tuple[do.TaskInstruction, ...]:
-        """Returns the request to send when a task has nothing left to read."""
+        """Returns the request for more splits and its timer, or nothing if a request is pending or there are no
+        more splits.
+        """
         if self.over or self._asked:
             return ()
         self._asked = True
@@ -612,7 +629,9 @@ class SplitRequests:
         self._asked = False
 
     def answered(self, event: SplitsAssigned) -> Sequence[SourceSplit]:
-        """Returns the splits of an answer that the task does not have yet."""
+        """Returns the splits of an answer that are new to the task. Raises ProtocolError if splits before them
+        are missing.
+        """
         if event.first > self._given:
             raise ProtocolError(f"splits from number {event.first} on were assigned, and {self._given} were there")
         if event.first < self._given:
@@ -624,22 +643,22 @@ class SplitRequests:
 
 
 class SplitAlignment:
-    """Holds splits of a source task that are too far ahead of their group in event time. `SourceCursor` calls it before
-    each read. The coordinator announces the watermark of the slowest split of the group
-    (`tidegate/actors/coordinator/source_coordinator.py`). Rules, Flink's for watermark alignment:
+    """Keeps splits of a source task from getting too far ahead of their alignment group in event time.
 
-    - A split is held while its watermark is more than `max_drift` ahead of the lowest one of the group. The slowest one
-      is never held, so the group moves.
-    - Only reading is held: what was read before is processed, and barriers, savepoints and the end of the job pass as
-      ever.
-    - Splits that are idle, or at their end, do not count. A split that is held is not idle.
+    `SourceCursor` checks it before each read. The coordinator announces the watermark of the slowest split of the group
+    (`tidegate/actors/coordinator/source_coordinator.py`). Rules (Flink's, for watermark alignment):
+
+    - A split is not read while its watermark is more than `max_drift` ahead of the lowest one of the group. The slowest
+      split is always read, so the group advances.
+    - Only reading stops: rows that were read before are processed, and barriers, savepoints and the end of the job pass
+      as usual.
+    - Splits that are idle, or at their end, do not count. A split that is too far ahead is not idle.
     - At the start the other watermarks are unknown. A split that has a watermark by then waits for the first answer.
-    - The task reports its own lowest watermark regularly, and at once when it has nothing left to read. Rows that were
-      read ahead move it afterwards: that is reported at once as well, or other tasks would wait for an old watermark.
-    - A task that has come to its end reports so at once: other tasks need not wait for it until their next turn.
-    - So whatever is lost, an answer comes with the next one: a message, or a coordinator, may delay a split and never
-      stop it.
-    - Nothing of this is in a checkpoint. It decides when rows are read, and not which.
+    - The task reports its own lowest watermark regularly, and at once when it has nothing to read. Rows that were read
+      ahead advance it afterwards: that is reported at once as well, or other tasks would wait for an old watermark.
+    - A task that has come to its end reports so at once, so that other tasks need not wait for its next report.
+    - A lost message, or a lost coordinator, delays a split and never stops it, because reports are repeated.
+    - None of this is in a checkpoint. It decides when rows are read, and not which.
     """
 
     def __init__(
@@ -654,19 +673,22 @@ class SplitAlignment:
         self._generator = generator
         self._splits = splits
         self.group_ms: int | None = None
-        """The lowest watermark of the group that the coordinator announced last."""
+        """The lowest watermark of the group, in ms, that the coordinator announced last, or None."""
         self._due = True
-        """True if a report to the coordinator is to be sent."""
+        """True if a report of the watermark is due."""
         self._waits_at: tuple[int | None] | None = None
-        """The watermark of the last report that the task has nothing to read until others have come nearer; None if it
-        has something to read."""
+        """The reported watermark while the task has nothing to read because of the alignment. None if it has
+        something to read.
+        """
         self._ended = False
-        """True once the task has reported that it no longer holds others back."""
+        """True once the task has reported the end of its splits, so that other tasks no longer wait for it."""
 
     @property
     def lowest_ms(self) -> int | None:
-        """Returns the watermark, in ms since 1970, of the slowest split that counts: MIN_WATERMARK_MS if it has none
-        yet, None if all splits are idle or the task waits for the second part of its source.
+        """Returns the watermark, in ms since 1970, of the slowest split that counts.
+
+        MIN_WATERMARK_MS if a split has no watermark yet. None if all splits are idle or the task waits for the second
+        part of its source.
         """
         if self._splits.waits:
             return None
@@ -678,7 +700,7 @@ class SplitAlignment:
 
     @property
     def drift_ms(self) -> int | None:
-        """Returns how far the task is ahead of the slowest member of the group, in ms; None if that is unknown."""
+        """Returns how far the task is ahead of the slowest member of its group, in ms. None if that is unknown."""
         known = (MIN_WATERMARK_MS, MAX_WATERMARK_MS, None)
         lowest_ms = self.lowest_ms
         if lowest_ms is None or self.group_ms is None or {lowest_ms, self.group_ms} & set(known):
@@ -686,23 +708,27 @@ class SplitAlignment:
         return max(0, lowest_ms - self.group_ms)
 
     def holds(self, split: int | None) -> bool:
-        """Returns whether a split may not be read now. None stands for the splits that are read one after the other."""
+        """Returns whether a split is too far ahead to be read now. None stands for the splits that are read one
+        after the other.
+        """
         ahead_ms = self._generator.split_watermark_ms(split)
         if self.group_ms is None:
             return ahead_ms > MIN_WATERMARK_MS
         return ahead_ms > self.group_ms + self._alignment.max_drift_ms
 
     def announced(self, group_ms: int) -> None:
-        """Stores the lowest watermark of the group, which the coordinator announced."""
+        """Stores the lowest watermark of the group, in ms, which the coordinator announced."""
         self.group_ms = group_ms
 
     def timer_due(self) -> None:
-        """Notes that the interval between two reports is over."""
+        """Records that the interval between two reports is over."""
         self._due = True
 
     def steps(self, at_ms: int, waits: bool, at_end: bool) -> tuple[do.TaskInstruction, ...]:
-        """Returns what to report to the coordinator now. `waits`: all splits that can be read are held; `at_end`: all
-        were read."""
+        """Returns the report of the watermark to send now, and its timer, or nothing.
+
+        `waits`: all open splits are too far ahead. `at_end`: all splits were read.
+        """
         if at_end:
             ended = self._ended
             self._ended = True

@@ -1,5 +1,6 @@
-"""Positions in the splits of a source, as a snapshot stores them: one row for each split. `SourceCursor` computes them,
-and a restore reads them. A position is the number of the next row of its split.
+"""The positions in the splits of a source, as a snapshot stores them: one row for each split.
+
+`SourceCursor` computes them, and a restore reads them. A position is the number of the next row of its split.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class SplitPosition:
-    """A position in a split. `next_offset` is the first row that was not processed.
+    """The position in a split. `next_offset` is the first row that was not processed.
 
     `event_times`: for each operator that generates watermarks, the greatest timestamp of the split, in ms since 1970.
+    `at_end`: the split was read to its end.
     """
 
     split: SourceSplit
@@ -41,7 +43,7 @@ class SplitPosition:
 
 @dataclass(frozen=True, slots=True)
 class FrozenPositions:
-    """The positions of a snapshot. They are immutable, so a snapshot only keeps a reference to them."""
+    """The positions in a snapshot. They are immutable, so the snapshot needs no copy."""
 
     positions: tuple[SplitPosition, ...]
     state: str = SOURCE_STATE
@@ -50,16 +52,16 @@ class FrozenPositions:
 
     @classmethod
     def read_to_the_end(cls, splits: Sequence[StoredSplit]) -> FrozenPositions:
-        """Returns the positions of a finished subtask."""
+        """Returns positions at the end of each of these splits, as for a finished subtask."""
         return cls(tuple(SplitPosition(SourceSplit(s.split_id, s.payload, s.rows), s.rows, True) for s in splits))
 
     @property
     def splits(self) -> tuple[StoredSplit, ...]:
-        """Returns the splits without their positions, in the order of the positions."""
+        """Returns the splits, in the order of the positions."""
         return tuple(StoredSplit(p.split.split_id, p.split.payload, p.split.rows) for p in self.positions)
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Returns the positions as tables, one row for each split."""
+        """Yields the positions as one state table, with a row for each split."""
         rows = pa.RecordBatch.from_pylist(
             [
                 {
@@ -78,7 +80,9 @@ class FrozenPositions:
 
 
 def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, ...]:
-    """Returns the positions that are in the tables of several subtasks. The inverse of `FrozenPositions.chunks`."""
+    """Returns the positions that are in the state tables of several subtasks. The inverse of
+    `FrozenPositions.chunks`.
+    """
     return tuple(
         SplitPosition(
             SourceSplit(row["split_id"], row["payload"], row["rows"]),

@@ -1,13 +1,11 @@
 """Takes the checkpoints of one subtask: barriers in, snapshot, barriers out (Flink's `SubtaskCheckpointCoordinator`).
 
-The task machine hands `SubtaskCheckpoints` barriers, triggers and aborts, and what has become durable.
+The task machine passes `SubtaskCheckpoints` barriers, triggers, aborts, and the results of writes. Rules:
 
-Rules that it keeps:
-
-- The order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and the
-  report follow.
-- While the operators are finishing no snapshot is taken: an operator that has half finished cannot be restored. What
-  comes meanwhile is held back (`DeferredInputs`), and handled afterwards, in order.
+- The order of a snapshot: prepare, barrier out, in-flight elements, synchronous part. The asynchronous part and the
+  acknowledgement follow.
+- While the operators are finishing no snapshot is taken, because a half finished operator cannot be restored. Inputs
+  about checkpoints are deferred meanwhile (`DeferredInputs`), and handled afterwards, in order.
 - An unaligned barrier becomes forced-aligned on an edge where it must not overtake, and unaligned again behind it.
 """
 
@@ -44,7 +42,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 class SubtaskCheckpoints:
-    """Takes one subtask's part of the job's checkpoints."""
+    """Takes one subtask's snapshots for the checkpoints of the job."""
 
     def __init__(
         self,
@@ -63,18 +61,18 @@ class SubtaskCheckpoints:
         self._parts = parts
         self._instruct = instruct
         self._recorders: dict[CheckpointId, ChannelRecorder] = {}
-        """Recorders of snapshots that wait for more in-flight elements."""
+        """Recorders of snapshots whose in-flight elements have not all arrived."""
         self._deadlines_ms: dict[CheckpointId, int] = {}
-        """The time, in ms since 1970, at which a barrier in output queues overtakes the elements before it."""
+        """The time, in ms since 1970, at which a checkpoint's barrier overtakes elements in output queues."""
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._lineages = IncrementalBases()
         self._changelog = changelog
         self._held: DeferredInputs | None = None
-        """Inputs that are deferred while the operators are finishing; None if they are not finishing."""
+        """Deferred inputs, while the operators are finishing, else None."""
         self.taken = CheckpointId(0)
-        """The newest checkpoint for which a snapshot was taken."""
+        """The newest checkpoint for which a snapshot was taken, or 0."""
         self.stopping: CheckpointId | None = None
-        """The savepoint after which the task ends. Set once its snapshot was taken."""
+        """The savepoint of a stop, after which the task ends. None until its snapshot was taken."""
         self.tracker = SnapshotTracker(
             descriptor.task.subtask,
             {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None},
@@ -87,7 +85,7 @@ class SubtaskCheckpoints:
 
     @property
     def held(self) -> frozenset[CheckpointId]:
-        """Returns the checkpoints of which inputs are deferred."""
+        """Returns the checkpoints with deferred inputs."""
         return frozenset() if self._held is None else self._held.checkpoints
 
     # --- what comes in --------------------------------------------------------------------------------------------
@@ -98,18 +96,20 @@ class SubtaskCheckpoints:
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """Returns the checkpoint for which blocked channels wait; None if no channel is blocked."""
+        """Returns the checkpoint for which channels are blocked, or None."""
         return self.handler.blocks_for
 
     def restored(self, lineage: IncrementalBase | None) -> None:
-        """Sets the restored part of a checkpoint. The next snapshots may be built on it."""
+        """Sets the restored part of a checkpoint, on which the next snapshots may be based, or None."""
         if lineage is not None:
             self._lineages.remember(lineage)
             if self._changelog is not None:
                 self._changelog.restored(lineage.layers)
 
     def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
-        """Handles new elements that were queued on an input channel."""
+        """Handles new elements that were queued on an input channel: records in-flight elements, and announces
+        barriers.
+        """
         limit_bytes = self._descriptor.limits.in_flight_bytes_max
         for recorder in list(self._recorders.values()):
             recorder.arrived(channel, elements)
@@ -122,15 +122,15 @@ class SubtaskCheckpoints:
                 self._tell((element.checkpoint_id, channel), partial(self._announced, channel, element), at_ms)
 
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
-        """Handles a barrier that is the next element of a channel."""
+        """Handles a barrier that was taken from a channel."""
         self._follow(self.handler.barrier(channel, barrier, at_ms), at_ms)
 
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> None:
-        """Handles a cancel barrier that is the next element of a channel."""
+        """Handles a cancel barrier that was taken from a channel."""
         self._follow(self.handler.cancel_barrier(channel, checkpoint_id, at_ms), at_ms)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> None:
-        """Handles the last element of a channel."""
+        """Handles the end of a channel."""
         self._follow(self.handler.channel_ended(channel, at_ms), at_ms)
 
     def trigger(self, barrier: Barrier, at_ms: int) -> None:
@@ -139,14 +139,14 @@ class SubtaskCheckpoints:
         self._tell(news, lambda at_ms: self._follow(self.handler.trigger(barrier, at_ms), at_ms), at_ms)
 
     def timer(self, at_ms: int) -> None:
-        """Handles the timer of barriers: an alignment may have taken too long, here or in an output queue."""
+        """Handles the timer of alignments: a barrier may have waited too long, at an input or in an output queue."""
         self._tell(None, lambda at_ms: self._follow(self.handler.timer(at_ms), at_ms), at_ms)
         for checkpoint_id, recorder in self._recorders.items():
             if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
                 self._overtake_late(self._barriers[checkpoint_id], recorder)
 
     def abort(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
-        """Gives up a checkpoint that the coordinator has aborted."""
+        """Aborts this task's part of a checkpoint that the coordinator has aborted."""
         if self._held is not None and self._held.forget(checkpoint_id):
             self._outputs.broadcast(CancelBarrier(checkpoint_id))
         self._follow(self.handler.abort(checkpoint_id), at_ms)
@@ -161,7 +161,7 @@ class SubtaskCheckpoints:
         return snapshot
 
     def written(self, event: ev.WriteAnswered) -> None:
-        """Handles that a part of a snapshot is durable, or that its write has failed."""
+        """Handles the result of a write for a snapshot or the changelog."""
         if isinstance(event, ev.SnapshotFailed):
             self._failed(event)
         elif isinstance(event, ev.SegmentPersisted | ev.SegmentFailed):
@@ -204,15 +204,15 @@ class SubtaskCheckpoints:
             self.decline(checkpoint_id, reason, error)
 
     def decline(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason, message: str) -> None:
-        """Reports to the coordinator that this task cannot take part."""
+        """Reports to the coordinator that this task cannot take part in a checkpoint."""
         self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
 
     def hold(self) -> None:
         """Defers all inputs about checkpoints from now on, because the operators are finishing.
 
-        In at-least-once mode barriers block nothing, so the task may have processed a channel beyond its barrier, up to
-        the end. A snapshot of the finished task would then promise that its upstream tasks have finished too. So
-        pending checkpoints are given up.
+        In at-least-once mode barriers block no channel, so the task may have processed a channel beyond its barrier, up
+        to the end. A snapshot of the finished task would then imply that its upstream tasks have finished too. So
+        pending checkpoints are declined.
         """
         assert self._held is None
         for pending in self.handler.invalidated_by_end_of_input():
@@ -220,15 +220,15 @@ class SubtaskCheckpoints:
         self._held = DeferredInputs()
 
     def release(self, at_ms: int) -> None:
-        """Handles the deferred inputs."""
+        """Handles the deferred inputs, because the operators have finished."""
         held = self._held
         self._held = None
         for told in () if held is None else held.take_all():
             told(at_ms)
 
     def settle(self, at_ms: int) -> None:
-        """Orders the writes of in-flight elements, and acknowledges snapshots that are durable. Called at the end of
-        each event.
+        """Orders the writes of in-flight elements, and acknowledges durable snapshots. Called at the end of each
+        event.
         """
         for checkpoint_id, recorder in list(self._recorders.items()):
             for channel in recorder.open_outputs:
@@ -254,7 +254,7 @@ class SubtaskCheckpoints:
             self._refuse(oldest, CheckpointFailureReason.SUBSUMED)
 
     def _refuse(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason) -> None:
-        """Gives up a checkpoint without a snapshot here. Notifies the coordinator and the outputs."""
+        """Declines a checkpoint without a snapshot, and sends cancel barriers to the outputs."""
         self.handler.abort(checkpoint_id)
         self._outputs.broadcast(CancelBarrier(checkpoint_id))
         self.decline(checkpoint_id, reason, reason.value)
@@ -333,7 +333,7 @@ class SubtaskCheckpoints:
                 recorder.input_waits(channel.channel, *channel.before(recorder.checkpoint_id))
 
     def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
-        """Queues the barrier on every output. Returns whether it has overtaken elements, or may do so later."""
+        """Queues the barrier on every output. Returns whether it has overtaken elements, or may still do so."""
         may_overtake = False
         for edge in self._descriptor.outputs:
             out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
@@ -354,7 +354,7 @@ class SubtaskCheckpoints:
         return may_overtake
 
     def _overtake_late(self, barrier: Barrier, recorder: ChannelRecorder) -> None:
-        """Moves the barrier before the elements in output queues, because it has waited for too long."""
+        """Moves the barrier before the elements in output queues, because its timeout has passed there."""
         late = replace(barrier, options=replace(barrier.options, alignment=Alignment.UNALIGNED))
         for channel in recorder.open_outputs:
             if barrier.checkpoint_id in self._outputs[channel].barriers:
@@ -415,7 +415,7 @@ class SubtaskCheckpoints:
 
 
 def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions:
-    """Returns the options of a barrier on an output edge. `unaligned`: whether barriers may overtake there."""
+    """Returns the options of a barrier on an output edge. `unaligned`: barriers may overtake on the edge."""
     if not unaligned:
         if options.alignment is Alignment.UNALIGNED or options.timeoutable:
             return replace(options, alignment=Alignment.FORCED_ALIGNED)
@@ -431,40 +431,41 @@ def _splits_of(operator: OperatorSnapshot) -> tuple[StoredSplit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotParts:
-    """Functions that a snapshot calls. The first four act, in this order; the other two return facts."""
+    """Functions that a snapshot calls: the first four in this order, the last two for facts."""
 
     prepare: Callable[[], None]
-    """Lets the operators emit the rows that belong before the barrier. Not called after they have finished."""
+    """Makes the operators emit the rows that belong before the barrier. Not called after they have finished."""
     send: Callable[[], None]
-    """Queues the barrier on the outputs."""
+    """Sends the queued output, with the barrier."""
     stage: Callable[[], None]
-    """Orders that rows of the sinks are written to files."""
+    """Orders the writes of the sinks' rows so far."""
     freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
     """Freezes the state of the operators: the synchronous part of the snapshot."""
     finished: Callable[[], bool]
     """Returns whether the operators have finished."""
     changed_rows: ChangedRows
-    """Returns two numbers of rows of keyed state: in a snapshot on top of a checkpoint, and in a full snapshot."""
+    """Returns the number of rows of keyed state in a snapshot based on a checkpoint, and in a full snapshot."""
 
 
 HELD_MAX = TRACKED_MAX
-"""The most checkpoints whose inputs are deferred: as many as may be pending in a task that counts barriers."""
+"""Limit of checkpoints whose inputs are deferred. As many may be pending in an at-least-once task."""
 Told: TypeAlias = Callable[[int], None]
-"""A function that handles a deferred input; its argument is the time in ms since 1970."""
+"""A function that handles a deferred input. Its argument is the time in ms since 1970."""
 News: TypeAlias = tuple[CheckpointId, ChannelId | None] | None
-"""An input about a checkpoint: the checkpoint, and the channel of its barrier (None for its trigger). None: the
-timer.
+"""The key of a deferred input: the checkpoint, and the channel of its barrier, or None for a trigger.
+
+The key None stands for the timer.
 """
 
 
 class DeferredInputs:
-    """Defers inputs about checkpoints while the operators are finishing.
+    """Inputs about checkpoints that are deferred while the operators are finishing.
 
-    `SubtaskCheckpoints` holds back triggers, barriers that have arrived, and the timer of the alignment. Operators may
-    take any time to finish, and the coordinator keeps triggering checkpoints and giving them up. Rules:
+    `SubtaskCheckpoints` defers triggers, barriers that have arrived, and the timer of the alignment. Operators may take
+    any time to finish, and the coordinator keeps triggering and aborting checkpoints. Rules:
 
-    - What belongs to a checkpoint that was given up is forgotten at once.
-    - At most `HELD_MAX` checkpoints are held back (invariant 10). One more gives up the oldest.
+    - Inputs of an aborted checkpoint are dropped at once.
+    - At most `HELD_MAX` checkpoints have deferred inputs (invariant 10). One more drops the oldest.
     - A checkpoint has at most a trigger and one barrier of each channel. A repeated input is stored once.
     """
 
@@ -473,11 +474,11 @@ class DeferredInputs:
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
-        """Returns the checkpoints of which inputs are deferred."""
+        """Returns the checkpoints with deferred inputs."""
         return frozenset(news[0] for news in self._told if news is not None)
 
     def add(self, news: News, told: Told) -> CheckpointId | None:
-        """Defers one more input. Returns the checkpoint that must be given up for it, or None."""
+        """Defers one more input. Returns the checkpoint that has to be declined because of the limit, or None."""
         self._told.setdefault(news, told)
         oldest = None
         if not may_hold(len(self.checkpoints), HELD_MAX):
@@ -487,33 +488,33 @@ class DeferredInputs:
         return oldest
 
     def forget(self, checkpoint_id: CheckpointId) -> bool:
-        """Drops the inputs of a checkpoint that was given up. Returns whether it was triggered here: then none of its
-        barriers arrives.
+        """Drops the inputs of an aborted checkpoint. Returns whether it was triggered at this task, so that no
+        barrier will arrive.
         """
         triggered = (checkpoint_id, None) in self._told
         self._told = {news: told for news, told in self._told.items() if news is None or news[0] != checkpoint_id}
         return triggered
 
     def take_all(self) -> list[Told]:
-        """Returns all deferred inputs in order, and empties the list."""
+        """Removes and returns all deferred inputs, in order."""
         all_told = list(self._told.values())
         self._told = {}
         return all_told
 
 
 class ChannelRecorder:
-    """Records what an unaligned barrier overtakes, from the snapshot until the barrier of every channel has arrived.
+    """Records the in-flight elements of a snapshot, until the barrier of every channel has arrived.
 
-    `SubtaskCheckpoints` has one recorder for each snapshot that may overtake. Rules that it keeps (Flink's
-    ChannelStateWriter; Chandy and Lamport, "Distributed Snapshots"):
+    `SubtaskCheckpoints` has one recorder for each snapshot that may overtake. Rules (Flink's ChannelStateWriter; Chandy
+    and Lamport, "Distributed Snapshots"):
 
-    - Input channel: what waits when the snapshot is taken belongs to the checkpoint. So does what arrives afterwards,
-      up to the channel's barrier or its end.
-    - Output channel: what the barrier has overtaken in the queue belongs to the checkpoint. A barrier that may overtake
-      later (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
-    - Watermarks keep their places among the rows. Where there are no rows, nothing is kept.
-    - A batch is referred to, never copied. The queues bound what waits. They do not bound what arrives while a barrier
-      is late: the owner of the recorder checks `size_bytes`.
+    - Input channel: elements that are queued when the snapshot is taken belong to the checkpoint. So do elements that
+      arrive afterwards, up to the channel's barrier or its end.
+    - Output channel: elements that the barrier has overtaken in the queue belong to the checkpoint. A barrier that may
+      overtake later (an aligned one with a timeout) keeps its channel open until it was sent, or has overtaken.
+    - Watermarks keep their places among the rows. Without rows, watermarks are not stored.
+    - Batches are not copied. The queues limit the queued elements. They do not limit the elements that arrive while a
+      barrier is late: the owner of the recorder checks `size_bytes`.
     """
 
     def __init__(self, checkpoint_id: CheckpointId) -> None:
@@ -523,7 +524,7 @@ class ChannelRecorder:
         self._open_inputs: set[ChannelId] = set()
         self._open_outputs: set[ChannelId] = set()
         self.size_bytes = 0
-        """Bytes of all batches that are held."""
+        """Size in bytes of all recorded batches."""
 
     @property
     def complete(self) -> bool:
@@ -532,14 +533,16 @@ class ChannelRecorder:
 
     @property
     def open_outputs(self) -> Iterable[ChannelId]:
-        """Returns the output channels whose barrier may still overtake elements."""
+        """Returns the output channels in which the barrier may still overtake elements."""
         return tuple(self._open_outputs)
 
     def input_waits(
         self, channel: ChannelId, elements: Sequence[InFlightElement], recovered: int, barrier_arrived: bool
     ) -> None:
-        """Records the elements that wait on an input when the snapshot is taken. The first `recovered` of them were
+        """Records the elements that are queued on an input when the snapshot is taken. The first `recovered` were
         restored.
+
+        `barrier_arrived`: no later element of the channel belongs to the checkpoint.
         """
         self._hold(Direction.INPUT, channel, elements)
         self._recovered[channel] = recovered
@@ -562,11 +565,11 @@ class ChannelRecorder:
         self._open_outputs.discard(channel)
 
     def output_waits(self, channel: ChannelId) -> None:
-        """Notes that the barrier waits in an output queue, where it may overtake later."""
+        """Records that the barrier is queued on an output, where it may overtake later."""
         self._open_outputs.add(channel)
 
     def output_left(self, channel: ChannelId) -> None:
-        """Notes that the barrier was sent in its turn, so that no element of this channel is in flight."""
+        """Records that the barrier was sent without overtaking, so that the channel has no in-flight elements."""
         self._open_outputs.discard(channel)
 
     def channels(self) -> tuple[InFlight, ...]:

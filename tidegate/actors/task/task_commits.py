@@ -1,17 +1,18 @@
-"""`SubtaskCommits` decides when one subtask commits rows of a `CommittingSink`, and which of them a checkpoint stores.
+"""`SubtaskCommits`: decides when one subtask commits rows of a `CommittingSink`, and which rows a checkpoint stores.
 
 `SnapshotTracker` has one for each such sink of the task. The driver writes, prepares and commits. Rules:
 
-- Writes are numbered. A checkpoint covers the writes that were started before its barrier. The last of them prepares,
-  so the rows of a checkpoint are prepared when all of these writes are over.
+- Writes are numbered. A checkpoint covers the writes that were started before its barrier. The last of them prepares
+  the rows, so the rows of a checkpoint are prepared when all of these writes have ended.
 - Prepared rows are committed only after a checkpoint that covers them has completed (invariant 6). If their own
   checkpoint was aborted, the next one covers them.
-- Every checkpoint stores all prepared rows that are not confirmed as committed, whether or not their commit is under
-  way. So a restore commits them again, and never misses any.
-- One commit is under way at a time, in the order of the checkpoints.
-- At most `COMMITS_BEHIND_MAX` commits may wait. While there are more, the task processes nothing (invariant 10).
-- A restored task commits first what its checkpoint holds, before it opens its operators. So rows of an earlier attempt
-  are visible before any later ones, and a checkpoint never holds rows of another job.
+- Every checkpoint stores all prepared rows that are not confirmed as committed, also while their commit is running. So
+  a restore commits them again, and never misses any.
+- One commit runs at a time, in the order of the checkpoints.
+- At most `COMMITS_BEHIND_MAX` commits may be outstanding. While there are more, the task processes no input (invariant
+  10).
+- A restored task first commits the prepared rows of its checkpoint, before it opens its operators. So rows of an
+  earlier attempt are visible before any later ones, and a checkpoint never contains rows of another job.
 """
 
 from __future__ import annotations
@@ -28,44 +29,46 @@ COMMITS_BEHIND_MAX = 10
 
 
 class SubtaskCommits:
-    """Tracks the prepared rows of one sink in one subtask."""
+    """The prepared rows of one sink in one subtask, and their commits."""
 
     def __init__(self, uid: OperatorUid, job_id: JobId) -> None:
         self._uid = uid
         self._job_id = job_id
         self.next_index = 0
         self._writing: dict[int, CheckpointId | None] = {}
-        """Writes under way, each with the checkpoint for which it prepares rows, if any."""
+        """Running writes by number, each with the checkpoint for which it prepares rows, or None."""
         self._prepared: dict[int, PreparedRows] = {}
-        """Rows that no completed checkpoint covers, by the number of the write that prepared them."""
+        """Prepared rows that no completed checkpoint covers, by the number of the write that prepared them."""
         self._due: deque[PreparedRows] = deque()
-        """Rows to commit, oldest first. If `_committing`, the first ones are being committed."""
+        """Prepared rows to commit, oldest first. While `_committing`, the first entry is being committed."""
         self._committing = False
 
     @property
     def in_flight(self) -> int:
-        """Returns the number of writes under way."""
+        """Returns the number of running writes."""
         return len(self._writing)
 
     @property
     def behind(self) -> int:
-        """Commits that are due, one for each checkpoint that has prepared rows. The metric `pendingCommits`."""
+        """Number of outstanding commits, one for each checkpoint with prepared rows. The metric `pendingCommits`."""
         return len(self._due)
 
     @property
     def confirmed(self) -> bool:
-        """Returns whether all rows that were ever prepared are committed."""
+        """Returns whether all prepared rows are committed."""
         return not self._due and not self._prepared
 
     def start(self, prepares: CheckpointId | None) -> int:
-        """Returns the number of a new write. `prepares`: the checkpoint that begins after it, or None."""
+        """Returns the number of a new write. `prepares`: the checkpoint for which the write prepares rows, or
+        None.
+        """
         index = self.next_index
         self.next_index += 1
         self._writing[index] = prepares
         return index
 
     def written(self, index: int, parts: tuple[PreparedPart, ...]) -> None:
-        """Handles the end of a write. `parts` is empty if it has prepared no rows."""
+        """Records the end of a write, and the rows that it has prepared, if any."""
         if index not in self._writing:
             raise ProtocolError(f"write {index} of sink {self._uid!r} was answered twice, or never ordered")
         checkpoint_id = self._writing.pop(index)
@@ -74,31 +77,32 @@ class SubtaskCommits:
             self._prepared[index] = PreparedRows(self._uid, self._job_id, checkpoint_id, parts)
 
     def covered(self, end: int) -> tuple[PreparedRows, ...] | None:
-        """Returns the prepared rows that a checkpoint stores, from the first `end` writes, if they are not committed.
-        Returns None while one of these writes is under way.
+        """Returns the uncommitted prepared rows that a checkpoint has to store, from the first `end` writes.
+
+        None while one of these writes is running.
         """
         if any(index < end for index in self._writing):
             return None
         return (*self._due, *(rows for index, rows in sorted(self._prepared.items()) if index < end))
 
     def complete(self, end: int) -> None:
-        """Makes the rows of the first `end` writes due for commit, because their checkpoint is complete."""
+        """Makes the prepared rows of the first `end` writes due for commit, because their checkpoint is complete."""
         for index in sorted(index for index in self._prepared if index < end):
             self._due.append(self._prepared.pop(index))
 
     def restored(self, rows: Iterable[PreparedRows]) -> None:
-        """Sets the rows to commit that the restored checkpoint holds."""
+        """Sets the prepared rows of the restored checkpoint, which are due for commit."""
         self._due.extend(rows)
 
     def next_commit(self) -> CommitPrepared | None:
-        """Returns the commit to order now, or None if one is under way, or none is due."""
+        """Returns the commit to order now, or None if a commit is running or none is due."""
         if self._committing or not self._due:
             return None
         self._committing = True
         return CommitPrepared(self._due[0])
 
     def committed(self, rows: PreparedRows) -> None:
-        """Handles the end of a commit."""
+        """Records that prepared rows are committed."""
         if not self._committing or self._due[0] != rows:
             raise ProtocolError(f"checkpoint {rows.checkpoint_id} of sink {self._uid!r} was committed out of turn")
         self._committing = False

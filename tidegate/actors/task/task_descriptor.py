@@ -1,6 +1,4 @@
-"""`TaskDescriptor`: the place of one task in the job, which the task gets when it is deployed. `TaskStatus`: the states
-of a task.
-"""
+"""`TaskDescriptor`: the settings of one task, with which it is deployed. `TaskStatus`: the states of a task."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from tidegate.storage.ids import AttemptNumber, JobId
 
 @dataclass(frozen=True, slots=True)
 class OutputEdge:
-    """The output of one task over one edge: a channel for each downstream subtask that it reaches."""
+    """The outgoing edge of one task, with a channel for each downstream subtask that the task sends to."""
 
     partitioning: Partitioning
     downstream_parallelism: int
@@ -29,16 +27,16 @@ class OutputEdge:
     unaligned: bool = True
     """True if barriers may overtake on this edge."""
     side: SideOutput | None = None
-    """The side output whose rows it carries; None for the output of the chain."""
+    """The side output that the edge carries, or None for the output of the chain."""
     combines: LocalAggregation | None = None
-    """The way in which rows of a batch are combined before they are split; None if they are not combined."""
+    """How rows of a batch are combined before they are partitioned, or None for not at all."""
     event_time: bool = True
-    """True if an operator behind it waits for watermarks."""
+    """True if an operator behind the edge waits for watermarks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDescriptor:
-    """The place of a task in its job, with all settings that the task machine needs."""
+    """The operators, channels and settings of one task in one attempt, for the task machine."""
 
     task: TaskId
     name: str
@@ -53,18 +51,18 @@ class TaskDescriptor:
     limits: BufferLimits
     source_rows_max: int
     input_indices: tuple[int, ...] = ()
-    """For each of `inputs`, the number of the input of the first operator to which it leads."""
+    """For each channel in `inputs`, the input of the first operator that receives its rows."""
     exactly_once: bool = True
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
-    """The backend of keyed state. Its folder belongs to this task alone."""
+    """The options of the keyed state backend. Its folder belongs to this task alone."""
     asks_for_splits: bool = False
     """True if the coordinator assigns the splits of the source."""
     job_id: JobId = JobId("")
-    """The job. Commit tokens contain it."""
+    """The id of the job, which commit tokens contain."""
 
     @property
     def turn_rows(self) -> BatchRows:
-        """Returns the least and the most rows of a turn."""
+        """Returns the limits of the number of rows that a turn processes."""
         return rows_of_a_turn((spec.batch_rows for spec in self.operators), self.limits.turn_rows_max)
 
     @property
@@ -85,8 +83,9 @@ def describe_task(
     asks_for_splits: bool = False,
     job_id: JobId = JobId(""),
 ) -> TaskDescriptor:
-    """Returns the descriptor of one task. `splits`: the splits with which a source task starts if it restores
-    nothing.
+    """Returns the descriptor of one task.
+
+    `splits`: the splits with which a source task starts if it restores nothing.
     """
     vertex = graph.vertex(task.vertex)
     inputs = tuple(
@@ -133,11 +132,13 @@ def describe_task(
 class TaskStatus(enum.Enum):
     """The states of a task.
 
-    CREATED -> READY its state is restored and its operators are open (`TaskRestored`) READY -> RUNNING every task of
-    the attempt is ready (`TasksStarted`) RUNNING -> FINISHING all input has ended; the operators emit what they have
-    left, as there is room for it FINISHING -> END_OF_DATA the operators have finished; the task still takes part in
-    checkpoints, because what its sinks hold is committed by one END_OF_DATA -> FINISHED a final checkpoint is complete,
-    `EndOfPartition` came on all inputs, and all output has left
+    - CREATED: the task was created, and reads its state.
+    - READY: its state is restored and its operators are open (`TaskRestored`).
+    - RUNNING: all tasks of the attempt are ready (`TasksStarted`).
+    - FINISHING: all input has ended, and the operators emit their remaining rows, as there is room for them.
+    - END_OF_DATA: the operators have finished. The task still takes part in checkpoints, because a checkpoint commits
+      the rows of its sinks.
+    - FINISHED: a final checkpoint is complete, `EndOfPartition` arrived on all inputs, and all output was sent.
     """
 
     CREATED = "created"

@@ -1,7 +1,7 @@
-"""`TaskMachine`: takes all decisions of one subtask.
+"""`TaskMachine`: the state machine of one subtask, which turns events into instructions.
 
-`TaskDriver` calls `handle(event)`, carries out the instructions that it returns, and reports the results as new events.
-There is no I/O, clock, thread or randomness in here. `TaskStatus` has its life, `invariants.py` its rules.
+`TaskDriver` calls `handle(event)`, carries out the returned instructions, and reports the results as new events. There
+is no I/O, clock, thread or randomness in this module. `TaskStatus` has the states of a task, `invariants.py` its rules.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STAGED_FILES_IN_FLIGHT_MAX = 4  # while this many sink files are being written, 
 
 
 class TaskMachine:
-    """Decides for one subtask of one attempt."""
+    """The state machine of one subtask in one attempt."""
 
     def __init__(self, descriptor: TaskDescriptor) -> None:
         d = self.descriptor = descriptor
@@ -105,7 +105,7 @@ class TaskMachine:
         self._finishing: Iterator[None] = iter(())
         self._end = EndOfData(drain=True)
         self._restored: ev.TaskRestored | None = None
-        """The checkpoint from which the task starts, until its prepared rows are committed."""
+        """The restored data with which the task starts, until its prepared rows are committed, else None."""
         self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
@@ -119,8 +119,8 @@ class TaskMachine:
 
     @property
     def user_metrics(self) -> tuple[UserMetric, ...]:
-        """Returns what functions of the user have counted, the records of the source that were bad, lost, or not read
-        yet, and the commits that sinks have to make.
+        """Returns the metrics of the user's functions, of the source (bad, lost and unread records), and of the
+        sinks' commits.
         """
         source = self.descriptor.source
         if self.source is not None and (behind := self.source.behind):
@@ -135,7 +135,7 @@ class TaskMachine:
 
     @property
     def runnable(self) -> bool:
-        """Returns whether a turn would process something: there is input, and room for its output."""
+        """Returns whether a turn would do something: there is input or other work, and room for its output."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
         tracker = self._checkpoints.tracker
@@ -150,9 +150,10 @@ class TaskMachine:
         return self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
-        """Handles one event, and returns the instructions that follow. Raises ProtocolError for what cannot happen.
+        """Handles one event, and returns the instructions to carry out, in order.
 
-        Whatever it raises, also of an operator, has failed the task."""
+        Raises ProtocolError for an event that is not allowed. Any exception, also of an operator, fails the task.
+        """
         assert not self._instructions
         if self.fence.refuses(event):
             return []
@@ -172,11 +173,13 @@ class TaskMachine:
         return instructions
 
     def close(self) -> None:
-        """Ends the task in any status: its operators release their resources. May be called again."""
+        """Closes the operators, in any status of the task. May be called again."""
         self._chain.close()
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """Returns the keyed state that the next attempt may reuse. Only `close` may be called afterwards."""
+        """Returns the keyed state backends that the next attempt can reuse, by operator. Only `close` may be
+        called afterwards.
+        """
         goes_on = self.status in (TaskStatus.READY, TaskStatus.RUNNING) and not self._operators_finished
         return self._chain.hand_over() if goes_on else {}
 
@@ -201,7 +204,7 @@ class TaskMachine:
         self._begin_if_committed()
 
     def _begin_if_committed(self) -> None:
-        """Opens the operators of a restored task, once the rows that its checkpoint holds are committed."""
+        """Opens the operators of a restored task, once the prepared rows of its checkpoint are committed."""
         event = self._restored
         if event is None or not self._checkpoints.tracker.all_committed:
             return
@@ -370,7 +373,9 @@ class TaskMachine:
             self._end_data(EndOfData(drain=True))
 
     def _set_aside(self, bad: pa.RecordBatch) -> None:
-        """Counts dead letters and sends them to their readers, in the turn in which the position advances."""
+        """Counts dead letters of the source and sends them to their side output, in the turn in which the
+        position advances.
+        """
         assert self.descriptor.source is not None
         self._source_metrics.counter(RECORDS_IN_ERRORS).inc(bad.num_rows)
         self._emitter.emit_aside(SideOutput(self.descriptor.source.uid, BAD_ROWS), bad)
@@ -409,7 +414,7 @@ class TaskMachine:
         self._stage(force=False)
 
     def _advance(self, elements: list[Watermark | WatermarkStatus]) -> None:
-        """Passes on a new watermark, or that the inputs became idle or active."""
+        """Passes watermarks to the operator chain, and idle or active statuses to the outputs."""
         for element in elements:
             if isinstance(element, Watermark) and not self._operators_finished:
                 self._chain.advance_watermark(element.timestamp_ms)
@@ -418,8 +423,8 @@ class TaskMachine:
                 self._outputs.broadcast(element)
 
     def _end_input(self, index: int | None) -> None:
-        """Handles the end of a channel's data. `index`: the input whose last channel ended; None if other channels of
-        it are open.
+        """Handles the end of a channel's data. `index`: the input whose last channel has ended, or None if it has
+        open channels.
         """
         if index is not None and self._endings.end.drain and not self._operators_finished:
             self._chain.end_input(index)
@@ -439,7 +444,7 @@ class TaskMachine:
             self._checkpoints.trigger(barrier, self._at_ms)
 
     def _finish_step(self) -> None:
-        """Lets the operators emit one more step of what they have left. After the last step the data has ended."""
+        """Makes the operators emit one more step of their remaining rows. After the last step the data has ended."""
         for _ in self._finishing:
             self._stage(force=False)
             return
@@ -450,7 +455,7 @@ class TaskMachine:
         self._checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:
-        """Ends the task once all its output has left: afterwards it has nothing in flight and gets no barrier."""
+        """Ends the task once it is covered by a checkpoint and all its output was sent."""
         covered = self.covered_by is not None
         ended = self.status is TaskStatus.END_OF_DATA
         committed = self._checkpoints.tracker.all_committed
@@ -492,19 +497,17 @@ def is_order(event: ev.TaskEvent) -> TypeGuard[ev.CoordinatorOrder]:
 
 
 class CoordinatorFence:
-    """Makes a task obey the newest coordinator that it has received a message of, and ignore earlier ones.
+    """Makes a task obey only the newest coordinator that has sent it a message.
 
-    A replaced coordinator may not have noticed it, and may still give orders. `TaskDriver` and `TaskMachine` ask the
-    fence before they handle an event. The rule itself is `may_obey` in `invariants.py`.
-
-    `answer_to` returns the task's report to a coordinator that takes over.
+    A replaced coordinator may not have noticed that, and may still give orders. `TaskDriver` and `TaskMachine` check
+    the fence before they handle an event. The rule itself is `may_obey` in `invariants.py`.
     """
 
     def __init__(self) -> None:
         self.generation = ev.UNFENCED
 
     def refuses(self, event: ev.TaskEvent) -> bool:
-        """Returns whether to ignore an event: it is an order of a replaced coordinator. Remembers a newer
+        """Returns whether an event is an order of a replaced coordinator, and must be ignored. Stores a newer
         generation.
         """
         if not is_order(event):
@@ -523,7 +526,10 @@ def answer_to(
     snapshotted: CheckpointId,
     collecting: CheckpointId | None,
 ) -> do.AnswerTakeover:
-    """Returns the status of the task. `TaskAnswered` explains `covered_by`, `snapshotted` and `collecting`."""
+    """Returns the status of the task for a new coordinator.
+
+    `TaskAnswered` explains `covered_by`, `snapshotted` and `collecting`.
+    """
     return do.AnswerTakeover(
         event.attempt,
         event.generation,
@@ -537,10 +543,10 @@ def answer_to(
 
 
 class WatermarkValve:
-    """Computes the event time of a task: the smallest watermark of its active channels (Flink's StatusWatermarkValve).
+    """Computes the watermark of a task: the smallest watermark of its active channels (Flink's StatusWatermarkValve).
 
-    If all channels are idle the greatest one counts: the task waits for no channel. A channel that ends without the
-    last watermark holds event time where it is: nothing may be emitted too early.
+    If all channels are idle the greatest watermark counts, because the task waits for no channel. A channel that ends
+    without the last watermark stops the task's watermark.
     """
 
     def __init__(self, channels: Sequence[ChannelId]) -> None:
@@ -551,17 +557,19 @@ class WatermarkValve:
 
     @property
     def reached_ms(self) -> int | None:
-        """Returns the watermark of the task in ms since 1970; None before its inputs have one."""
+        """Returns the watermark of the task in ms since 1970, or None before all inputs have one."""
         return None if self._emitted_ms == MIN_WATERMARK_MS else self._emitted_ms
 
     def watermark(self, channel: ChannelId, watermark: Watermark) -> list[Watermark | WatermarkStatus]:
-        """Handles a new watermark of a channel. A watermark that goes back is ignored."""
+        """Handles a new watermark of a channel, and returns the elements to pass on. A watermark that goes back
+        is ignored.
+        """
         if watermark.timestamp_ms > self._watermark_ms[channel]:
             self._watermark_ms[channel] = watermark.timestamp_ms
         return self._advance()
 
     def status(self, channel: ChannelId, status: WatermarkStatus) -> list[Watermark | WatermarkStatus]:
-        """Handles a channel that became idle or active."""
+        """Handles a channel that became idle or active, and returns the elements to pass on."""
         if status.idle:
             self._idle.add(channel)
         else:
@@ -588,7 +596,7 @@ class InputEndings:
     """Tracks which inputs of a task have ended.
 
     `EndOfData` ends the data of a channel: when all data has ended, the task machine finishes the operators.
-    `EndOfPartition` ends the channel itself: the task ends only when all channels have.
+    `EndOfPartition` ends the channel itself: the task ends only when all channels have ended.
     """
 
     def __init__(self, indices: Mapping[ChannelId, int]) -> None:
@@ -596,7 +604,9 @@ class InputEndings:
         self._data_open = set(indices)
         self._partitions_open = set(indices)
         self.end = EndOfData(drain=True)
-        """The combined end of the data so far. It drains if all channels drain; `stop` is of the newest end."""
+        """The combined `EndOfData` of the channels so far. It drains if all channels drain. `stop` comes from the
+        newest one.
+        """
 
     @property
     def data_over(self) -> bool:
@@ -609,27 +619,27 @@ class InputEndings:
         return not self._partitions_open
 
     def end_data(self, channel: ChannelId, end: EndOfData) -> int | None:
-        """Handles the end of a channel's data. Returns the input whose last channel ended, or None."""
+        """Handles the end of a channel's data. Returns the input whose last channel has ended by that, or None."""
         self._data_open.discard(channel)
         self.end = EndOfData(self.end.drain and end.drain, end.stop)
         index = self._indices[channel]
         return None if any(self._indices[c] == index for c in self._data_open) else index
 
     def end_partition(self, channel: ChannelId) -> None:
-        """Handles the last element of a channel."""
+        """Handles the end of a channel."""
         self._partitions_open.discard(channel)
 
 
 class InputWindows:
-    """Sets how much the senders of a task may have in flight to it, and grants the credit.
+    """Sets how many bytes the senders of a task may have in flight (the window), and grants credit to them.
 
     The task machine calls it when turns begin and end. `Debloater` computes the size. Rules:
 
-    - Without a target time (`debloat_target_ms`) every window is all the credit there is. With one it may be larger
-      than that: it is also the size of the sender's queue.
-    - A smaller window is announced to the sender at once: otherwise no grant would come before everything in flight was
-      processed. A larger one is announced with the next grant.
-    - A channel whose data has ended leaves its share of the time to other channels.
+    - Without a target time (`debloat_target_ms`) every window is the whole credit. With one it may be larger, because
+      it is also the size of the sender's queue.
+    - A smaller window is announced to the sender at once. Otherwise no grant would come before all elements in flight
+      were processed. A larger window is announced with the next grant.
+    - The window of a channel whose data has ended is shared among the other channels.
     """
 
     def __init__(self, descriptor: TaskDescriptor, gate: InputGate, pacer: TaskPacers) -> None:
@@ -644,13 +654,14 @@ class InputWindows:
             least_bytes = min(limits.window_bytes_min, most_bytes)
             self._debloater = Debloater(limits.debloat_target_ms, first_bytes, least_bytes, most_bytes)
         self._taken_bytes = self._taken_rows = 0
-        """Counts the bytes that were processed in this turn. `next_turn` uses the count."""
+        """Bytes and rows that were processed in this turn."""
         self._waiting = False
-        """True if input was waiting when the last turn ended."""
+        """True if input was queued when the last turn ended."""
 
     def next_turn(self, last_turn_ms: int, waited_ms: int) -> Iterator[GrantCredit]:
-        """Begins a turn. The last turn took `last_turn_ms` and ended `waited_ms` ago. Yields the grants of smaller
-        windows.
+        """Begins a turn, and yields grants for windows that have become smaller.
+
+        The last turn took `last_turn_ms` and ended `waited_ms` ago.
         """
         debloater = self._debloater
         if debloater is None:
@@ -666,24 +677,25 @@ class InputWindows:
                 yield self.grant(channel)
 
     def taken(self, channel: InputChannel, rows: int) -> Iterator[GrantCredit]:
-        """Counts an element, or a batch of `rows` rows, that was processed. Yields a grant if one is due."""
+        """Counts an element, or a batch of `rows` rows, that was processed. Yields a credit grant if one is due."""
         self._taken_bytes += channel.last_bytes
         self._taken_rows += rows
         if channel.credit_to_grant() is not None:
             yield self.grant(channel)
 
     def turn_over(self, waiting: bool) -> None:
-        """Ends the turn. `waiting`: whether more input waits."""
+        """Ends the turn. `waiting`: more input is queued."""
         self._waiting = waiting
 
     def grant(self, channel: InputChannel) -> GrantCredit:
-        """Returns the total granted credit of a channel and its window, in bytes."""
+        """Returns the instruction that sends a channel's total granted credit and its window, in bytes."""
         return GrantCredit(self._attempt, channel.channel, channel.granted_bytes, channel.window_bytes)
 
 
 class InducedCheckpoints:
-    """Checkpoints of an externally induced source. The coordinator triggers them, and the reader of the source decides
-    at which row they begin. A trigger waits for the reader. The reader may also begin a checkpoint before its trigger
+    """The triggered checkpoints of an externally induced source, whose reader decides at which row a checkpoint begins.
+
+    A trigger of the coordinator waits for the reader. The reader may also begin a checkpoint before its trigger
     arrives.
     """
 
@@ -699,17 +711,13 @@ class InducedCheckpoints:
         self._waiting.pop(checkpoint_id, None)
 
     def induced(self, checkpoint_id: CheckpointId, at_ms: int) -> Barrier:
-        """Returns the barrier of the checkpoint that the reader begins here. Older triggers that still wait are
-        dropped.
-        """
+        """Returns the barrier of the checkpoint that the reader begins now. Drops older triggers."""
         known = self._waiting.get(checkpoint_id, Barrier(checkpoint_id, at_ms, ALIGNED_BARRIER))
         self._waiting = {n: barrier for n, barrier in self._waiting.items() if n > checkpoint_id}
         return known
 
     def take_rest(self) -> list[Barrier]:
-        """Returns and removes the triggers that still wait, because the reader has ended and begins no more
-        checkpoints.
-        """
+        """Removes and returns the waiting triggers, because the reader has ended and begins no more checkpoints."""
         rest = list(self._waiting.values())
         self._waiting = {}
         return rest

@@ -1,8 +1,9 @@
 """Sets how many rows a task processes in one turn, and how many bytes may be in flight to it.
 
-- `TurnPacer` sets how many rows a turn processes, and `TaskPacers` has one for rows and one for timers.
+- `TurnPacer` sets how many rows a turn processes. `TaskPacers` has one for turns with rows and one for turns with
+  timers.
 - `Debloater` sets the window of the senders, as Flink's buffer debloating does. `SenderPace` sets how many rows a
-  sender's turn takes for a receiver with a narrow window.
+  sender's turn processes for a receiver with a narrow window.
 """
 
 from __future__ import annotations
@@ -17,39 +18,41 @@ from tidegate.operators.operator import StepPace
 TURN_MS_MAX = 100
 """The time in ms that a turn should not exceed."""
 THROUGHPUT_SHARE = 0.85
-"""The part of the best rate (rows per second with the largest batches) below which no cut may push the rate."""
+"""The share of the best rate (rows per second with the largest batches) that smaller batches must reach."""
 ROWS_AT_FIRST = 1_024
 """The number of rows of the first turn. It is small because a function may need a millisecond for each row."""
 ROWS_UNLIMITED = 1 << 24
 REACH = 4
-"""The greatest factor between the next size and the sizes that were measured, and between a trial and the
-normal size.
+"""The greatest factor between the next size of a turn and the measured sizes, and between the normal size and a
+trial.
 """
 TURNS_REMEMBERED = 64
 TRIALS_REMEMBERED_MIN = 4
-"""The least number of small turns among the turns that are remembered."""
+"""The smallest number of small turns among the remembered turns."""
 LEARNT_MS_MIN = 2
-"""The least length, in ms, of turns from which the fixed cost is computed."""
+"""The smallest duration, in ms, of turns from which the fixed cost is computed."""
 SURPRISE = 2.0
-"""A turn is an outlier if it took this many times longer, or shorter, than expected."""
+"""A turn is an outlier if its duration differs by more than this factor from the expected one."""
 SURPRISE_MS_MIN = 10
 _ROWS_A_FIXED_COST = THROUGHPUT_SHARE / (1 - THROUGHPUT_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCost:
-    """The time of a turn in ms, as a formula: `fixed_ms + rows * slope_ms`."""
+    """The duration of a turn in ms, as a formula: `fixed_ms + rows * slope_ms`."""
 
     fixed_ms: float
     slope_ms: float
 
     def of(self, rows: int) -> float:
-        """Returns the time of a turn of `rows` rows, in ms."""
+        """Returns the expected duration, in ms, of a turn of `rows` rows."""
         return self.fixed_ms + rows * self.slope_ms
 
     @property
     def best_rows(self) -> float:
-        """Returns the rows of the longest turn within the limit, or of the shortest turn whose rate is high enough."""
+        """Returns the number of rows of the best turn: the longest within the time limit, or a longer one if the
+        rate needs it.
+        """
         if self.slope_ms <= 0:
             return ROWS_UNLIMITED
         within_limit = (TURN_MS_MAX - self.fixed_ms) / self.slope_ms
@@ -57,11 +60,14 @@ class TurnCost:
 
 
 Turn = tuple[int, float]
-"""The rows of a turn, and its time in ms."""
+"""The number of rows of a turn, and its duration in ms."""
 
 
 def fit(turns: Iterable[Turn]) -> TurnCost:
-    """Fits the cost to turns: least squares of relative errors, no part negative. Times must be positive."""
+    """Returns the cost that fits these turns best: least squares of relative errors, without negative parts.
+
+    Durations must be positive.
+    """
     ones = rows_sum = rows_squares = times = rows_times = 0.0
     for rows, ms in turns:
         weight = 1 / (ms * ms)
@@ -82,22 +88,20 @@ def fit(turns: Iterable[Turn]) -> TurnCost:
 
 
 class TurnPacer:
-    """Sets how many rows a task processes in one turn, from `rows_min` to `rows_max`, by how long turns take.
+    """Sets how many rows a task processes in one turn, from `rows_min` to `rows_max`, by the duration of turns.
 
-    A task handles overtaking barriers, triggers and aborts between two turns, so a turn must be short. Where an
-    operator is slow, batches are cut. Where it is fast they are not, because whole batches cost least.
+    A task handles overtaking barriers, triggers and aborts between two turns, so a turn must be short. Batches are cut
+    where an operator is slow, and stay whole where it is fast, because whole batches cost least. A call of a function
+    may have a fixed cost (a model, a remote service). So the model of a turn is `fixed + rows * slope`. Both are
+    learned from turns of different sizes. The task machine calls `TaskPacers` in each turn. Rules:
 
-    A call of a function may have a fixed cost that no cut saves (a model, a remote service). So the model of a turn is
-    `fixed + rows * slope`. Both are learned from turns of different size. The task machine calls `TaskPacers` in each
-    turn. Rules:
-
-    - A turn is longer than `TURN_MS_MAX` only where a shorter one would push the rows a second below `THROUGHPUT_SHARE`
-      of what the largest batches give. Cutting a fixed cost only adds to it.
-    - No size is tried that is more than a factor of `REACH` away from the sizes that were seen. Each cut has to show
-      that it shortens the turn before the next one comes, so sizes cannot spiral down.
-    - While sizes matter, some turns are made small on purpose: turns of one size cannot separate the two costs.
-    - One turn that is out of line proves nothing: the process may have paused. After a second one, what was learned
-      before is forgotten. So the sizes follow a change, up as well as down.
+    - A turn is longer than `TURN_MS_MAX` only where a shorter one would reduce the rows per second below
+      `THROUGHPUT_SHARE` of the rate of the largest batches. Smaller batches only add to a fixed cost.
+    - The next size is at most a factor of `REACH` away from the measured sizes. Each cut has to show that it shortens
+      the turn before the next one, so sizes cannot spiral down.
+    - While sizes matter, some turns are made small on purpose, because turns of one size cannot separate the two costs.
+    - A single outlier is ignored, because the process may have paused. After a second one, the earlier measurements are
+      dropped. So the sizes follow a change, up as well as down.
 
     `learns`: whether to learn the fixed cost of a turn (`fixed_ms`) also while turns are short.
     """
@@ -109,20 +113,20 @@ class TurnPacer:
         self._learns = learns
         self._sizes: deque[int] = deque(maxlen=TURNS_REMEMBERED)
         self._times: deque[float] = deque(maxlen=TURNS_REMEMBERED)
-        """Times of turns in ms, by rows. They are stored apart because each turn needs their least and greatest
-        values.
+        """Durations of the turns in `_sizes`, in ms. Separate, because each turn needs the smallest and the
+        largest of them.
         """
         self._suspect: Turn | None = None
-        """The last turn if it was an outlier; otherwise None."""
+        """The last turn if it was an outlier, else None."""
         self._size = self._clamped(ROWS_AT_FIRST)
-        """The rows of a turn that is not a trial."""
+        """The number of rows of a turn that is not a trial."""
         self._next = self._size
         self.cost: TurnCost | None = None
-        """Returns the cost of turns. None while turns are too short for the cost to matter, or while all have the same
+        """The cost of turns. None while turns are too short for the cost to matter, or while all have the same
         size.
         """
         self.fixed_ms = 0.0
-        """Returns the fixed cost of a turn in ms; if it is unknown, the time of the shortest remembered turn."""
+        """The fixed cost of a turn in ms or, if it is unknown, the duration of the shortest remembered turn."""
 
     @property
     def rows_max(self) -> int:
@@ -208,11 +212,11 @@ class TaskPacers:
     def __init__(self, rows: BatchRows, timers_max: int, learns: bool = False) -> None:
         self._rows = TurnPacer(rows.most, rows.least, learns)
         self.rows_min = rows.least
-        """The least number of rows to which a turn is cut."""
+        """The smallest number of rows to which a turn is cut."""
         self._timers = TurnPacer(timers_max)
 
     def rows_within(self, rows_max: int) -> int:
-        """Returns how many rows the next turn may process: `rows_max` at most, unless `batch_rows` requires more."""
+        """Returns how many rows the next turn may process: at most `rows_max`, unless `batch_rows` requires more."""
         return max(self.rows_min, min(rows_max, self._rows.rows_max))
 
     @property
@@ -221,8 +225,9 @@ class TaskPacers:
         return self._rows.fixed_ms
 
     def next_turn(self, pace: StepPace, last_turn_ms: int) -> None:
-        """Begins a turn, and records the last turn with the work that `pace` has counted. Timers that fired together
-        with rows count as rows.
+        """Begins a turn, and records the duration of the last turn for the rows and timers that `pace` has counted.
+
+        Timers that fired together with rows count as rows.
         """
         if pace.rows:
             self._rows.took(pace.rows + pace.timers, last_turn_ms)
@@ -232,40 +237,38 @@ class TaskPacers:
 
 
 MEMORY_MS = 500
-"""Milliseconds after which a measurement has half its weight."""
+"""Time in ms after which a measurement has half its weight."""
 MEASURED_MS_MIN = 100
-"""The least time in ms that is measured after a change of a window before the window may shrink."""
+"""Time in ms that must be measured after a change of a window before the window may shrink."""
 CHANGE_MIN = 0.25
-"""The least relative change of a window, as in Flink."""
+"""The smallest relative change of a window, as in Flink."""
 BATCHES_A_WINDOW = 2
-"""Batches in a window: one is processed while the next one arrives."""
+"""Number of batches in a window: one is processed while the next one arrives."""
 WINDOWS = 2
 """The number of windows in flight: one at the receiver, and one in the sender's queue."""
 
 
 DEBLOAT_TARGET_MS = 1_000
-"""Milliseconds that a receiver should need for the bytes in flight, if the job has no setting of its own."""
+"""Default time in ms that a receiver should need for the bytes in flight."""
 
 
 class Debloater:
-    """Buffer debloating, as in Flink: bounds what is in flight to a task by the time that the task needs for it.
+    """Buffer debloating, as in Flink: limits the bytes in flight to a task by the time that the task needs for them.
 
-    An aligned barrier waits for all that is in flight before it. A bound in bytes alone means milliseconds for a fast
-    receiver, and many seconds for a slow one. So a receiver measures how many bytes a second it processes, and gives
-    each sender a window. As much again may wait in the sender's queue.
-
-    `InputWindows` uses `Debloater` for the receiver, `OutputGate` uses `SenderPace` for the sender. Rules:
+    It computes the window of each input channel of a task. Callers pass bytes and durations, so it has no clock. An
+    aligned barrier waits for all bytes in flight before it. A limit in bytes alone means milliseconds for a fast
+    receiver, and many seconds for a slow one. So a receiver measures how many bytes per second it processes, and gives
+    each sender a window. As many bytes again may wait in the sender's queue. `InputWindows` uses `Debloater` for the
+    receiver, `OutputGate` uses `SenderPace` for the sender. Rules:
 
     - The fixed cost of a batch (a call of a model) must stay a small part of its time. So a batch is half a window, and
-      no window is so small that the rate falls below `THROUGHPUT_SHARE` of what the largest batches give. Otherwise
+      no window is so small that the rate falls below `THROUGHPUT_SHARE` of the rate of the largest batches. Otherwise
       small batches would lower the rate, and a lower rate would make the next batches smaller still.
-    - The rate counts all the time in which input was there, even if the task waited for its turn or for room in its own
-      output. That is how fast its queues empty.
+    - The rate counts all the time in which input was queued, even if the task waited for its turn or for room in its
+      own output. That is how fast its queues empty.
     - A window starts small. It doubles at most, and only after half of it was processed. It halves at most, and only
       after it was measured for a while. So neither a burst nor a pause moves it far, and the fixed cost is known before
       batches get small.
-
-    The window of each input channel of a task. Callers pass bytes and durations, so it has no clock.
     """
 
     def __init__(self, target_ms: int, bytes_first: int, bytes_min: int, bytes_max: int) -> None:
@@ -275,14 +278,14 @@ class Debloater:
         self._bytes_max = bytes_max
         self.window_bytes = bytes_first
         self._bytes = self._rows = self._ms = 0.0
-        """Counts of bytes and rows that were processed, and of the time that this took. Older measurements have less
-        weight.
-        """
+        """Bytes and rows that were processed, and the time in ms for it. Older measurements have less weight."""
         self._bytes_since = self._ms_since = 0
-        """Bytes that were processed since the window was changed."""
+        """Bytes that were processed since the last change of the window, and the time in ms for it."""
 
     def took(self, size_bytes: int, rows: int, ms: int) -> None:
-        """Records the bytes and rows that were processed in `ms` milliseconds during which input was waiting."""
+        """Records that the task has processed this many bytes and rows in `ms` milliseconds, while input was
+        queued.
+        """
         keep = 0.5 ** (ms / MEMORY_MS)
         self._bytes = self._bytes * keep + size_bytes
         self._rows = self._rows * keep + rows
@@ -297,10 +300,10 @@ class Debloater:
         self._ms_since += ms
 
     def resize(self, channels: int, fixed_ms: float, rows_min: int = 1) -> bool:
-        """Adapts the window. Returns whether it has changed.
+        """Adapts the window to the measured rate. Returns whether it has changed.
 
-        `channels`: how many share the time. `fixed_ms`: the fixed cost of a batch. `rows_min`: rows that must fit into
-        a batch.
+        `channels`: number of channels that share the task's time. `fixed_ms`: the fixed cost of a batch. `rows_min`:
+        number of rows that must fit into a batch.
         """
         wanted_bytes = self._wanted_bytes(channels, fixed_ms, rows_min)
         if wanted_bytes > self.window_bytes:
@@ -328,14 +331,18 @@ class Debloater:
 
 
 class SenderPace:
-    """Sets how many rows a sender's turn takes, so that it emits one batch for the receiver: half of its window."""
+    """Sets how many rows a sender's turn processes, so that it emits one batch for the receiver: half of its
+    window.
+    """
 
     def __init__(self) -> None:
         self.rows_max = ROWS_UNLIMITED
 
     def took(self, rows: int, filled: float) -> None:
-        """Records that a turn of `rows` rows is over. `filled`: the part of the fullest narrow window that is filled; 0
-        if no window is narrow.
+        """Records a turn of `rows` rows.
+
+        `filled`: the fraction of a receiver's narrow window that the turn's output fills, for the fullest one. 0 if no
+        window is narrow.
         """
         if not rows:
             return
