@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Result of a sink's `prepare`: `file` has the committables for the coordinator, `parts` those that the task
-    commits itself.
+    """Result of a sink's `prepare`: `file` has the committables for the coordinator, `parts` the ones for the
+    task itself.
     """
 
     file: DataFile

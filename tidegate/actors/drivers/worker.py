@@ -1,15 +1,15 @@
-"""`Worker`: runs the subtasks of one slot side by side, by one loop on one thread.
+"""`Worker`: runs the subtasks of one slot, in turns, by one loop on one thread.
 
-A slot holds subtask i of every step that shares it. Rules:
+A slot holds subtask i of every step that shares the slot. Rules:
 
-- Subtasks take turns. A turn is the work on one batch at most. What subtasks of the worker send each other is appended
-  to one queue, without copying or encoding it, and handled before the next turn, in the order in which it was sent.
-  `Transport` describes how frames travel in general.
+- A turn is the work on one batch at most. Frames between subtasks of the worker are appended to one queue, without
+  copying or encoding, and handled before the next turn, in the order in which they were sent. `Transport` describes how
+  frames travel in general.
 - An exception of a subtask fails this subtask alone. The failure is reported before anything is closed or logged,
   because that may fail too, or never return.
 - A subtask that is stopped leaves its keyed state to the next attempt of the same subtask in this worker.
 - A subtask closes its resources once its running I/O has returned. I/O that still waits for a thread is dropped.
-- This module does not depend on Ray. A runtime makes the subtasks (`Subtask`) and handles their ends (`Wiring`).
+- This module does not depend on Ray. A runtime creates the subtasks (`Subtask`) and handles their ends (`Wiring`).
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from tidegate.storage.ids import AttemptNumber, OperatorUid
 class Transport(Protocol):
     """Carries frames and credit between two subtasks. One interface, three implementations.
 
-    A subtask sends by `Subtask.connect(peer)`, which gives the transport to a neighbour, once for each channel and
-    attempt. Whatever carries it, a frame arrives as `FrameArrived` at `Worker.deliver`, and a grant as `CreditGranted`.
+    `Subtask.connect(peer)` returns the transport to a peer subtask, once for each channel and attempt. Whatever carries
+    it, a frame arrives as `FrameArrived` at `Worker.deliver`, and a grant as `CreditGranted`.
 
     - In the same worker: `QueueTransport` (`worker.py`) appends the elements themselves to the queue of the worker.
-    - In another worker on the same node: `PeerConnection` (`ray/peer_connections.py`) writes to a socket, and rows
-      to shared memory. A socket keeps the order.
+    - In another worker on the same node: `PeerConnection` (`ray/peer_connections.py`) writes to a socket, and rows to
+      shared memory. A socket keeps the order.
     - On another node, or without sockets: `PeerCalls` (`ray/peer_transports.py`) makes calls of Ray, which Ray repeats.
       Frames are numbered, and the receiver sorts them (`OrderedFrames`).
 
-    Rules for all of them:
+    Rules for all transports:
 
     - The transport of a channel is known before the subtask reports that it is ready, so before rows flow. It never
       changes during an attempt.
-    - Elements of one channel are handed over once and in the order in which they were sent, or the attempt fails.
-    - No send waits. The credit of the channel bounds the bytes on their way.
+    - Elements of one channel are delivered once and in the order in which they were sent, or the attempt fails.
+    - No send waits. The credit of the channel limits the bytes on their way.
     - The receiver drops everything that belongs to another attempt.
-    - A subtask that has finished has ended once its receivers have handled all that it has sent.
+    - A finished subtask ends once its receivers have handled all frames that it has sent.
     """
 
     def send(self, frame: do.SendFrame) -> None:
@@ -69,13 +69,15 @@ class Transport(Protocol):
 
 
 IO_THREADS = 4
-"""Number of threads of a worker for all I/O except reads of sources and waiting for `map_async` functions."""
+"""Number of threads of a worker for I/O, without the threads for reads of sources and for `map_async` functions."""
 Kept = Mapping[OperatorUid, KeyedBackend]
-"""Keyed state backends that a subtask leaves to its next attempt."""
+"""Keyed state backends, by operator, that a stopped subtask leaves to its next attempt."""
 
 
 class IoPool(ThreadPool):
-    """The threads for the I/O of subtasks that begin an attempt together. They end with the last of these subtasks."""
+    """The threads for the I/O of subtasks that begin an attempt together. The threads end with the last of these
+    subtasks.
+    """
 
     def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
         super().__init__(threads, name, died)
@@ -86,7 +88,7 @@ class IoPool(ThreadPool):
         self._users += 1
 
     def leave(self) -> None:
-        """Counts one less subtask. The last one closes the threads."""
+        """Counts one subtask less that uses the threads. The last one closes the pool."""
         self._users -= 1
         if not self._users:
             self.close()
@@ -95,9 +97,9 @@ class IoPool(ThreadPool):
 def io_pool(graph: JobGraph, tasks: Iterable[TaskId], name: str, died: Callable[[BaseException], object]) -> IoPool:
     """Starts the I/O threads of these subtasks for one attempt. Raises RuntimeError if they cannot be started.
 
-    A read of a source may block for any time, so every source subtask has a thread to itself (it reads one thing at a
-    time), and so has every step that waits for functions. A read cannot be interrupted: the next attempt gets new
-    threads, and the old threads end with their reads.
+    Every source subtask gets a thread for its reads, because a read may block for any time. So does every subtask that
+    waits for `map_async` functions. A read cannot be interrupted: the next attempt gets new threads, and the old
+    threads end with their reads.
     """
     vertices = [graph.vertex(task.vertex) for task in tasks]
     sources = sum(vertex.source is not None for vertex in vertices)
@@ -109,7 +111,7 @@ class Wiring(Protocol):
     """The callbacks that a runtime provides to a worker."""
 
     def post(self, action: Callable[[], object]) -> None:
-        """Runs an action on the worker's thread. From any thread."""
+        """Runs an action on the worker's thread. May be called from any thread."""
 
     def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
         """Runs an action on the worker's thread after a delay."""
@@ -118,19 +120,19 @@ class Wiring(Protocol):
         """Called when a subtask has failed. Reports the failure before anything else happens."""
 
     def finished(self, subtask: Subtask) -> None:
-        """Called when a subtask has finished, and was removed from the running ones."""
+        """Called when a subtask has finished and no longer runs in the worker."""
 
     def acted(self, subtask: Subtask) -> None:
-        """Called when a subtask has done some work, and continues."""
+        """Called when a subtask has done some work and continues to run."""
 
 
 class Subtask(ABC):
-    """One subtask in one attempt, and its `TaskPort`. A runtime adds the connections that leave the worker."""
+    """One attempt of a subtask, and its `TaskPort`. A runtime adds the connections to other workers."""
 
     virtual = False
 
     def __init__(self, worker: Worker, task: TaskId, attempt: AttemptNumber, siblings: Collection[TaskId]) -> None:
-        """Creates the subtask. `siblings` are the subtasks that begin this attempt in the same worker."""
+        """Creates the subtask. `siblings` are the subtasks of the same worker that begin this attempt together."""
         self.worker = worker
         self.task = task
         self.attempt = attempt
@@ -144,7 +146,9 @@ class Subtask(ABC):
         self._retired = False
 
     def begin(self, host: TaskDriver, pool: IoPool | None) -> None:
-        """Sets the driver of the machine and the threads for its I/O. `pool` is None in a runtime without threads."""
+        """Sets the driver of the task machine, and the threads for its I/O. `pool` is None in a runtime without
+        threads.
+        """
         if pool is not None:
             pool.enter()
         self._host = host
@@ -152,7 +156,7 @@ class Subtask(ABC):
 
     @property
     def host(self) -> TaskDriver:
-        """Returns the driver of the machine."""
+        """Returns the driver of the subtask's machine."""
         assert self._host is not None
         return self._host
 
@@ -160,7 +164,7 @@ class Subtask(ABC):
 
     @abstractmethod
     def report(self, event: CoordinatorEvent) -> None:
-        """Reports to the coordinator."""
+        """Sends an event to the coordinator."""
 
     @abstractmethod
     def connect_out(self, neighbour: TaskId) -> Transport:
@@ -175,13 +179,13 @@ class Subtask(ABC):
         return monotonic_ms()
 
     def connect(self, neighbour: TaskId) -> Transport:
-        """Returns the transport to a peer subtask for this attempt."""
+        """Returns the transport to a peer subtask for this attempt: a queue within the worker, or a connection."""
         if self.is_sibling(neighbour):
             return QueueTransport(neighbour, self.worker.queue, self.worker.deliver, self.now_ms)
         return self.connect_out(neighbour)
 
     def is_sibling(self, task: TaskId) -> bool:
-        """Returns whether a subtask has begun this attempt in the same worker."""
+        """Returns whether another subtask has begun this attempt in the same worker."""
         return task in self._siblings
 
     def send_frame(self, frame: do.SendFrame) -> None:
@@ -200,9 +204,7 @@ class Subtask(ABC):
         self.worker.wiring.call_later(delay_ms, partial(self.worker.guarded, self, action))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Runs an action of the subtask on the worker's thread, if the subtask still runs then. May be called from any
-        thread.
-        """
+        """Runs an action on the worker's thread, if the subtask still runs then. May be called from any thread."""
         self.worker.wiring.post(partial(self.worker.guarded, self, action))
 
     def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
@@ -239,9 +241,10 @@ class Subtask(ABC):
         self._pool.submit(run, lambda future: self.later(partial(finish, future)))
 
     def retire(self) -> None:
-        """Closes the resources of a subtask that has ended, once its I/O has returned. Drops the results of the I/O.
+        """Closes the resources of a subtask that has ended, once its running I/O has returned, and drops the results of
+        that I/O.
 
-        The threads for its I/O end unless another subtask uses them.
+        Releases its I/O threads, which end unless another subtask uses them.
         """
         assert self._pool is not None
         self.host.hurry()
@@ -263,7 +266,7 @@ class Subtask(ABC):
 
 
 class QueueTransport:
-    """The transport to a subtask in the same process, by a queue: nothing is copied or encoded."""
+    """The transport to a subtask in the same process: a queue, without copying or encoding."""
 
     def __init__(
         self,
@@ -272,7 +275,9 @@ class QueueTransport:
         deliver: Callable[[TaskId, AttemptNumber, ev.TaskEvent], object],
         now_ms: Callable[[], int],
     ) -> None:
-        """Creates the transport. `deliver` passes an event to the peer subtask, when its turn in the queue comes."""
+        """Creates the transport to subtask `to`. `deliver` passes an event to that subtask when the queue is
+        processed.
+        """
         self._to = to
         self._queue = queue
         self._deliver = deliver
@@ -290,45 +295,46 @@ class QueueTransport:
 
 
 class Worker:
-    """The subtasks of one slot. Every method runs on the worker's thread, except `doing`."""
+    """The subtasks of one slot, and the loop that runs them. Every method runs on the worker's thread."""
 
     def __init__(self, graph: JobGraph, wiring: Wiring, queue: deque[Callable[[], object]] | None = None) -> None:
-        """Creates the worker. `queue` is shared with other users of this thread, which process it. With None the worker
-        processes its own queue.
+        """Creates the worker. `queue` is a queue that other workers share and another loop processes, or None for
+        a new queue.
         """
         self.graph = graph
         self.wiring = wiring
         self.queue: deque[Callable[[], object]] = deque() if queue is None else queue
         """Queue of the frames and credit grants between subtasks of this worker."""
         self.subtasks: dict[TaskId, Subtask] = {}
-        """Running subtasks."""
+        """The running subtasks, by task."""
         self._kept: dict[TaskId, Kept] = {}
         self._order: list[Subtask] = []
         self._next = 0
-        """Index of the subtask that is offered the next turn first."""
+        """Index in `_order` of the subtask that gets the next turn, if it has work."""
         self._pid = os.getpid()
         self.doing: TaskId | None = None
-        """The subtask that is working now, or worked last. May be read from any thread."""
+        """The subtask that is working now, or that worked last. May be read from any thread."""
 
     def kept(self, task: TaskId) -> Kept:
-        """Removes and returns the backends that the last attempt of a subtask has left here. Empty if there are
-        none.
+        """Removes and returns the state backends that the last attempt of a subtask left here, by operator. May
+        be empty.
         """
         return self._kept.pop(task, {})
 
     def forget(self) -> None:
-        """Closes the backends that subtasks have left here, because no attempt follows."""
+        """Drops the state backends that subtasks left here, because no attempt follows."""
         self._kept.clear()
 
     def add(self, subtask: Subtask) -> None:
-        """Runs a subtask."""
+        """Adds a subtask, which runs from now on."""
         assert subtask.task not in self.subtasks
         self.subtasks[subtask.task] = subtask
         self._order.append(subtask)
 
     def stop(self, task: TaskId) -> Subtask | None:
-        """Stops a subtask, if it runs, and keeps its keyed state. Returns it, so that `retire` can release its
-        resources.
+        """Stops a running subtask, and keeps its keyed state for the next attempt.
+
+        Returns the subtask, so that `retire` can release its resources, or None if it does not run.
         """
         subtask = self._remove(task)
         if subtask is not None:
@@ -336,7 +342,7 @@ class Worker:
         return subtask
 
     def deliver(self, task: TaskId, attempt: AttemptNumber, event: ev.TaskEvent) -> bool:
-        """Passes an event to a subtask. Returns whether the subtask runs in this attempt."""
+        """Passes an event to a subtask. Returns False if the subtask does not run in this attempt."""
         subtask = self.subtasks.get(task)
         if subtask is None or subtask.attempt != attempt:
             return False
@@ -344,19 +350,19 @@ class Worker:
         return True
 
     def turn(self) -> bool:
-        """Delivers the queued frames between subtasks, then gives one turn. Returns whether anything was done."""
+        """Delivers the queued frames, then gives one turn to a subtask. Returns False if there was nothing to do."""
         busy = self.take_in()
         return self.next_turn() or busy
 
     def take_in(self) -> bool:
-        """Delivers the queued frames between subtasks, in order. Returns whether there were any."""
+        """Delivers the queued frames between subtasks, in order. Returns False if there were none."""
         busy = bool(self.queue)
         while self.queue:
             self.queue.popleft()()
         return busy
 
     def next_turn(self) -> bool:
-        """Gives one turn to the next subtask that has work. Returns whether there was one."""
+        """Gives one turn to the next subtask that has work. Returns False if no subtask has work."""
         order = self._order
         count = len(self._order)
         for index in range(count):
@@ -368,8 +374,9 @@ class Worker:
         return False
 
     def guarded(self, subtask: Subtask, action: Callable[[], object]) -> bool:
-        """Runs an action of a subtask if it still runs. An exception fails the subtask. Returns whether the action was
-        run.
+        """Runs an action of a subtask that still runs. An exception of the action fails the subtask.
+
+        Returns whether the action has made progress, or has failed.
         """
         if self.subtasks.get(subtask.task) is not subtask:
             return False
@@ -391,7 +398,7 @@ class Worker:
         return progressed
 
     def fail(self, subtask: Subtask, error: BaseException) -> None:
-        """Fails a subtask, which stops running."""
+        """Removes a subtask from the running ones, and reports its failure."""
         self._remove(subtask.task)
         self.wiring.failed(subtask, error)
 
@@ -407,7 +414,7 @@ MAPPED_FROM_BYTES = 4 << 20
 KEPT_BYTES = 16 << 20
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
-"""Numbers of the parameters of `mallopt`."""
+"""Numbers of the parameters of `mallopt` in glibc."""
 _OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
@@ -416,13 +423,13 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
     Returns False if the C library has no such settings, or the environment sets them.
 
-    Each batch takes some arrays of a megabyte and gives them back. By itself glibc returns the end of its heap to the
-    system as soon as a few of them are free, and the next batch waits for the same pages again, which are cleared
-    first: a hundred to two thousand page faults a batch. Rules:
+    Each batch allocates and frees some arrays of a megabyte. By default glibc returns the end of its heap to the system
+    as soon as a few of them are free, and the next batch waits for the same pages again, which are cleared first: a
+    hundred to two thousand page faults a batch. Rules:
 
-    - Arrays of up to `MAPPED_FROM_BYTES` are in heaps, of which threads have their own; up to `KEPT_BYTES` at the end
-      of each stay free for the next ones.
-    - Larger arrays are mapped by themselves, and are returned to the system at once: state, and what a restore takes.
+    - Arrays of up to `MAPPED_FROM_BYTES` are in heaps, one or more for each thread. Up to `KEPT_BYTES` at the end of
+      each heap stay free for the next arrays.
+    - Larger arrays, such as state, are mapped separately, and are returned to the system at once.
     - Thresholds that are set in the environment (`MALLOC_*`, `GLIBC_TUNABLES`) stay as they are.
     """
     if any(name in environment for name in _OWN_SETTINGS) or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):

@@ -1,14 +1,15 @@
-"""`WritePace`: decides when the thread that writes a large snapshot pauses, so that processing is hardly slowed down.
+"""`WritePace`: decides when the thread that writes a large snapshot pauses, so that it hardly slows down processing.
 
-`TaskEffects` puts a `PacedStore` in front of what a snapshot is written to. Rules:
+`TaskEffects` wraps the store of a snapshot in a `PacedStore`. Rules:
 
 - A small snapshot is written at full speed: its first `FREE_MS` of processor time cause no pause.
-- Beyond that, writing takes one part in `PARTS` of the time, as long as the process works on other things and the
-  writing thread has to wait for a processor. With a free processor, or nothing else to do, a pause gains nothing.
-- All pauses of a snapshot together have a limit, so that it comes well before its timeout, and before the next one.
-- A task that is closed ends the pause.
+- Beyond that, writing takes one part in `PARTS` of the time, as long as other threads of the process work and the
+  writing thread has to wait for a processor. With a free processor, or no other work, a pause gains nothing.
+- The pauses of a snapshot have a limit in total, so that the snapshot is done well before its timeout and before the
+  next snapshot.
+- Closing the task ends a pause.
 
-`WritePace` decides from the times that it gets; `PacedStore` measures and waits.
+`WritePace` decides from the times that it gets. `PacedStore` measures and waits.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ from tidegate.storage.files.store import Buffer, Store, WrappedStore
 FREE_MS = 100
 PARTS = 12
 STEP_MS = 20
-"""Processor time in ms of the writing thread between two decisions."""
+"""Processor time in ms that the writing thread uses between two decisions."""
 PAUSED_MS_MAX = 10_000
 WAITED_FROM = 0.1
 OTHERS_FROM = 0.25
-"""Fraction of the writing thread's own time. If its waiting time, or the work of other threads, is below this fraction,
-it does not count.
+"""Fraction of the writing thread's own time. Work of other threads below this fraction does not count as work.
 
-A process without rows does as much on a busy machine. Elapsed time is not a measure, because it grows with the load of
-the machine.
+A process without rows does that much on a busy machine. Elapsed time is not a measure, because it grows with the load
+of the machine.
 """
 
 _NS_A_MS = 1_000_000
@@ -47,17 +47,19 @@ def paused_ms_max(timeout_ms: int, interval_ms: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Processor time that a thread has used so far, in ms. Only differences are meaningful."""
+    """Processor times of a thread and its process so far, in ms. Only differences of two values are meaningful."""
 
     own_ms: float
     process_ms: float
     """Processor time of all threads of the process."""
     waited_ms: float | None
-    """Time for which the thread was ready and had no processor. None if the system does not report it."""
+    """Time in ms for which the thread was ready to run and had no processor. None if the system does not report
+    it.
+    """
 
 
 class WritePace:
-    """Decides the pauses of one snapshot. They take at most `paused_ms_max` in total."""
+    """Decides the pauses while one snapshot is written: at most `paused_ms_max` in total."""
 
     def __init__(self, paused_ms_max: int) -> None:
         self._free_ms = float(FREE_MS)
@@ -69,11 +71,11 @@ class WritePace:
         self._since = now
 
     def is_due(self, own_ms: float) -> bool:
-        """Returns whether a decision is due, now that the thread has used `own_ms`."""
+        """Returns whether `pause_ms` has to be called, given the processor time in ms that the thread has used."""
         return self._since is not None and own_ms - self._since.own_ms >= STEP_MS
 
     def pause_ms(self, now: Usage) -> float:
-        """Returns how long the thread has to pause now, in ms, or 0. After a pause it must call `begin`."""
+        """Returns how long, in ms, the thread has to pause now. After a pause the thread must call `begin`."""
         assert self._since is not None, "a pace that has not begun"
         since = self._since
         own_ms = now.own_ms - since.own_ms
@@ -92,8 +94,9 @@ class WritePace:
 
 
 class PacedStore(WrappedStore):
-    """A store whose writes pause. All files of a snapshot share one `WritePace`. `wait` pauses for up to a number of
-    seconds.
+    """A store that pauses during writes. All files of a snapshot share one `WritePace`.
+
+    `wait` pauses for a number of seconds, or less.
     """
 
     def __init__(
@@ -125,7 +128,9 @@ class PacedStore(WrappedStore):
 
 
 def paced(store: Store, paused_ms_max: int, closed: threading.Event) -> Store:
-    """Returns a store for one snapshot, with pauses of at most `paused_ms_max` in all, until `closed` is set."""
+    """Returns a store for the files of one snapshot, which pauses for up to `paused_ms_max` in total, until
+    `closed` is set.
+    """
     return PacedStore(store, WritePace(paused_ms_max), closed.wait) if paused_ms_max else store
 
 
@@ -135,7 +140,7 @@ def own_ms_of_this_thread() -> float:
 
 
 def usage_of_this_thread() -> Usage:
-    """Returns the usage of the calling thread."""
+    """Returns the processor times of the calling thread and its process."""
     waited_ms = None
     with suppress(OSError, ValueError, IndexError), open(_SCHEDULING, encoding="ascii") as file:
         waited_ms = int(file.read().split()[1]) / _NS_A_MS
