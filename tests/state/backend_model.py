@@ -47,6 +47,9 @@ BACKENDS: dict[str, MakeBackend] = {
         tuple(KEYS.names), MAX_PARALLELISM, cache_bytes=SMALL_CACHE_BYTES, files=True
     ),
     "rocksdb with changelog": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, kind=LoggedBackend),
+    "rocksdb with changelog and cache": lambda _: rocks_backend(
+        tuple(KEYS.names), MAX_PARALLELISM, kind=LoggedBackend, cache_bytes=CACHE_BYTES
+    ),
 }
 """Every backend that has to pass the contract tests."""
 
@@ -57,10 +60,11 @@ EXAMPLES = {
     "rocksdb with a small cache": 40,
     "rocksdb with files": 40,
     "rocksdb with changelog": 40,
+    "rocksdb with changelog and cache": 40,
 }
 """Random programs to try on each; opening a database takes time."""
 
-WITH_INCREMENTS = ("columnar", "rocksdb with changelog")
+WITH_INCREMENTS = ("columnar", "rocksdb with changelog", "rocksdb with changelog and cache")
 """Backends whose `freeze` takes a base; otherwise RocksDB has its files for that (`test_rocksdb_native.py`)."""
 
 Key = tuple[Any, ...]

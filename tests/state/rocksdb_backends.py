@@ -18,8 +18,8 @@ SMALL_CACHE_BYTES = 37_200
 class LoggedBackend(RocksBackend):
     """One that keeps what has changed, as for a changelog."""
 
-    def __init__(self, place: BackendPlace, folder: str, memory_bytes: int) -> None:
-        super().__init__(place, folder, memory_bytes, keeps_changes=True)
+    def __init__(self, place: BackendPlace, folder: str, memory_bytes: int, cache_bytes: int = 0) -> None:
+        super().__init__(place, folder, memory_bytes, keeps_changes=True, cache_bytes=cache_bytes)
 
 
 def rocks_backend(
@@ -36,10 +36,8 @@ def rocks_backend(
         folder = tempfile.mkdtemp(prefix="tidegate-test-")
     groups = range(max_parallelism) if key_groups is None else key_groups
     place = BackendPlace(OperatorUid("op"), key_names, max_parallelism, groups)
-    if kind is RocksBackend:
-        backend = RocksBackend(place, folder, MEMORY_BYTES, cache_bytes=cache_bytes)
-        return with_files(backend) if files else backend
-    return kind(place, folder, MEMORY_BYTES)
+    backend = kind(place, folder, MEMORY_BYTES, cache_bytes=cache_bytes)
+    return with_files(backend) if files else backend
 
 
 def with_files(backend: RocksBackend) -> RocksBackend:

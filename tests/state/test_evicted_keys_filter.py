@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.state.rocksdb.row_table_cache import EvictedKeysFilter
+from tidegate.state.rocksdb.evicted_keys_filter import EvictedKeysFilter
 
 _HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=40)
 

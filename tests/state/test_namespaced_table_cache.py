@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from namespaces_model import KEYS, NAMES, ROOM, Namespaces, check, group_of
 
-from tidegate.state.rocksdb import table_cache, vector_table
+from tidegate.state.rocksdb import vector_table
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from tidegate.state.rocksdb.vector_table import CachedNamespaces
+from tidegate.state.rocksdb.vector_table import RocksNamespaces
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
@@ -91,7 +91,7 @@ def test_snapshots_have_the_rows_of_their_moment(
 ) -> None:
     """Whatever comes, goes and is drained before they are written; and what goes on from them has the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_cache, "_RANGE_ROWS", 1)
+        patch.setattr(vector_table, "_RANGE_ROWS", 1)
         patch.setattr(vector_table, "_RUN_ROWS", 1)
         _run(kind, steps, tmp_path_factory)
 
@@ -179,10 +179,10 @@ def test_a_namespace_that_the_database_has_is_removed_as_ranges(
     running.subject.backend.close()
 
 
-def cached(running: Running) -> CachedNamespaces:
+def cached(running: Running) -> RocksNamespaces:
     """Its table."""
     table = running.subject.table
-    assert isinstance(table, CachedNamespaces)
+    assert isinstance(table, RocksNamespaces)
     return table
 
 
@@ -194,11 +194,11 @@ def test_rows_that_make_room_for_others_of_their_namespace_are_read(
     table = cached(running)
     first, second, last = sorted({group_of(k): k for k in range(40)}.items())[:3]
     running.subject.put([(0, first[1]), (0, second[1])])
-    monkeypatch.setattr(table, "_cache_bytes", 1)
+    monkeypatch.setattr(table, "cache_bytes", 1)
     running.subject.put([(1, 0)])
-    monkeypatch.setattr(table, "_cache_bytes", 1 << 24)
+    monkeypatch.setattr(table, "cache_bytes", 1 << 24)
     running.subject.put([(0, last[1])])
-    monkeypatch.setattr(table, "_cache_bytes", 1)
+    monkeypatch.setattr(table, "cache_bytes", 1)
     drain(running.subject, 0, None)
     running.freeze()
     running.write()
@@ -213,8 +213,8 @@ def test_nothing_is_kept_of_namespaces_that_are_gone(running: Running) -> None:
         running.freeze()
         drain(running.subject, namespace, None)
     running.freeze()
-    hot = cached(running).hot
-    assert {**hot._written, **hot._cold, **hot._gone} == {}
+    table = cached(running)
+    assert {**table._in_database, **table._cold, **table._removed} == {}
     running.write()
     running.subject.backend.close()
 

@@ -17,7 +17,7 @@ from rocksdb_backends import CACHE_BYTES, rocks_backend
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from tidegate.state.rocksdb.vector_table import CachedTable
+from tidegate.state.rocksdb.vector_table import RocksTable
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
@@ -60,8 +60,8 @@ def freeze(table: Table, number: int) -> FrozenRocks:
 
 def in_memory(table: Table) -> int:
     """How many rows are in memory."""
-    assert isinstance(table.table, CachedTable)
-    return table.table.hot.rows
+    assert isinstance(table.table, RocksTable)
+    return table.table.used_slots
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Sequence[bytes]]:
@@ -106,9 +106,9 @@ def test_new_keys_are_looked_for_once_others_may_be_there(tmp_path: Path, monkey
     freeze(table, 2).files()
     table.batch([(key, 2.0) for key in range(40, 130)])
     assert not read
-    assert isinstance(table.table, CachedTable)
+    assert isinstance(table.table, RocksTable)
     with monkeypatch.context() as patched:
-        patched.setattr(table.table, "_cache_bytes", 1)
+        patched.setattr(table.table, "cache_bytes", 1)
         table.batch([(0, 3.0)])
     table.batch([(key, 4.0) for key in range(200)])
     assert read

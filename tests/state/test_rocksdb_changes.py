@@ -46,7 +46,7 @@ _CHANGES = st.lists(
 def kept(backend: Any) -> list[RocksChanges]:
     """What the states of a backend keep of changes."""
     assert isinstance(backend, RocksBackend)
-    found = [table.changes for table in backend._tables.values()] + [
+    found = [table.cold.changes for table in backend._tables.values()] + [
         objects.changes for objects in backend._objects.values()
     ]
     return [changes for changes in found if changes is not None]

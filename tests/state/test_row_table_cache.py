@@ -14,12 +14,12 @@ from backend_model import KEYS, MAX_PARALLELISM, Rows, composed, key_batch
 from rocksdb_backends import SMALL_CACHE_BYTES, rocks_backend
 from row_model import RowsOfKeys
 
-from tidegate.state.rocksdb import row_table, row_table_cache
+from tidegate.state.rocksdb import evicted_keys_filter, row_table
 from tidegate.state.rocksdb.database_session import RocksSession
+from tidegate.state.rocksdb.evicted_keys_filter import EvictedKeysFilter
 from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from tidegate.state.rocksdb.row_table import CachedRows, RocksRows
-from tidegate.state.rocksdb.row_table_cache import EvictedKeysFilter, RowTableCache
+from tidegate.state.rocksdb.row_table import RocksRows, ScannedRows, TieredRows
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
@@ -44,9 +44,9 @@ def rows_with(cache_bytes: int, folder: str | None = None, files: Rows | None = 
     )
 
 
-def hot_of(rows: RowsOfKeys) -> RowTableCache:
+def hot_of(rows: RowsOfKeys) -> TieredRows:
     """Its rows in memory."""
-    assert isinstance(rows.table, CachedRows)
+    assert isinstance(rows.table, RocksRows)
     return rows.table.hot
 
 
@@ -61,21 +61,21 @@ def freeze(rows: RowsOfKeys, number: int) -> FrozenRocks:
 def empty_memory(rows: RowsOfKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all rows go to the database."""
     with monkeypatch.context() as patched:
-        patched.setattr(rows.table, "_cache_bytes", 1)
+        patched.setattr(hot_of(rows), "cache_bytes", 1)
         rows.batch([])
-    assert hot_of(rows).rows == 0
+    assert hot_of(rows).used_slots == 0
 
 
 def read_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many keys the database is asked for, each time, from now on."""
     seen: list[int] = []
-    bring_in = CachedRows._bring_in
+    bring_in = RocksRows._bring_in
 
-    def noted(self: CachedRows, keys: pa.RecordBatch, numbers: object) -> None:
+    def noted(self: RocksRows, keys: pa.RecordBatch, numbers: object) -> None:
         seen.append(keys.num_rows)
         bring_in(self, keys, numbers)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CachedRows, "_bring_in", noted)
+    monkeypatch.setattr(RocksRows, "_bring_in", noted)
     return seen
 
 
@@ -99,26 +99,26 @@ def test_little_memory_changes_nothing(
 ) -> None:
     """Long random programs with snapshots that are written sooner or later, given up, and restored from."""
     seen: dict[str, int] = {"read": 0, "in part": 0, "room": 0, "removed unread": 0, "forgotten": 0}
-    bring_in, make_room, remove, end = (
-        RowTableCache.bring_in,
-        RowTableCache.make_room,
-        RocksRows.remove,
+    bring_in, evict, remove, end = (
+        TieredRows.bring_in,
+        TieredRows.evict,
+        ScannedRows.remove,
         EvictedKeysFilter.end,
     )
 
-    def brought(self: RowTableCache, rows: pa.RecordBatch, *of: object) -> object:
+    def brought(self: TieredRows, rows: pa.RecordBatch, *of: object) -> object:
         before = self.ascends
         slots = bring_in(self, rows, *of)  # type: ignore[arg-type]
         seen["read"] += rows.num_rows
         seen["in part"] += before and not self.ascends
         return slots
 
-    def made(self: RowTableCache, *arguments: object) -> None:
-        rows = self.rows
-        make_room(self, *arguments)  # type: ignore[arg-type]
-        seen["room"] += self.rows < rows
+    def made(self: TieredRows, *arguments: object) -> None:
+        rows = self.used_slots
+        evict(self, *arguments)  # type: ignore[arg-type]
+        seen["room"] += self.used_slots < rows
 
-    def removed(self: RocksRows, refs: object) -> None:
+    def removed(self: ScannedRows, refs: object) -> None:
         seen["removed unread"] += len(refs)  # type: ignore[arg-type]
         remove(self, refs)  # type: ignore[arg-type]
 
@@ -129,11 +129,11 @@ def test_little_memory_changes_nothing(
     monkeypatch.setattr(row_table, "_READ_KEYS", 7)
     # Room for eight keys: it is often full, and the keys that are there are fewer at times.
     monkeypatch.setattr(row_table, "_FILTER_SHARE", SMALL_CACHE_BYTES)
-    monkeypatch.setattr(row_table_cache, "_BITS_MIN", 8)
+    monkeypatch.setattr(evicted_keys_filter, "_BITS_MIN", 8)
     monkeypatch.setattr(EvictedKeysFilter, "end", read)
-    monkeypatch.setattr(RowTableCache, "bring_in", brought)
-    monkeypatch.setattr(RowTableCache, "make_room", made)
-    monkeypatch.setattr(RocksRows, "remove", removed)
+    monkeypatch.setattr(TieredRows, "bring_in", brought)
+    monkeypatch.setattr(TieredRows, "evict", made)
+    monkeypatch.setattr(ScannedRows, "remove", removed)
     draw = random.Random(seed)
     rows, base, waiting = rows_with(SMALL_CACHE_BYTES), None, list[tuple[int, FrozenRocks, Rows]]()
     for number in range(1, 61):
@@ -196,7 +196,7 @@ def test_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         rows.batch([(key, "append", 1) for key in range(start, start + 6)])
         assert hot_of(rows).size_bytes <= cache_bytes
     assert not read
-    assert 6 <= hot_of(rows).rows <= 60
+    assert 6 <= hot_of(rows).used_slots <= 60
     rows.check()
     for each in (full, rows):
         each.backend.close()
@@ -216,7 +216,7 @@ def test_keys_that_were_asked_for_in_vain_take_memory(monkeypatch: pytest.Monkey
     rows.batch([(key, "find", 0) for key in range(1000, 3000)])
     assert hot_of(rows).size_bytes > before + 2000 * 10
     with monkeypatch.context() as patched:
-        patched.setattr(rows.table, "_cache_bytes", before)
+        patched.setattr(hot_of(rows), "cache_bytes", before)
         rows.batch([])
     assert hot_of(rows).size_bytes - hot_of(rows).evicted.size_bytes <= before
     rows.check()

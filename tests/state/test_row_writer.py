@@ -12,7 +12,7 @@ from rocksdb_backends import rocks_backend
 
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from tidegate.state.rocksdb.vector_table import CachedTable
+from tidegate.state.rocksdb.vector_table import RocksTable
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
@@ -59,9 +59,9 @@ def session_of(table: Table) -> RocksSession:
 
 def make_room(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nearly all rows go to the database."""
-    assert isinstance(table.table, CachedTable)
+    assert isinstance(table.table, RocksTable)
     with monkeypatch.context() as patched:
-        patched.setattr(table.table, "_cache_bytes", 1)
+        patched.setattr(table.table, "cache_bytes", 1)
         table.batch([(0, 1.0)])
 
 

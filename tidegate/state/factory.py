@@ -36,7 +36,9 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
     from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
     folder = backend_folder(options.directory, place.uid)
-    return RocksBackend(place, folder, options.memory_bytes, options.changelog, options.cache_bytes, options.database)
+    # A segment of a changelog has what was written to the database. With rows in memory, each would first write them.
+    cache_bytes = 0 if options.changelog else options.cache_bytes
+    return RocksBackend(place, folder, options.memory_bytes, options.changelog, cache_bytes, options.database)
 
 
 def backend_folder(directory: str, uid: OperatorUid) -> str:

@@ -79,7 +79,7 @@ class SlotState(Protocol):
         ...
 
     @property
-    def rows(self) -> int:
+    def used_slots(self) -> int:
         """The number of slots that have the state."""
         ...
 
@@ -239,6 +239,11 @@ class KeySpace:
         assert self._keys is not None, "a state without keys"
         return self._keys.freeze(), self._groups.freeze()
 
+    @property
+    def is_read(self) -> bool:
+        """Returns True within `reading`."""
+        return self._readers > 0
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Within this context, slots are not renumbered."""
@@ -255,7 +260,7 @@ class KeySpace:
         Counts dead slots only when enough rows have come or gone since the last count.
         """
         self.undo.settle()
-        slots, rows = self.slots, max((state.rows for state in self._states), default=0)
+        slots, rows = self.slots, max((state.used_slots for state in self._states), default=0)
         if slots < COMPACTED_SLOTS_MIN or 2 * rows >= slots or self._readers:
             return
         looked_slots, looked_rows = self._looked_at

@@ -65,6 +65,11 @@ class PagedState(ABC, Generic[N]):
         self._rows = 0
 
     @property
+    def used_slots(self) -> int:
+        """Returns the number of slots that have the state."""
+        return self._rows
+
+    @property
     def rows(self) -> int:
         """Returns the number of keys that have the state."""
         return self._rows
@@ -138,7 +143,7 @@ class PagedState(ABC, Generic[N]):
     def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
         keys, groups = self._space.freeze()
         values, slots = self._frozen_values(removed), self._space.slots
-        pinned, all_live = self._pins.pin(), self.rows == slots
+        pinned, all_live = self._pins.pin(), self._rows == slots
         return FrozenSlots(
             self.name, self._value_names, keys, groups, slots, values, pinned, dirty, removed, all_live=all_live
         )

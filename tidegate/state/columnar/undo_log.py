@@ -133,7 +133,7 @@ class UndoLog:
     """
 
     name = "undo log"
-    rows = 0
+    used_slots = 0
 
     def __init__(self, bytes_max: int, *others: UndoLog) -> None:
         self.bytes_max = bytes_max

@@ -40,7 +40,7 @@ class StateBackendOptions:
     memory_bytes: int = MEMORY_BYTES
     """Bytes of memory that a backend on disk may use for each operator of a task."""
     cache_bytes: int = CACHE_BYTES
-    """Memory for the cached rows of each vectorised state or row table, in front of a backend on disk. 0 disables it"""
+    """Memory for the rows of each vectorised state or row table, above a backend on disk. 0: for one batch only."""
     database: DatabaseTuning = field(default_factory=DatabaseTuning)
     """Settings of RocksDB itself."""
     undo_bytes: int = UNDO_BYTES

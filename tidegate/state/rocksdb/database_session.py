@@ -204,12 +204,19 @@ class RocksSession:
     def write(self, batch: rocksdict.WriteBatch) -> None:
         """Applies writes, all of them or none. Raises StorageError."""
         if not batch.is_empty():
-            if self.unwritten is not None and not (self.unwritten.overlaps and self._limiter.accepts(batch)):
-                self.settle()
+            self.give_way(batch.len(), batch.size_in_bytes())
             self._write(batch)
 
+    def give_way(self, entries: int, size_bytes: int) -> None:
+        """Finishes a pending snapshot before writes of this size, unless it accepts them. Raises StorageError."""
+        if self.unwritten is not None and not (self.unwritten.overlaps and self._limiter.accepts(entries, size_bytes)):
+            self.settle()
+
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes] | None) -> None:
-        """Puts rows that are part of a pending snapshot, or removes them if `values` is None. Raises StorageError."""
+        """Puts rows, or removes them if `values` is None.
+
+        The rows are part of a pending snapshot, or `give_way` was called before. Raises StorageError.
+        """
         batch = rocksdict.WriteBatch(raw_mode=True)
         if values is None:
             for key in keys:
@@ -521,9 +528,9 @@ class WriteLimiter:
             self._database.flush(wait=False)
             self._entries = 0
 
-    def accepts(self, batch: rocksdict.WriteBatch) -> bool:
-        """Returns True if there is room for these writes before the files are linked."""
-        added_bytes = batch.size_in_bytes() + batch.len() * _ENTRY_BYTES
+    def accepts(self, entries: int, size_bytes: int) -> bool:
+        """Returns True if there is room for writes of this size before the files are linked."""
+        added_bytes = size_bytes + entries * _ENTRY_BYTES
         return (self._database.property_int_value(_ACTIVE_BYTES) or 0) + added_bytes <= self._room_bytes
 
     def write(self, batch: rocksdict.WriteBatch) -> None:

@@ -1,9 +1,9 @@
 """`RocksBackend`: the columnar engine over a cold tier in RocksDB on the local disk, so state may exceed memory.
 
 Rules:
-- Each vectorised state and row table has a cache of about `cache_bytes`, in columns as in `ColumnarBackend`. RocksDB
-  stores rows that were evicted, and the state as of the last snapshot. Object state and timers use RocksDB directly,
-  with a working set per batch.
+- Each vectorised state and row table is a table in columns, as in `ColumnarBackend`, of about `cache_bytes`. RocksDB
+  stores rows that were evicted, and the state as of the last snapshot (`ColdStore`). Object state and timers use
+  RocksDB directly, with a working set per batch.
 - Memory is bounded by the options and by the keys of one batch.
 - A checkpoint consists of the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints
   and the changelog are rows (`freeze`), which any backend can read. Rows that are only in memory are written with a
@@ -36,15 +36,15 @@ from tidegate.state.common.backend import (
 )
 from tidegate.state.common.options import BackendPlace
 from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.state.rocksdb.cold_store import ColdStore, TieredTable
 from tidegate.state.rocksdb.database_session import PendingWrites, RocksSession
 from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.frozen_rows import Cursors, FrozenRows
 from tidegate.state.rocksdb.keys import database_keys, key_group_of
 from tidegate.state.rocksdb.object_state import RocksLists, RocksMaps, RocksObjectState, RocksSweeper, RocksValues
-from tidegate.state.rocksdb.row_table import CachedRows, RocksRows
+from tidegate.state.rocksdb.row_table import RocksRows
 from tidegate.state.rocksdb.timers import RocksTimers
-from tidegate.state.rocksdb.vector_table import CachedNamespaces, CachedTable, RocksNamespaces, RocksTable
-from tidegate.state.rocksdb.write_back import WriteBack
+from tidegate.state.rocksdb.vector_table import RocksNamespaces, RocksTable
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.schemas.column_names import columns_text
@@ -53,7 +53,7 @@ from tidegate.storage.state.rocksdb.database import reported
 from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
-from tidegate.storage.state.stored_rows import TIMERS_STATE, check_timers, row_identity
+from tidegate.storage.state.stored_rows import TIMERS_STATE, check_timers
 
 C = TypeVar("C", bound=RocksObjectState)
 
@@ -77,8 +77,8 @@ class RocksBackend:
     ) -> None:
         """Opens the backend. Raises StorageError if the folder cannot be used.
 
-        With `keeps_changes`, `freeze` with a base returns only the changes since then, and there is no cache. Else each
-        vectorised state and row table has a cache of `cache_bytes`.
+        With `keeps_changes`, `freeze` with a base returns only the changes since then. Each vectorised state and row
+        table may keep `cache_bytes` of rows in memory between batches.
         """
         self._session = RocksSession(
             place.uid,
@@ -92,7 +92,7 @@ class RocksBackend:
         )
         self.timers = RocksTimers(self._session)
         self._place = place
-        self._cache_bytes = 0 if keeps_changes else cache_bytes
+        self._cache_bytes = cache_bytes
         self._loader = RocksLoader(self._session)
         self._tables: dict[str, RocksTable] = {}
         self._objects: dict[str, RocksObjectState] = {}
@@ -132,16 +132,12 @@ class RocksBackend:
         state, older = self._declared(name, RocksForm.ROWS, values)
         if older is not None:
             raise unexpected_row_columns(name, self._session.uid, older.values, values)
-        if self._cache_bytes:
-            rows: RocksRows = CachedRows(self._session, state, self._place.key_names, self._cache_bytes)
-        else:
-            rows = RocksRows(self._session, state)
-        self._rows[name] = rows
+        rows = self._rows[name] = RocksRows(self._session, state, self._place.key_names, self._cache_bytes)
         return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
         """Replaces a vectorised state by one with the same name and other types, and converts its rows."""
-        former = self._tables.pop(name).state
+        former = self._tables.pop(name).cold.state
         values = pa.schema([spec.field for spec in columns])
         state = self._session.declare(name, RocksForm.TABLE, values)
         table = self._tables[name] = self._new_table(state, columns)
@@ -192,18 +188,21 @@ class RocksBackend:
         found = self._session.known(state)
         if found is None or not self._session.has_keys:
             return
-        self._write_cached()
+        for table in self._tiered:
+            table.write_all()
         names = self._session.key_schema.names
         for rows in self._session.scan(found, rows_max):
             yield rows.select(names)
 
     @property
     def size(self) -> StateSize:
-        """RocksDB's estimates of its keys and of the bytes of its files and memtables, plus the caches."""
-        size, hot = self._session.size, [table.hot for table in self._cached]
-        held_bytes = sum(rows.size_bytes for rows in hot)
+        """RocksDB's estimates of its keys and of the bytes of its files and memtables, plus the rows in memory."""
+        size, tables = self._session.size, self._tiered
+        held_bytes = sum(table.size_bytes for table in tables)
         return replace(
-            size, rows=max(size.rows, sum(rows.rows for rows in hot)), size_bytes=(size.size_bytes or 0) + held_bytes
+            size,
+            rows=max(size.rows, sum(table.used_slots for table in tables)),
+            size_bytes=(size.size_bytes or 0) + held_bytes,
         )
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
@@ -220,17 +219,18 @@ class RocksBackend:
         if not session.has_keys:
             return ()
         description = session.describe()
+        rows = self._unwritten_rows()
         changed: list[FrozenState] = []
-        bound: list[RocksTable | RocksObjectState | RocksRows | RocksTimers]
-        bound = [*self._tables.values(), *self._objects.values(), *self._rows.values(), self.timers]
+        bound: list[RocksObjectState | RocksTimers | ColdStore]
+        bound = [*self._objects.values(), self.timers, *(table.cold for table in self._tiered)]
         for state in bound:
             if state.changes is not None and not cut.in_order:
                 changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
         if session.keeps_changes and cut.base is not None:
             return changed
         cursors = Cursors(session, len(description.states))
-        session.unwritten = unwritten = PendingWrites(self._changed(), cursors.make)
-        if not self._cached:
+        session.unwritten = unwritten = PendingWrites(rows or (), cursors.make)
+        if rows is None:
             unwritten.take()
         return [
             FrozenRows(unwritten.take, cursors, number, description, session)
@@ -243,8 +243,7 @@ class RocksBackend:
         session = self._session
         if not session.has_keys or not session.describe().states:
             return None
-        session.settle()
-        return session.freeze(cut.checkpoint_id, self._changed() if self._cached else None)
+        return session.freeze(cut.checkpoint_id, self._unwritten_rows())
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
         """Does nothing: a task goes back by opening the files of the checkpoint, linked or downloaded."""
@@ -303,25 +302,27 @@ class RocksBackend:
         self._session.close()
 
     @property
-    def _cached(self) -> list[WriteBack]:
-        return [each for each in (*self._tables.values(), *self._rows.values()) if isinstance(each, WriteBack)]
+    def _tiered(self) -> list[TieredTable]:
+        """The tables in memory above a cold tier."""
+        return [*self._tables.values(), *(rows.hot for rows in self._rows.values())]
 
     def _new_table(self, state: RocksState, columns: Sequence[ValueSpec]) -> RocksTable:
-        session, namespace = self._session, self._place.namespace
-        if self._cache_bytes:
-            cached = CachedNamespaces if namespace else CachedTable
-            return cached(session, state, columns, self._place.key_names, self._cache_bytes)
-        return (RocksNamespaces if namespace else RocksTable)(session, state, columns)
+        kind = RocksNamespaces if self._place.namespace else RocksTable
+        return kind(self._session, state, columns, self._place.key_names, self._cache_bytes)
 
-    def _changed(self) -> Iterator[object]:
-        """Freezes the changes that are only in memory. Each item drawn writes a part of them."""
+    def _unwritten_rows(self) -> Iterator[object] | None:
+        """Freezes the changes that are only in memory. Each item drawn writes a part of them. None if there are none.
+
+        Raises StorageError.
+        """
         self._session.settle()
-        parts = [table.changed() for table in self._cached]
-        return chain.from_iterable(parts)
-
-    def _write_cached(self) -> None:
-        for table in self._cached:
-            table.write_all()
+        tables = [table for table in self._tiered if table.unwritten]
+        if self._session.keeps_changes:
+            # A row is recorded as changed when it is written, so all are written now.
+            for table in tables:
+                table.write_all(for_snapshot=False)
+            return None
+        return chain.from_iterable([table.changed() for table in tables]) if tables else None
 
     def _bound_states(self) -> dict[str, RocksTable | RocksObjectState | RocksRows]:
         return {**self._tables, **self._objects, **self._rows}
@@ -396,14 +397,14 @@ class RocksLoader:
         if isinstance(target, RocksRows):
             self._load_rows(target, table)
             return
-        _check_columns(table, pa.schema([*session.key_schema, *(() if table.removed else target.state.values)]))
+        state = target.cold.state if isinstance(target, RocksTable) else target.state
+        _check_columns(table, pa.schema([*session.key_schema, *(() if table.removed else state.values)]))
         if rows.num_rows == 0:
             return
         columns = rows.select(session.key_schema.names)
-        number = target.state.number if isinstance(target, RocksTable) else 0
-        keys = database_keys(columns, session.max_parallelism, number, namespace=session.namespace)
+        keys = self._keys_of(target, columns)
         if table.layer == 0 and not table.removed:
-            self._check_first(target, columns, keys)
+            self._check_first(state.name, target, columns, keys)
         for start in range(0, rows.num_rows, _PUT_ROWS):
             part = rows.slice(start, _PUT_ROWS)
             values = None if table.removed else part.columns[len(session.key_schema) :]
@@ -414,47 +415,54 @@ class RocksLoader:
             return
         keys = timers.database_keys(table.rows)
         if table.layer == 0 and not table.removed:
-            self._check_first(timers, table.rows, keys)
+            self._check_first(TIMERS_STATE, timers, table.rows, keys)
         for start in range(0, len(keys), _PUT_ROWS):
             (timers.remove if table.removed else timers.put)(keys[start : start + _PUT_ROWS])
 
     def _load_rows(self, target: RocksRows, table: StateTable) -> None:
-        identity = row_identity(self._session.key_schema)
-        _check_columns(table, pa.schema([*identity, *(() if table.removed else target.state.values)]))
+        cold = target.cold
+        identity = cold.identity
+        _check_columns(table, pa.schema([*identity, *(() if table.removed else cold.state.values)]))
         if table.rows.num_rows == 0:
             return
         columns = table.rows.select(identity.names)
         target.number_seen(columns)
-        keys = target.database_keys(columns)
+        keys = cold.database_keys(columns)
         if table.layer == 0 and not table.removed:
-            self._check_first(target, columns, keys)
+            self._check_first(cold.state.name, cold, columns, keys)
         for start in range(0, len(keys), _PUT_ROWS):
             some = keys[start : start + _PUT_ROWS]
             if table.removed:
-                target.delete(some)
+                cold.delete(some)
             else:
                 target.put(some, table.rows.slice(start, _PUT_ROWS).columns[len(identity) :])
 
     def move(self, source: RocksState, target: RocksTable | RocksObjectState, migrate: Migrate | None = None) -> None:
         """Converts the rows of `source` to the types of `target`, which replaces it. Uses `migrate` if it is given."""
         session = self._session
-        expected = pa.schema([*session.key_schema, *target.state.values])
-        number = target.state.number if isinstance(target, RocksTable) else 0
+        state = target.cold.state if isinstance(target, RocksTable) else target.state
+        expected = pa.schema([*session.key_schema, *state.values])
         for rows in session.scan(source, _MOVED_ROWS):
             moved = migrated(rows, expected, source.name, session.uid) if migrate is None else migrate(rows)
             columns = moved.select(session.key_schema.names)
-            keys = database_keys(columns, session.max_parallelism, number, namespace=session.namespace)
+            keys = self._keys_of(target, columns)
             self._put(target, keys, moved.columns[len(session.key_schema) :])
         session.remove_ranges(
             (HEAD.pack(group, source.number), HEAD.pack(group, source.number + 1)) for group in session.key_groups
         )
+
+    def _keys_of(self, target: RocksTable | RocksObjectState, columns: pa.RecordBatch) -> list[bytes]:
+        """Returns the database keys of key columns: of a table's rows, or with state number 0."""
+        if isinstance(target, RocksTable):
+            return target.cold.database_keys(columns)
+        return database_keys(columns, self._session.max_parallelism, 0, namespace=self._session.namespace)
 
     def _put(
         self, target: RocksTable | RocksObjectState, keys: Sequence[bytes], columns: Sequence[pa.Array] | None
     ) -> None:
         if isinstance(target, RocksTable):
             if columns is None:
-                target.delete(keys)
+                target.cold.delete(keys)
             else:
                 target.put(keys, columns)
             return
@@ -467,12 +475,12 @@ class RocksLoader:
 
     def _check_first(
         self,
-        target: RocksTable | RocksObjectState | RocksTimers | RocksRows,
+        name: str,
+        target: RocksTable | RocksObjectState | RocksTimers | ColdStore,
         columns: pa.RecordBatch,
         keys: Sequence[bytes],
     ) -> None:
         """Raises CorruptionError if a key of layer 0 comes twice, in this table or since an earlier one."""
-        name = target.state.name
         known = self._groups.setdefault(name, set())
         if self._ascend(name, keys, not known):
             # Rows of a canonical savepoint and of RocksDB files ascend, so no key can come twice.
@@ -483,7 +491,8 @@ class RocksLoader:
         double = len(upserted.first_rows) < len(keys)
         if not double and groups & known:
             suspects = [key for key in keys if key_group_of(key) in known]
-            double = bool(np.any([target.has(key) for key in suspects]))
+            store = target.cold if isinstance(target, RocksTable) else target
+            double = bool(np.any([store.has(key) for key in suspects]))
         if double:
             raise duplicate_key(name)
         known |= groups

@@ -1,10 +1,17 @@
-"""`RocksRows`: a row table in RocksDB. `CachedRows` has a write-back cache of rows by key in front of it.
+"""`RocksRows`: a row table with a cold tier. `TieredRows` has the rows of some keys in columns.
 
-In the database a row is an entry under its key and its sequence number. With a cache, a batch reads only rows of keys
-that are not in memory, and writes none (`write_back.py`). Refs are slots of the cache. A scan does not add rows of the
-database to the cache: their refs are negative, and stand for positions in the list of rows that the batch has read.
-Rules for this list:
+Rules:
+- For a key in memory, the rows in memory are authoritative from some sequence number on. The database may have older
+  rows, and rows that were removed since. If that number is 0, the key is *whole*, and the database is not read. For a
+  key that is not in memory, the database is authoritative.
+- A key that is new in memory, and was not evicted before (`EvictedKeysFilter`), is whole at once.
+- Rows of a key form a chain, by their sequence numbers. Rows read from the database come before all rows in memory.
+- Changes are written when a snapshot is taken, or when their key is evicted. A key is evicted with all its rows. Keys
+  that were not used again since the last eviction go first, the oldest first, and all keys without rows.
+- In the database a row is an entry under its key and its sequence number.
 
+A ref is a slot. A scan does not bring rows of the database into memory: their refs are negative, and stand for
+positions in the list of rows that the batch has read (`ScannedRows`). Rules for this list:
 - It keeps the database keys until the batch ends. It keeps values as well, up to a limit; beyond it they are fetched
   again when they are used.
 - Rows are removed when the batch ends, and refs are valid until then.
@@ -13,9 +20,9 @@ Rules for this list:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,27 +30,43 @@ import rocksdict
 from numpy.typing import NDArray
 
 from tidegate.state.columnar.key_space import KeySpace
+from tidegate.state.columnar.row_table import END, RowSlots, collect, link, prune_and_count
 from tidegate.state.common.backend import FoundRows
-from tidegate.state.kernels.columns import Strings
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.kernels.partition import gather
+from tidegate.state.key_index.hash_table import extended
 from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.state.rocksdb.cold_store import ColdStore, TieredTable, Write
 from tidegate.state.rocksdb.database_session import RocksSession
-from tidegate.state.rocksdb.frozen_rows import RocksChanges
-from tidegate.state.rocksdb.keys import database_keys, encoded_rows, ordered_keys, packed_rows
-from tidegate.state.rocksdb.row_table_cache import EvictedKeysFilter, RowTableCache
-from tidegate.state.rocksdb.write_back import WriteBack
+from tidegate.state.rocksdb.evicted_keys_filter import EvictedKeysFilter, KeyReader
+from tidegate.state.rocksdb.keys import ordered_keys
 from tidegate.storage.errors import CorruptionError
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.rocksdb.database import reported
-from tidegate.storage.state.rocksdb.keys import decode_rows
-from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksState, unpacked
-from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD, row_identity
+from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksState
+from tidegate.storage.state.snapshot import Cut, FrozenState
+from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD
 
+Numbers: TypeAlias = NDArray[np.int32]
+"""Positions of keys in the key index of the rows in memory."""
+Slots: TypeAlias = NDArray[np.int32]
+Entries: TypeAlias = list[tuple[bytes, bytes]]
+"""Keys and values of the database."""
+
+_WHOLE = 0
+_UNKNOWN = np.iinfo(np.int64).max
+"""The sequence number from which on rows are in memory, for a key without rows in memory."""
+_SLOT_BYTES = 1 + 4 + 4
+"""Bytes per slot: a flag for having a row, the key, and the next row of the key."""
+_KEY_BYTES = 4 + 4 + 8 + 1
+"""Bytes per key: first and last row, the number from which on rows are in memory, a flag for being used again."""
+_ROOM = 8
+"""An eviction frees an eighth of the rows."""
+_WRITTEN_ROWS = 65_536
 _FILTER_SHARE = 16
 """The filter of evicted keys gets 1/16 of the cache. With rows of 100 bytes, it covers ten times the cached keys."""
 _READ_KEYS = 4_096
 """Number of stored keys that are read into the filter after each batch, during a scan of the keys."""
-_ESTIMATE = "rocksdb.estimate-num-keys"
 _PIECE_ROWS = 8_192
 """Rows whose values are read at a time."""
 _HELD_BYTES = 16 << 20
@@ -51,139 +74,451 @@ _HELD_BYTES = 16 << 20
 
 
 class RocksRows:
-    """A `RowTable` whose rows are in RocksDB. The session assigns the sequence numbers."""
+    """A `RowTable` with a cold tier. The session assigns the sequence numbers."""
 
-    def __init__(self, session: RocksSession, state: RocksState) -> None:
-        self.state = state
-        self.changes = RocksChanges(session, state) if session.keeps_changes else None
-        """The added and removed rows, if a changelog needs them."""
-        self._session = session
-        self._found: list[tuple[bytes, bytes | None]] = []
-        """The rows that this batch has read: database keys and values. A value beyond the limit is None."""
-        self._held_bytes = 0
-        self._gone: dict[bytes, None] = {}
-        """The database keys of rows to remove when this batch ends."""
+    def __init__(self, session: RocksSession, state: RocksState, key_names: tuple[str, ...], cache_bytes: int) -> None:
+        self.cold = ColdStore(session, state)
+        self.hot = TieredRows(self.cold, key_names, cache_bytes)
+        """The rows in memory."""
+        self._key_names = key_names
+        self._scanned = ScannedRows(self.cold)
+        self._moved: dict[int, int] = {}
+        """Position to slot, for rows that were brought into memory after a scan of this batch had read them."""
+        self._reader = KeyReader(session, state.number)
 
     @property
     def rows(self) -> int:
-        """Returns an estimate of the number of keys of the whole database, over all states."""
-        return self._session.database.property_int_value(_ESTIMATE) or 0
+        """Returns an estimated number of rows."""
+        return self.hot.rows
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Appends a row for each key. Raises StorageError."""
-        first = self._session.position
-        self._session.position = first + keys.num_rows
-        numbers = pa.array(np.arange(first, first + keys.num_rows, dtype=np.int64))
-        schema = row_identity(self._session.key_schema)
-        identity = pa.RecordBatch.from_arrays([*keys.columns, numbers], schema=schema)
-        entries = self.database_keys(identity)
-        self.put(entries, values.columns)
-        if self.changes is not None:
-            self.changes.put(entries)
+        """Appends a row for each key."""
+        self._fix()
+        if keys.num_rows:
+            session = self.cold.session
+            first = session.position
+            session.position = first + keys.num_rows
+            numbers = pa.array(np.arange(first, first + keys.num_rows, dtype=np.int64))
+            self.hot.append(self.hot.batch([*keys.columns, numbers, *values.columns]))
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """Returns all rows of these keys, with one seek per key. Raises StorageError or CorruptionError."""
-        upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
-        distinct = gather(keys, upserted.first_rows)
-        prefixes = database_keys(distinct, self._session.max_parallelism, self.state.number)
-        runs: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * len(prefixes)
-        with reported("read RocksDB", self._session.folder):
-            cursor = self._session.database.iter()
-            for position in sorted(range(len(prefixes)), key=prefixes.__getitem__):
-                first = len(self._found)
-                self._note(read_prefix(cursor, prefixes[position]))
-                several = len(self._found) - first > 1
-                runs[position] = self._in_order(first) if several else np.arange(first, len(self._found))
-        of_slots = upserted.slots.tolist()
-        number_of_rows = np.array([len(runs[slot]) for slot in of_slots], dtype=np.int64)
-        refs = [runs[slot] for slot in of_slots]
-        positions = np.repeat(np.arange(keys.num_rows, dtype=np.int64), number_of_rows)
-        return FoundRows(positions, np.concatenate(refs) if refs else np.zeros(0, dtype=np.int64))
+        """Returns all rows of these keys, with one seek per key that is not in memory.
 
-    def take(self, refs: NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the rows in the order of `refs`. Raises StorageError or CorruptionError."""
-        wanted = refs.tolist()
-        pieces = [wanted[start : start + _PIECE_ROWS] for start in range(0, len(wanted), _PIECE_ROWS)]
-        return _together([self._decoded([self._found[ref] for ref in piece], columns) for piece in pieces or [[]]])
-
-    def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """Yields all rows as of the first batch, by key group, then by number. Raises StorageError or CorruptionError.
-
-        The named columns of each key group are sorted in memory, because RocksDB sorts numbers by their bytes.
+        Raises StorageError or CorruptionError.
         """
-        if not self._session.has_keys:
-            return
-        with reported("read RocksDB", self._session.folder):
-            cursor = self._session.database.iter()
-        parts: list[pa.RecordBatch] = []
-        refs: list[NDArray[np.int64]] = []
-        rows = 0
-        for found, of_found in self._read_in_order(cursor, columns):
-            parts.append(found)
-            refs.append(of_found)
-            rows += len(of_found)
-            if rows >= rows_max:
-                yield from _cut(parts, refs, rows_max)
-                parts, refs, rows = [], [], 0
-        if rows:
-            yield from _cut(parts, refs, rows_max)
+        self._fix()
+        numbers, first_rows = self.hot.upsert_keys(keys)
+        if self.hot.evicted:
+            cold = first_rows[self.hot.since(numbers[first_rows]) > 0]
+            if len(cold):
+                self._bring_in(gather(keys, cold), numbers[cold])
+        return FoundRows(*self.hot.rows_of(numbers, first_rows))
 
-    def remove(self, refs: NDArray[np.int64]) -> None:
-        """Removes rows. This happens when the batch ends."""
-        self._gone |= dict.fromkeys(self._found[ref][0] for ref in np.unique(refs).tolist())
+    def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Returns the rows in the order of `refs`. Raises StorageError or CorruptionError."""
+        self._fix()
+        wanted = [*self._key_names, *self.cold.state.values.names] if columns is None else columns
+        stored = refs < 0
+        if not stored.any():
+            return self.hot.take(refs, wanted)
+        if stored.all():
+            return self._scanned.take(~refs, wanted)
+        both = [self.hot.take(refs[~stored], wanted), self._scanned.take(~refs[stored], wanted)]
+        places = np.empty(len(refs), dtype=np.int64)
+        places[np.concatenate((np.flatnonzero(~stored), np.flatnonzero(stored)))] = np.arange(len(refs))
+        return pa.concat_batches(both).take(pa.array(places))
+
+    def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """Yields all rows: first the rows that are only in the database, by key group, then the rows in memory.
+
+        Raises StorageError or CorruptionError.
+        """
+        if not self.cold.session.has_keys:
+            return
+        self._fix()
+        if self.hot.evicted:
+            index, since = self.hot.cached_since()
+
+            def only_stored(piece: Entries) -> Entries:
+                identity = self.cold.identities([key for key, _ in piece])
+                slots = index.upsert(identity.select(list(self._key_names))).slots
+                here = slots < len(since)
+                here[here] = identity.column(ROW_SEQUENCE).to_numpy()[here] >= since[slots[here]]
+                return [piece[each] for each in np.flatnonzero(~here).tolist()] if here.any() else piece
+
+            for rows, positions in self._scanned.scan(columns, rows_max, only_stored):
+                yield rows, ~positions
+        slots = self.hot.in_order()
+        for start in range(0, len(slots), rows_max):
+            some = slots[start : start + rows_max]
+            some = some[self.hot.live(some)]
+            if len(some):
+                yield self.hot.take(some, columns), some
+
+    def remove(self, refs: NDArray[Any]) -> None:
+        """Removes rows. Rows that are only in the database are removed when the batch ends."""
+        stored = refs < 0
+        slots = refs[~stored]
+        if stored.any():
+            positions = ~refs[stored]
+            moved = [self._moved[each] for each in positions.tolist() if each in self._moved]
+            slots = np.concatenate((slots, np.array(moved, dtype=np.int64)))
+            self._scanned.remove(positions)
+        slots = np.unique(slots).astype(np.int32)
+        if len(slots):
+            self.hot.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
     def done(self) -> None:
-        """Ends the batch: applies removals, and drops the rows that it has read. Raises StorageError."""
-        gone, self._gone = list(self._gone), {}
-        if gone:
-            self.delete(gone)
-            if self.changes is not None:
-                self.changes.removed(gone)
-        self._found, self._held_bytes = [], 0
+        """Ends the batch: applies removals, reads some keys into the filter, and evicts rows. Raises StorageError."""
+        self._scanned.done()
+        self._moved = {}
+        self.hot.done()
+        self._read_keys()
+        self.hot.make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes the value columns of rows. Raises StorageError."""
-        batch = rocksdict.WriteBatch(raw_mode=True)
-        for key, row in zip(keys, packed_rows(columns, self.state.values), strict=True):
-            batch.put(key, row)
-        self._session.write(batch)
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Removes the rows under these database keys, if there are any. Raises StorageError."""
-        self._session.remove(keys)
-
-    def has(self, key: bytes) -> bool:
-        """Returns True if there is a row under a database key. Raises StorageError."""
-        return self._session.has(key)
-
-    def database_keys(self, identity: pa.RecordBatch) -> list[bytes]:
-        """Returns the database keys of rows, which are given by key and sequence number."""
-        session = self._session
-        return database_keys(identity, session.max_parallelism, self.state.number, len(session.key_schema))
+        """Writes rows under database keys, before the first batch. Raises StorageError."""
+        self.hot.evicted.all = True
+        self.cold.put(keys, columns)
 
     def number_seen(self, identity: pa.RecordBatch) -> None:
         """Makes later rows get greater sequence numbers than this one. Called for loaded rows."""
         if identity.num_rows:
             last = int(identity.column(ROW_SEQUENCE).to_numpy().max())
-            self._session.position = max(self._session.position, last + 1)
+            self.cold.session.position = max(self.cold.session.position, last + 1)
 
-    def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
+    def _fix(self) -> None:
+        self.hot.fix_keys(pa.schema([*self.cold.session.key_schema, SEQUENCE_FIELD, *self.cold.state.values]))
+
+    def _bring_in(self, keys: pa.RecordBatch, numbers: Numbers) -> None:
+        """Brings the stored rows of distinct keys into memory. Raises StorageError or CorruptionError."""
+        session = self.cold.session
+        prefixes, order = ordered_keys(keys, session.max_parallelism, self.cold.state.number)
+        with reported("read RocksDB", session.folder):
+            found, values, ends = read_prefixes(session.database.iter(), prefixes)
+        of = np.repeat(order, np.diff(ends, prepend=0))
+        sequence = numbers_of(found)
+        cold = sequence < self.hot.since(numbers)[of]
+        if gone := self._scanned.gone:
+            cold &= np.array([key not in gone for key in found], dtype=np.bool_)
+        chosen = np.flatnonzero(cold)
+        chosen = chosen[np.lexsort((sequence[chosen], of[chosen]))]
+        of, sequence = of[chosen], sequence[chosen]
+        columns = [column.take(pa.array(of)) for column in keys.columns]
+        decoded = self.cold.columns([values[each] for each in chosen.tolist()])
+        rows = self.hot.batch([*columns, pa.array(sequence), *decoded])
+        slots = self.hot.bring_in(rows, numbers[of], numbers)
+        if entries := self._scanned.entries:
+            slot_of = {found[each]: slot for each, slot in zip(chosen.tolist(), slots.tolist(), strict=True)}
+            self._moved |= {at: slot_of[key] for at, (key, _) in enumerate(entries) if key in slot_of}
+
+    def _read_keys(self) -> None:
+        """Reads some stored keys into the filter of evicted keys, if that is due. Raises StorageError."""
+        evicted = self.hot.evicted
+        if evicted.needs_keys:
+            self._reader.begin()
+            evicted.begin()
+        if evicted.is_read:
+            keys, ended = self._reader.read(_READ_KEYS)
+            if keys:
+                evicted.found(hash_columns(self.cold.identities(keys), self._key_names))
+            if ended and evicted.is_read:
+                evicted.end()
+
+
+class TieredRows(RowSlots, TieredTable):
+    """The rows in memory, in a separate key space whose columns are the keys, the sequence number, and the values."""
+
+    def __init__(self, cold: ColdStore, key_names: tuple[str, ...], cache_bytes: int) -> None:
+        self.cold = cold
+        self.cache_bytes = cache_bytes
+        self.evicted = EvictedKeysFilter(cache_bytes // _FILTER_SHARE)
+        """The keys of which the database may have rows that are not in memory."""
+        self.evicted.all = not cold.session.is_empty
+        self.ascends = True
+        """True if the slots of each key's rows ascend in arrival order."""
+        self._keyed_by = key_names
+        self._keys = KeyIndex(key_names)
+        self._heads = self._tails = np.zeros(0, dtype=np.int32)
+        self._since = np.zeros(0, dtype=np.int64)
+        self._used_again = np.zeros(0, dtype=np.bool_)
+        self._nexts = self._of_slot = np.zeros(0, dtype=np.int32)
+        self._linked = True
+        """False if slots were renumbered since the chains were built."""
+        identity = (*key_names, ROW_SEQUENCE)
+        names = (*identity, *cold.state.values.names)
+        space = KeySpace(cold.session.max_parallelism, names, grouped_by=key_names, identity=identity)
+        super().__init__(space, cold.state.name, identity, incremental=True)
+        space.drop_index(self)
+
+    def fix_keys(self, schema: pa.Schema) -> None:
+        """Sets the columns: the keys, the sequence number, and the values."""
+        if self._space.schema is None:
+            self._space.fix(schema)
+
+    def batch(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Returns rows of these columns."""
+        return pa.RecordBatch.from_arrays(list(columns), schema=self._space.schema)
+
+    def take(self, slots: NDArray[Any], columns: Sequence[str]) -> pa.RecordBatch:
+        """Returns the named columns of the rows in these slots."""
+        return self._space.keys_of(slots.astype(np.int32, copy=False), columns)
+
+    @property
+    def size_bytes(self) -> int:
+        """Returns the estimated memory of the rows and the filter, in bytes."""
+        of_keys = self._keys.size * _KEY_BYTES + self._keys.size_bytes
+        return self._space.slots * _SLOT_BYTES + of_keys + self._space.size_bytes + self.evicted.size_bytes
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Appends new rows, whose sequence numbers are greater than all before."""
+        assert self.dirty is not None
+        numbers, _ = self.upsert_keys(rows, int(rows.column(ROW_SEQUENCE)[0].as_py()))
+        self.dirty.mark(self._place(rows, numbers))
+
+    def upsert_keys(self, keys: pa.RecordBatch, since: int = _UNKNOWN) -> tuple[Numbers, NDArray[np.int32]]:
+        """Returns the numbers of keys, and the first row of each. Keys that are not in memory are added.
+
+        If the filter is positive for such a key, its rows are in memory from `since` on; else it is whole.
+        """
+        known = self._keys.size
+        upserted = self._keys.upsert(keys)
+        self._grow_keys(known)
+        self._since[known : self._keys.size] = _WHOLE
+        if self.evicted and len(upserted.new_rows):
+            new = gather(keys.select(list(self._keyed_by)), upserted.new_rows)
+            there = self.evicted.has(hash_columns(new, self._keyed_by))
+            self._since[upserted.slots[upserted.new_rows[there]]] = since
+        self._used_again[upserted.slots[upserted.slots < known]] = True
+        return upserted.slots, upserted.first_rows
+
+    def since(self, numbers: Numbers) -> NDArray[np.int64]:
+        """For each key, the sequence number from which on its rows are in memory; 0 if it is whole."""
+        return self._since[numbers]
+
+    def cached_since(self) -> tuple[KeyIndex, NDArray[np.int64]]:
+        """The keys that have rows in memory, and for each the sequence number from which on they are there."""
+        index, slots = KeyIndex(self._keyed_by), np.arange(self._space.slots, dtype=np.int32)
+        upserted = index.upsert(self._space.keys_of(slots, self._keyed_by))
+        return index, self._since[self._of_slot[upserted.first_rows]]
+
+    def bring_in(self, rows: pa.RecordBatch, numbers: Numbers, whole: Numbers) -> Slots:
+        """Adds rows of the database, sorted by key and then by number. Returns their slots.
+
+        The keys in `whole` have all their rows in memory afterwards.
+        """
+        self._relink()
+        mixed = np.unique(numbers[self._since[numbers] != _UNKNOWN])
+        positions, after = self._chained(mixed, np.arange(len(mixed), dtype=np.int32))
+        self._heads[mixed] = END
+        self.ascends = self.ascends and not len(after)
+        slots = self._place(rows, numbers) if len(numbers) else after[:0]
+        link(self._heads, self._tails, self._nexts, mixed[positions], after)
+        self._since[whole] = _WHOLE
+        # These rows are in the database: if one is removed, the next snapshot must record that.
+        self._in_snapshot_below = self._space.slots
+        return slots
+
+    def rows_of(self, numbers: Numbers, first_rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Slots]:
+        """Returns the rows of keys in memory: the position of the key in `numbers`, and the slot of each row."""
+        self._relink()
+        return self._chained(numbers, first_rows)
+
+    def in_order(self) -> Slots:
+        """Returns the slots of all rows. The rows of each key are in arrival order."""
+        slots = np.arange(self._space.slots, dtype=np.int32)
+        slots = slots[self.live(slots)]
+        return slots if self.ascends else self._by_number(slots)
+
+    def freeze_changes(self) -> Sequence[FrozenState]:
+        """Freezes the rows to write and to remove. From now on they count as written.
+
+        No rows are gathered: the pages of a row table only hold flags, so copying one is cheap.
+        """
+        base = CheckpointId(self._snapshots)
+        self._snapshots += 1
+        return self.freeze(Cut(CheckpointId(self._snapshots), base))
+
+    def evict(self, size_bytes_max: int, write: Write) -> None:
+        """Evicts keys if they exceed the limit, and writes their changed rows."""
+        size_bytes = self.size_bytes
+        share = 1 - (size_bytes_max - size_bytes_max // _ROOM) / size_bytes if size_bytes else 0
+        while self.size_bytes > size_bytes_max and self._keys.size:
+            self._evict(share, write)
+            share = min(1, 2 * share)  # the index shrinks in steps, so one eviction may not be enough
+        self._used_again[:] = False
+
+    def grow(self, slots: int) -> None:
+        """Grows to this many slots."""
+        if slots > len(self._nexts):
+            length = max(slots, 2 * len(self._nexts))
+            self._nexts = extended(self._nexts, len(self._nexts), length)
+            self._of_slot = extended(self._of_slot, len(self._of_slot), length)
+        super().grow(slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        self._of_slot = self._of_slot[kept]
+        self._nexts = np.zeros(len(kept), dtype=np.int32)
+        self._linked = False
+        super().rebuild(kept, slots)
+
+    def _place(self, rows: pa.RecordBatch, numbers: Numbers) -> Slots:
+        slots = self.put_behind(rows)
+        self._of_slot[slots] = numbers
+        if self._linked:
+            link(self._heads, self._tails, self._nexts, numbers, slots)
+        return slots
+
+    def _chained(self, numbers: Numbers, first_rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Slots]:
+        counts = np.zeros(len(numbers), dtype=np.int64)
+        pages = self._live.pages
+        total = prune_and_count(self._heads, self._tails, self._nexts, pages, numbers, first_rows, counts)
+        positions, slots = np.empty(int(total), dtype=np.int64), np.empty(int(total), dtype=np.int32)
+        collect(self._heads, self._nexts, numbers, positions, slots)
+        return positions, slots
+
+    def _relink(self) -> None:
+        """Builds the chains again, if slots were renumbered."""
+        if not self._linked:
+            slots = self.in_order()
+            self._heads[:] = END
+            link(self._heads, self._tails, self._nexts, self._of_slot[slots], slots)
+            self._linked = True
+
+    def _by_number(self, slots: Slots) -> Slots:
+        return slots[np.argsort(self._space.keys_of(slots, (ROW_SEQUENCE,)).column(0).to_numpy(), kind="stable")]
+
+    def _grow_keys(self, known: int) -> None:
+        keys = self._keys.size
+        if keys > len(self._heads):
+            length = max(keys, 2 * known)
+            self._heads, self._tails = (extended(each, known, length) for each in (self._heads, self._tails))
+            self._since, self._used_again = (
+                extended(self._since, known, length),
+                extended(self._used_again, known, length),
+            )
+        self._heads[known:keys] = END
+
+    def _evict(self, share: float, write: Write) -> None:
+        """Evicts keys that hold about `share` of the rows."""
+        slots = np.arange(self._space.slots, dtype=np.int32)
+        live = self.live(slots)
+        leaving = self._coldest(slots[live], share)[self._of_slot[: len(slots)]]
+        self._write(slots, live, leaving, write)
+        self.evicted.add(hash_columns(self._space.keys_of(slots[live & leaving], self._keyed_by), self._keyed_by))
+        self._rows = int((live & ~leaving).sum())
+        self._space.keep(slots[live & ~leaving])
+        self._number_anew()
+
+    def _coldest(self, live: Slots, share: float) -> NDArray[np.bool_]:
+        """Chooses keys to evict that hold about `share` of the rows. Returns a flag for each key."""
+        keys = self._keys.size
+        rows = np.bincount(self._of_slot[live], minlength=keys)
+        used_again = self._used_again[:keys]
+        order = np.concatenate((np.flatnonzero(~used_again), np.flatnonzero(used_again)))
+        before = np.cumsum(rows[order] + 1) - (rows[order] + 1)
+        goes = np.zeros(keys, dtype=np.bool_)
+        goes[order[before < share * (int(rows.sum()) + keys)]] = True
+        return goes
+
+    def _write(self, slots: Slots, live: NDArray[np.bool_], leaving: NDArray[np.bool_], write: Write) -> None:
+        """Writes the changed rows among the leaving ones, and all removals."""
+        assert self.dirty is not None
+        marked = self.dirty.marked(len(slots))
+        for some, names in ((marked & live & leaving, None), (marked & ~live, self._identity)):
+            chosen = slots[some]
+            for start in range(0, len(chosen), _WRITTEN_ROWS):
+                rows = self._space.keys_of(chosen[start : start + _WRITTEN_ROWS], names)
+                identity = rows.select(list(self._identity))
+                write(identity, rows.columns[len(self._identity) :] if names is None else None)
+
+    def _number_anew(self) -> None:
+        """Builds the key index again, with only the keys that have rows."""
+        since, used_again, of_slot = self._since, self._used_again, self._of_slot
+        self._keys = KeyIndex(self._keyed_by)
+        slots = np.arange(self._space.slots, dtype=np.int32)
+        upserted = self._keys.upsert(self._space.keys_of(slots, self._keyed_by))
+        former = of_slot[upserted.first_rows]
+        self._since, self._used_again = since[former], used_again[former]
+        self._of_slot = extended(upserted.slots, len(slots), len(slots))
+        self._heads = np.full(self._keys.size, END, dtype=np.int32)
+        self._tails = self._heads.copy()
+
+
+class ScannedRows:
+    """The stored rows that scans of a batch have read. A row's position in the list is its ref."""
+
+    def __init__(self, cold: ColdStore) -> None:
+        self.entries: list[tuple[bytes, bytes | None]] = []
+        """Database keys and values. A value beyond the limit is None."""
+        self.gone: dict[bytes, None] = {}
+        """The database keys of rows to remove when the batch ends."""
+        self._cold = cold
+        self._held_bytes = 0
+
+    def take(self, positions: NDArray[np.int64], columns: Sequence[str]) -> pa.RecordBatch:
+        """Returns the named columns of rows, in the given order. Raises StorageError or CorruptionError."""
+        wanted = positions.tolist()
+        pieces = [wanted[start : start + _PIECE_ROWS] for start in range(0, len(wanted), _PIECE_ROWS)]
+        return _together([self._decoded([self.entries[each] for each in piece], columns) for piece in pieces or [[]]])
+
+    def scan(
+        self, columns: Sequence[str], rows_max: int, only: Callable[[Entries], Entries]
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+        """Yields stored rows as of the first batch, by key group, then by number, with their positions.
+
+        `only` returns the entries of a piece that the scan yields. The named columns of each key group are sorted in
+        memory, because RocksDB sorts numbers by their bytes. Raises StorageError or CorruptionError.
+        """
+        session = self._cold.session
+        with reported("read RocksDB", session.folder):
+            cursor = session.database.iter()
+        parts: list[pa.RecordBatch] = []
+        positions: list[NDArray[np.int64]] = []
+        rows = 0
+        for found, of_found in self._read_in_order(cursor, columns, only):
+            parts.append(found)
+            positions.append(of_found)
+            rows += len(of_found)
+            if rows >= rows_max:
+                yield from _cut(parts, positions, rows_max)
+                parts, positions, rows = [], [], 0
+        if rows:
+            yield from _cut(parts, positions, rows_max)
+
+    def remove(self, positions: NDArray[np.int64]) -> None:
+        """Removes rows when the batch ends."""
+        self.gone |= dict.fromkeys(self.entries[each][0] for each in np.unique(positions).tolist())
+
+    def done(self) -> None:
+        """Ends the batch: applies removals, and empties the list. Raises StorageError."""
+        gone, self.gone = list(self.gone), {}
+        if gone:
+            self._cold.delete(gone)
+            if self._cold.changes is not None:
+                self._cold.changes.removed(gone)
+        self.entries, self._held_bytes = [], 0
+
+    def _pieces(
+        self, cursor: rocksdict.RdictIter, prefix: bytes, only: Callable[[Entries], Entries]
+    ) -> Iterator[Entries]:
         """Yields the entries whose keys have this prefix, in pieces. Raises StorageError."""
         entries = read_prefix(cursor, prefix)
         while True:
-            with reported("read RocksDB", self._session.folder):
+            with reported("read RocksDB", self._cold.session.folder):
                 piece = list(islice(entries, _PIECE_ROWS))
             if not piece:
                 return
-            yield piece
+            yield only(piece)
 
     def _read_in_order(
-        self, cursor: rocksdict.RdictIter, columns: Sequence[str]
+        self, cursor: rocksdict.RdictIter, columns: Sequence[str], only: Callable[[Entries], Entries]
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """Yields some columns of all rows with their refs, for several small key groups or one large one at a time."""
-        small: list[tuple[bytes, bytes]] = []
-        for group in self._session.key_groups:
-            pieces = self._there(cursor, HEAD.pack(group, self.state.number))
+        """Yields some columns of rows with their positions, for several small key groups or one large one at a time."""
+        small: Entries = []
+        for group in self._cold.session.key_groups:
+            pieces = self._pieces(cursor, HEAD.pack(group, self._cold.state.number), only)
             first, second = next(pieces, []), next(pieces, None)
             if small and (second is not None or len(small) + len(first) > _PIECE_ROWS):
                 yield self._group([small], columns)
@@ -195,239 +530,51 @@ class RocksRows:
         if small:
             yield self._group([small], columns)
 
-    def _group(
-        self, pieces: Iterable[list[tuple[bytes, bytes]]], columns: Sequence[str]
-    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Some columns of rows with their refs. Several pieces that belong to one key group are sorted together.
+    def _group(self, pieces: Iterable[Entries], columns: Sequence[str]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """Some columns of rows with their positions. Pieces that belong to one key group are sorted together.
 
         Rows of a piece may have been removed since it was read, by the consumer of the rows before it.
         """
-        first = len(self._found)
+        first = len(self.entries)
         parts = []
         for piece in pieces:
-            there = [entry for entry in piece if entry[0] not in self._gone] if self._gone else piece
+            there = [entry for entry in piece if entry[0] not in self.gone] if self.gone else piece
             parts.append(self._decoded(there, columns))
             self._note(there)
         if len(parts) == 1:
-            return parts[0], np.arange(first, len(self._found))
-        refs = self._in_order(first)
-        return _together(parts).take(pa.array(refs - first)), refs
+            return parts[0], np.arange(first, len(self.entries))
+        positions = first + np.argsort(numbers_of([key for key, _ in self.entries[first:]]), kind="stable")
+        return _together(parts).take(pa.array(positions - first)), positions
 
-    def _note(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Gives refs to rows, except removed ones. Values are kept up to the limit."""
-        found, gone, held_bytes = self._found, self._gone, self._held_bytes
+    def _note(self, entries: Entries) -> None:
+        """Adds rows to the list. Values are kept up to the limit."""
         for key, value in entries:
-            if not gone or key not in gone:
-                held_bytes += len(value)
-                found.append((key, value if held_bytes <= _HELD_BYTES else None))
-        self._held_bytes = held_bytes
-
-    def _in_order(self, first: int) -> NDArray[np.int64]:
-        """Returns the refs from `first` on, sorted by sequence number."""
-        numbers = numbers_of([key for key, _ in self._found[first:]])
-        return first + np.argsort(numbers, kind="stable")
+            self._held_bytes += len(value)
+            self.entries.append((key, value if self._held_bytes <= _HELD_BYTES else None))
 
     def _values_of(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
         """Returns the values of rows. Raises CorruptionError if a row is missing, and StorageError."""
+        session = self._cold.session
         missing = [key for key, value in entries if value is None]
-        fetched = dict(zip(missing, self._session.fetch(missing), strict=True)) if missing else {}
+        fetched = dict(zip(missing, session.fetch(missing), strict=True)) if missing else {}
         values = [fetched[key] if value is None else value for key, value in entries]
         if any(value is None for value in values):
             raise CorruptionError(
-                f"RocksDB in {self._session.folder} has lost a row of state {self.state.name!r} between two reads of a "
-                "batch; restore from a checkpoint"
+                f"RocksDB in {session.folder} has lost a row of state {self._cold.state.name!r} between two reads of "
+                "a batch; restore from a checkpoint"
             )
         return cast("list[bytes]", values)
 
-    def _decoded(self, entries: Sequence[tuple[bytes, bytes | None]], columns: Sequence[str] | None) -> pa.RecordBatch:
-        keys, values = self._session.key_schema, self.state.values
-        wanted = [*keys.names, *values.names] if columns is None else list(columns)
+    def _decoded(self, entries: Sequence[tuple[bytes, bytes | None]], columns: Sequence[str]) -> pa.RecordBatch:
+        keys, values = self._cold.session.key_schema, self._cold.state.values
         found: dict[str, pa.Array] = {}
-        if any(name in keys.names for name in wanted):
-            rows = decode_rows([key[HEAD.size :] for key, _ in entries], row_identity(keys))
+        if any(name in keys.names for name in columns):
+            rows = self._cold.identities([key for key, _ in entries])
             found |= dict(zip(keys.names, rows.columns, strict=False))
-        if any(name in values.names for name in wanted):
-            found |= dict(zip(values.names, unpacked(self._values_of(entries), values), strict=True))
-        fields = [keys.field(name) if name in keys.names else values.field(name) for name in wanted]
-        return pa.RecordBatch.from_arrays([found[name] for name in wanted], schema=pa.schema(fields))
-
-
-class CachedRows(RocksRows, WriteBack):
-    """A `RocksRows` with a cache of about `cache_bytes` between batches."""
-
-    def __init__(self, session: RocksSession, state: RocksState, key_names: tuple[str, ...], cache_bytes: int) -> None:
-        super().__init__(session, state)
-        self._cache_bytes = cache_bytes
-        self._key_names = key_names
-        identity = (*key_names, ROW_SEQUENCE)
-        names = (*identity, *state.values.names)
-        self._space = KeySpace(session.max_parallelism, names, grouped_by=key_names, identity=identity)
-        self._hot = RowTableCache(self._space, state.name, key_names, EvictedKeysFilter(cache_bytes // _FILTER_SHARE))
-        self._reader = KeyReader(session, state.number)
-        self._hot.evicted.all = not session.is_empty
-        self._known: tuple[KeyIndex, NDArray[np.int64]] | None = None
-        """The result of `cached_since` while a scan reads the database, else None."""
-        self._moved: dict[int, int] = {}
-        """Position to slot, for rows that were added to the cache after a scan of this batch had read them."""
-
-    @property
-    def hot(self) -> RowTableCache:
-        """Returns the cache."""
-        return self._hot
-
-    @property
-    def rows(self) -> int:
-        """Returns an estimated number of rows: of the database, or of the cache if the cache has more."""
-        return max(super().rows, self._hot.rows)
-
-    def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Appends a row for each key."""
-        self._fix()
-        if keys.num_rows:
-            first = self._session.position
-            self._session.position = first + keys.num_rows
-            numbers = pa.array(np.arange(first, first + keys.num_rows, dtype=np.int64))
-            self._hot.append(self._batch([*keys.columns, numbers, *values.columns]))
-
-    def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """Returns all rows of these keys, with one seek per key that is not cached.
-
-        Raises StorageError or CorruptionError.
-        """
-        self._fix()
-        numbers, first_rows = self._hot.upsert_keys(keys)
-        if self._hot.evicted:
-            cold = first_rows[self._hot.since(numbers[first_rows]) > 0]
-            if len(cold):
-                self._bring_in(gather(keys, cold), numbers[cold])
-        return FoundRows(*self._hot.rows_of(numbers, first_rows))
-
-    def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the rows in the order of `refs`. Raises StorageError or CorruptionError."""
-        self._fix()
-        stored = refs < 0
-        if not stored.any():
-            return self._taken(refs, columns)
-        if stored.all():
-            return super().take(~refs, columns)
-        both = [self._taken(refs[~stored], columns), super().take(~refs[stored], columns)]
-        places = np.empty(len(refs), dtype=np.int64)
-        places[np.concatenate((np.flatnonzero(~stored), np.flatnonzero(stored)))] = np.arange(len(refs))
-        return pa.concat_batches(both).take(pa.array(places))
-
-    def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all rows: first the rows that are only in the database, by key group, then the cached ones.
-
-        Raises StorageError or CorruptionError.
-        """
-        if not self._session.has_keys:
-            return
-        self._fix()
-        if self._hot.evicted:
-            self._known = self._hot.cached_since()
-            yield from ((rows, ~refs) for rows, refs in super().scan(columns, rows_max))
-            self._known = None
-        slots = self._hot.in_order()
-        for start in range(0, len(slots), rows_max):
-            some = slots[start : start + rows_max]
-            some = some[self._hot.live(some)]
-            if len(some):
-                yield self._taken(some, columns), some
-
-    def remove(self, refs: NDArray[Any]) -> None:
-        """Removes rows. Rows that are only in the database are removed when the batch ends."""
-        stored = refs < 0
-        slots = refs[~stored]
-        if stored.any():
-            positions = ~refs[stored]
-            moved = [self._moved[each] for each in positions.tolist() if each in self._moved]
-            slots = np.concatenate((slots, np.array(moved, dtype=np.int64)))
-            super().remove(positions)
-        slots = np.unique(slots).astype(np.int32)
-        if len(slots):
-            self._hot.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
-
-    def done(self) -> None:
-        """Ends the batch: reads keys again whose rows moved, and cuts the cache to its size. Raises StorageError."""
-        super().done()
-        self._moved = {}
-        self._hot.done()
-        self._read_keys()
-        self._make_room()
-
-    def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes rows, before the first batch. Raises StorageError."""
-        self._hot.evicted.all = True
-        super().put(keys, columns)
-
-    def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Returns the rows of value columns, in the encoding of the database."""
-        return encoded_rows(columns, self.state.values)
-
-    @property
-    def _identity(self) -> pa.Schema:
-        return row_identity(self._session.key_schema)
-
-    @property
-    def _grouped_by(self) -> int:
-        return len(self._key_names)
-
-    def _fix(self) -> None:
-        if self._space.schema is None:
-            self._space.fix(pa.schema([*self._session.key_schema, SEQUENCE_FIELD, *self.state.values]))
-
-    def _batch(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(list(columns), schema=self._space.schema)
-
-    def _taken(self, slots: NDArray[Any], columns: Sequence[str] | None) -> pa.RecordBatch:
-        stored = (*self._key_names, *self.state.values.names)
-        return self._space.keys_of(slots.astype(np.int32, copy=False), stored if columns is None else columns)
-
-    def _bring_in(self, keys: pa.RecordBatch, numbers: NDArray[np.int32]) -> None:
-        """Adds the stored rows of distinct keys to the cache. Raises StorageError or CorruptionError."""
-        prefixes, order = ordered_keys(keys, self._session.max_parallelism, self.state.number)
-        with reported("read RocksDB", self._session.folder):
-            found, values, ends = read_prefixes(self._session.database.iter(), prefixes)
-        of = np.repeat(order, np.diff(ends, prepend=0))
-        sequence = numbers_of(found)
-        cold = sequence < self._hot.since(numbers)[of]
-        if self._gone:
-            cold &= np.array([key not in self._gone for key in found], dtype=np.bool_)
-        chosen = np.flatnonzero(cold)
-        chosen = chosen[np.lexsort((sequence[chosen], of[chosen]))]
-        of, sequence = of[chosen], sequence[chosen]
-        columns = [column.take(pa.array(of)) for column in keys.columns]
-        decoded = unpacked([values[each] for each in chosen.tolist()], self.state.values)
-        slots = self._hot.bring_in(self._batch([*columns, pa.array(sequence), *decoded]), numbers[of], numbers)
-        if self._found:
-            slot_of = {found[each]: slot for each, slot in zip(chosen.tolist(), slots.tolist(), strict=True)}
-            self._moved |= {at: slot_of[key] for at, (key, _) in enumerate(self._found) if key in slot_of}
-
-    def _read_keys(self) -> None:
-        """Reads some stored keys into the filter of evicted keys, if that is due. Raises StorageError."""
-        evicted = self._hot.evicted
-        if evicted.needs_keys:
-            self._reader.begin()
-            evicted.begin()
-        if evicted.is_read:
-            keys, ended = self._reader.read(_READ_KEYS)
-            if keys:
-                identity = decode_rows([key[HEAD.size :] for key in keys], self._identity)
-                evicted.found(hash_columns(identity, self._key_names))
-            if ended and evicted.is_read:
-                evicted.end()
-
-    def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yields the entries with this prefix that are neither in the cache nor removed there."""
-        assert self._known is not None, "only a scan reads so"
-        index, since = self._known
-        for piece in super()._there(cursor, prefix):
-            identity = decode_rows([key[HEAD.size :] for key, _ in piece], self._identity)
-            slots = index.upsert(identity.select(list(self._key_names))).slots
-            here = slots < len(since)
-            here[here] = identity.column(ROW_SEQUENCE).to_numpy()[here] >= since[slots[here]]
-            if not here.all():
-                yield [piece[each] for each in np.flatnonzero(~here).tolist()]
+        if any(name in values.names for name in columns):
+            found |= dict(zip(values.names, self._cold.columns(self._values_of(entries)), strict=True))
+        fields = [keys.field(name) if name in keys.names else values.field(name) for name in columns]
+        return pa.RecordBatch.from_arrays([found[name] for name in columns], schema=pa.schema(fields))
 
 
 def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -473,43 +620,3 @@ def read_prefixes(cursor: rocksdict.RdictIter, prefixes: Sequence[bytes]) -> tup
         ends.append(len(keys))
     cursor.status()
     return keys, values, ends
-
-
-class KeyReader:
-    """Reads the keys of a state, a few per call.
-
-    A key that is added or removed between two calls may or may not be returned. All other keys are returned.
-    """
-
-    def __init__(self, session: RocksSession, number: int) -> None:
-        self._session = session
-        self._all = [HEAD.pack(group, number) for group in session.key_groups]
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts over from the first key."""
-        self._start, self._prefixes = self._all[0], self._all
-
-    def read(self, keys_max: int) -> tuple[list[bytes], bool]:
-        """Returns up to `keys_max` next keys, and whether the end was reached.
-
-        Raises StorageError or CorruptionError.
-        """
-        prefixes, keys, ended = self._prefixes, list[bytes](), False
-        with reported("read RocksDB", self._session.folder):
-            cursor = self._session.database.iter()
-            cursor.seek(self._start)
-            for _ in range(keys_max):
-                if (key := cursor.key()) is not None and key.startswith(prefixes[0]):
-                    keys.append(key)
-                    cursor.next()
-                elif len(prefixes) > 1:
-                    prefixes = prefixes[1:]
-                    cursor.seek(prefixes[0])
-                else:
-                    ended = True
-                    break
-            cursor.status()
-        last = keys[-1] if keys and keys[-1].startswith(prefixes[0]) else None
-        self._start, self._prefixes = prefixes[0] if last is None else last + b"\0", prefixes
-        return keys, ended

@@ -93,7 +93,7 @@ _HASH_SEED, _HASH_FACTOR = np.uint32(0xBC9F1D34), np.uint32(0xC6A4A793)
 
 
 class RowWriter:
-    """Puts or removes rows. The caller makes sure that the database may be written to (`PendingWrites`)."""
+    """Puts or removes rows: as part of a pending snapshot, or after it (`PendingWrites`)."""
 
     def __init__(self, session: RocksSession, for_snapshot: bool) -> None:
         self._session = session
@@ -115,7 +115,13 @@ class RowWriter:
         """Writes the added rows. Raises StorageError."""
         if not self._gathered.rows:
             return
-        if self._makes_file:
+        makes_file = self._makes_file
+        if not self._for_snapshot:
+            if makes_file:
+                self._session.settle()
+            else:
+                self._session.give_way(self._gathered.rows, self._gathered.size_bytes)
+        if makes_file:
             self._session.ingest(sst_file(self._gathered.slices(), self._session.block_bytes))
             return
         for some in self._gathered.slices():

@@ -1,187 +1,258 @@
-"""Vectorised states in RocksDB: `RocksTable`, with a write-back cache as `CachedTable`, and both with namespaces.
+"""Vectorised states with a cold tier: `RocksTable`, and `RocksNamespaces` for a state with namespaces.
 
-With a cache, a batch reads from the database only rows that are not in memory, and writes none (`write_back.py`). Rows
-that are loaded or converted are written to the database at once, before the first batch.
+Rules:
+- For a key with a slot the rows in memory are authoritative, also if it has no row; the database may have an older row.
+  For a key without a slot the database is authoritative, and is read at the first use of the key. While the database
+  only has rows of keys with slots (`is_whole`), a key without a slot is new, and is not looked up.
+- An eviction frees an eighth of the rows, so that it pays. It removes rows that were not used again since the last
+  eviction, the oldest first.
+- Rows that are loaded or converted are written to the database at once, before the first batch.
 
-`CachedNamespaces` reads a namespace from the cache, a few key groups at a time. Rows that are only in the database are
-added to the cache first, with one range read per key group (`StoredNamespaces`). A window that fits into memory
-therefore fires as in the columnar backend. While a reader is active nothing is evicted, because slots would be
-renumbered.
+`RocksNamespaces` tracks which rows of each namespace the database may have:
+- A namespace is *cold* in a key group where the database may have a row that is not in memory. Keys are looked up in
+  the database only there. Rows of a window are new, so while rows fit into memory nothing is read.
+- A namespace is read from memory, a few key groups at a time. Its cold rows are brought in first, with one range read
+  per key group. A window that fits into memory therefore fires as in the columnar backend. While a reader is active
+  nothing is evicted, because slots would be renumbered.
+- A namespace is *written* in a key group where the database may have any row of it. When the namespace is drained,
+  these rows are removed as a range, and its slots are free at once. If it was never written, nothing is removed.
+- Ranges are removed before the next write (`_take_removed_ranges`). Until then nothing reads there, because a drained
+  namespace is not cold. If a changelog needs the removed keys, they are removed one by one.
 """
 
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import rocksdict
 from numpy.typing import NDArray
 
+from tidegate.state.columnar.change_tracking import flags, words_for
 from tidegate.state.columnar.key_space import KeySpace
+from tidegate.state.columnar.vector_table import ColumnarNamespaces, note
 from tidegate.state.common.backend import ValueSpec
-from tidegate.state.common.pages import pages_for
-from tidegate.state.common.table_columns import BatchColumn
-from tidegate.state.kernels.columns import NO_MASK, Strings
+from tidegate.state.common.table_columns import VaryingColumn
+from tidegate.state.kernels.columns import fixed_values
+from tidegate.state.kernels.paged import Bitmap, mark_below, scatter
 from tidegate.state.kernels.partition import gather
 from tidegate.state.key_index.hash_table import Upserted
-from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.state.rocksdb.cold_store import ColdStore, TieredTable, Write
 from tidegate.state.rocksdb.database_session import RocksSession
-from tidegate.state.rocksdb.frozen_rows import RocksChanges
-from tidegate.state.rocksdb.keys import encoded_rows, ordered_keys, strings_of
-from tidegate.state.rocksdb.table_cache import NamespacedTableCache, TableCache
-from tidegate.state.rocksdb.write_back import WriteBack
 from tidegate.storage.state.rocksdb.database import reported
-from tidegate.storage.state.rocksdb.keys import decode_rows
-from tidegate.storage.state.rocksdb.scan import CHUNK_BYTES, CHUNK_ROWS
-from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksState, TableLayout, table_layout
+from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksState
+from tidegate.storage.state.snapshot import FrozenState
 
+_LIVE_BYTES = 1
+"""Number of bytes of the flag of a slot that it has a row."""
+_ROOM = 8
+"""The part of the rows that one eviction frees."""
+_WRITTEN_ROWS = 65_536
+_RANGE_ROWS = 4
+"""Number of rows per key group below which rows are removed one by one, because a range costs the database more than a
+row.
+"""
 _BROUGHT_ROWS = 16_384
-"""Number of rows that are converted to Python bytes at a time, on their way into the cache."""
+"""Number of rows that are converted to Python bytes at a time, on their way into memory."""
 _RUN_ROWS = 65_536
 """Number of added rows after which a read of a namespace evicts rows."""
-_NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-_ESTIMATE = "rocksdb.estimate-num-keys"
 _NAMESPACE = struct.Struct("<Bq")
 """The encoding of an int64 column that is not null, as in `row_encoding.py`."""
 _BEHIND = b"\xff"
 """A key that is sorted after all keys of a namespace, whose next column begins with 0 or 1."""
+GroupFlags = dict[int, NDArray[np.bool_]]
+"""One flag per key group, by namespace. A namespace without set flags has no entry."""
 
 
-class RocksTable:
-    """A `VectorTable` whose rows are in RocksDB."""
+class RocksTable(TieredTable):
+    """A `VectorTable` with a cold tier."""
 
-    def __init__(self, session: RocksSession, state: RocksState, specs: Sequence[ValueSpec]) -> None:
-        self.state = state
-        self.specs = tuple(specs)
-        self.layout = table_layout(state.values)
-        self.new_slots: NDArray[np.int32] = _NO_SLOTS
-        """Slots whose key has no row yet."""
-        self.changes = RocksChanges(session, state) if session.keeps_changes else None
-        """The changed keys, if a changelog needs them."""
-        self._session = session
-        self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
-        self._batch_keys: list[bytes] = []
-        self._removed: NDArray[np.int32] = _NO_SLOTS
-        """Slots of the batch whose rows are removed."""
-        self._unchanged: NDArray[np.int32] = _NO_SLOTS
-        """Slots of the batch that do not change."""
+    def __init__(
+        self,
+        session: RocksSession,
+        state: RocksState,
+        specs: Sequence[ValueSpec],
+        key_names: tuple[str, ...],
+        cache_bytes: int,
+    ) -> None:
+        self.cold = self._new_store(session, state)
+        self.cache_bytes = cache_bytes
+        self.is_whole = session.is_empty
+        """True if a key without a slot has no row in the database."""
+        self._used_again: Bitmap = np.zeros(words_for(0), dtype=np.uint64)
+        """Slots whose keys were used in a later batch than the one that added them."""
+        self._known_slots = 0
+        """The number of slots when the batch began."""
+        grouped_by = key_names[1:] if session.namespace else None
+        space = KeySpace(session.max_parallelism, key_names, grouped_by=grouped_by)
+        super().__init__(space, state.name, specs, incremental=True)
 
     @property
-    def rows(self) -> int:
-        """Returns an estimate of the number of keys of the whole database, over all states."""
-        return self._session.database.property_int_value(_ESTIMATE) or 0
+    def size_bytes(self) -> int:
+        """Returns the estimated memory of the rows, in bytes."""
+        columns = [column.paged for column in self._columns.values()]
+        row_bytes = _LIVE_BYTES + sum(column.dtype.itemsize + (len(column.valid_pages) > 0) for column in columns)
+        heaps_bytes = sum(column.heap_bytes for column in self._varying)
+        return self._space.slots * row_bytes + heaps_bytes + self._space.size_bytes
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch: fetches the rows of its keys."""
-        upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
-        first_rows = upserted.first_rows
-        distinct = keys if len(first_rows) == keys.num_rows else gather(keys, first_rows)
-        session = self._session
-        self._batch_keys, order = ordered_keys(
-            distinct, session.max_parallelism, self.state.number, namespace=session.namespace
-        )
-        found = self._session.fetch(self._batch_keys)
-        ranks = np.empty(len(order), dtype=np.int32)
-        ranks[order] = np.arange(len(order), dtype=np.int32)
-        missing = np.array([row is None for row in found], dtype=np.bool_)
-        known, self.new_slots = (np.flatnonzero(slots).astype(np.int32) for slots in (~missing, missing))
-        self._unchanged = known if new_only else _NO_SLOTS
-        stored = self.layout.columns([row for row in found if row is not None]) if len(known) else None
-        self._fill(len(found), known, stored, self.new_slots)
-        return Upserted(ranks[upserted.slots], first_rows, first_rows[missing[ranks]])
-
-    def column(self, name: str) -> BatchColumn:
-        """Returns a value column."""
-        return self._columns[name]
+        """Begins a batch: reads the rows of keys that are not in memory. Keys without a row get one."""
+        self._space.fix(self.cold.session.key_schema)
+        self._known_slots = self._space.slots
+        upserted = self._space.upsert(keys)
+        mark_below(self._used_again, self._known_slots, upserted.slots)
+        wanted, stored = self._perhaps_stored(keys, upserted), 0
+        if len(wanted):
+            found, columns = self.cold.fetch(keys if len(wanted) == keys.num_rows else gather(keys, wanted))
+            stored = len(found)
+            self._insert_stored(upserted.slots[wanted[found]], columns)
+        new_rows = self._begin(upserted, stored=stored, new_only=new_only)
+        return Upserted(upserted.slots, upserted.first_rows, new_rows)
 
     def remove(self, slots: NDArray[Any]) -> None:
         """Removes the rows of these slots of the batch."""
-        self._removed = np.union1d(self._removed, slots).astype(np.int32)
+        assert self.dirty is not None
+        super().remove(slots)
+        # A key that was added by this batch, and was not found in the database, leaves no trace.
+        added = self.new_slots[self.new_slots >= self._known_slots]
+        self.dirty.unmark(np.intersect1d(slots, added).astype(np.int32))
 
     def done(self) -> None:
-        """Ends the batch: writes its rows, and applies removals. Raises StorageError."""
-        batch_keys, self._batch_keys = self._batch_keys, []
-        gone, new = self._removed, self.new_slots
-        same, self._unchanged = self._unchanged, _NO_SLOTS
-        self._removed = self.new_slots = _NO_SLOTS
-        stays = np.ones(len(batch_keys), dtype=np.bool_)
-        stays[gone] = stays[same] = False
-        slots = np.flatnonzero(stays).astype(np.int32)
-        keys = [batch_keys[slot] for slot in slots.tolist()]
-        removed = [batch_keys[slot] for slot in np.setdiff1d(gone, new, assume_unique=True).tolist()]
-        if keys:
-            self.put(keys, [column.take(slots) for column in self._columns.values()])
-        if removed:
-            self.delete(removed)
-        if self.changes is not None:
-            self.changes.put(keys)
-            self.changes.removed(removed)
+        """Ends the batch, and evicts rows if there are too many. Raises StorageError."""
+        super().done()
+        self.make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes rows, replacing existing ones. `columns` are the value columns. Raises StorageError."""
-        batch = rocksdict.WriteBatch(raw_mode=True)
-        for key, row in zip(keys, strings_of(self.packed(columns)), strict=True):
-            batch.put(key, row)
-        self._session.write(batch)
-
-    def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Returns the rows of value columns, in the encoding of the database."""
-        layout = self.layout
-        if not isinstance(layout, TableLayout):
-            return encoded_rows(columns, layout.schema)
-        rows = layout.encoded(columns)
-        return Strings(np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1], rows.reshape(-1), NO_MASK)
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Removes the rows of these keys, if there are any. Raises StorageError."""
-        self._session.remove(keys)
-
-    def has(self, key: bytes) -> bool:
-        """Returns True if a key has a row. Raises StorageError."""
-        return self._session.has(key)
+        """Writes rows under database keys before the first batch, replacing existing ones. Raises StorageError."""
+        self.is_whole = False
+        self.cold.put(keys, columns)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all keys, sorted by key group, in batches, with their slots."""
-        keys = len(self._session.key_schema)
-        for rows in self._session.scan(self.state, rows_max):
-            slots = np.arange(rows.num_rows, dtype=np.int32)
-            self._fill(rows.num_rows, slots, rows.columns[keys:], _NO_SLOTS)
-            yield rows.select(range(keys)), slots
+        """Yields all keys, sorted by key group, with their slots. Other batches may run between two of them."""
+        self.write_all()
+        self._space.fix(self.cold.session.key_schema)
+        for keys, columns in self.cold.scan(rows_max):
+            slots = self._bring_in(keys, columns)
+            living = self.live(slots)
+            if not living.all():  # removed since the scan began
+                keys, slots = keys.filter(pa.array(living)), slots[living]
+            if len(slots):
+                yield keys, slots
+            self.make_room()
 
-    def _fill(
-        self, slots: int, known: NDArray[np.int32], stored: Sequence[pa.Array] | None, new: NDArray[np.int32]
-    ) -> None:
-        """Sets up `slots` slots: `known` with stored values, `new` with the identity or null."""
-        for position, column in enumerate(self._columns.values()):
-            column.paged.begin_batch()
-            column.paged.grow(pages_for(slots))
-            if stored is not None:
-                column.paged.put(known, stored[position])
-            if len(new):
-                column.paged.reset(new)
+    def evict(self, size_bytes_max: int, write: Write) -> None:
+        """Evicts rows if they exceed the limit, and writes the changed ones."""
+        self._drop_unused_values()
+        slots, size_bytes = self._space.slots, self.size_bytes
+        if size_bytes <= (size_bytes_max - size_bytes_max // _ROOM if self._varying else size_bytes_max):
+            return
+        left = size_bytes_max * slots // size_bytes
+        gone = self._coldest(slots, slots - left + left // _ROOM)
+        self._write(gone, write)
+        leaving = gone.astype(np.int32)
+        leaving = leaving[self.live(leaving)]
+        self._evicted(leaving)
+        self._rows -= len(leaving)
+        kept = np.ones(slots, dtype=np.bool_)
+        kept[gone] = False
+        self._space.keep(np.flatnonzero(kept).astype(np.int32))
+        self._drop_unused_values()
+        self._used_again[:] = 0
+
+    def grow(self, slots: int) -> None:
+        """Grows to this many slots."""
+        words = words_for(slots)
+        if words > len(self._used_again):
+            larger = np.zeros(max(words, 2 * len(self._used_again)), dtype=np.uint64)
+            larger[: len(self._used_again)] = self._used_again
+            self._used_again = larger
+        super().grow(slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        used_again = np.flatnonzero(flags((self._used_again,), 0, slots)[kept]).astype(np.int32)
+        self._used_again = np.zeros(words_for(len(kept)), dtype=np.uint64)
+        mark_below(self._used_again, len(kept), used_again)
+        super().rebuild(kept, slots)
+
+    def _new_store(self, session: RocksSession, state: RocksState) -> ColdStore:
+        return ColdStore(session, state)
+
+    @property
+    def _varying(self) -> list[VaryingColumn]:
+        columns = (column.paged for column in self._columns.values())
+        return [column for column in columns if isinstance(column, VaryingColumn)]
+
+    def _bring_in(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> NDArray[np.int32]:
+        """Adds rows that were read from the database, after `write_all`. Returns the slots of their keys.
+
+        Keys that are in memory already stay unchanged.
+        """
+        upserted = self._space.upsert(keys)
+        new = pa.array(upserted.new_rows)
+        if len(new):
+            self._insert_stored(upserted.slots[upserted.new_rows], [column.take(new) for column in columns])
+        return upserted.slots
+
+    def _drop_unused_values(self) -> None:
+        """Drops values of varying width to which no row refers."""
+        for column in self._varying:
+            slots = np.arange(self._space.slots, dtype=np.int32)
+            column.collect([column.raw(slots[self.live(slots)])])
+
+    def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
+        """Returns the rows with new keys that the database may have."""
+        return upserted.new_rows[:0] if self.is_whole else upserted.new_rows
+
+    def _evicted(self, gone: NDArray[np.int32]) -> None:
+        """Handles an eviction: the rows of these slots are now only in the database."""
+        self.is_whole = self.is_whole and not len(gone)
+
+    def _insert_stored(self, slots: NDArray[np.int32], columns: Sequence[pa.Array]) -> None:
+        """Puts rows from the database into new slots."""
+        self._own(slots)
+        scatter(self._live.pages, slots, np.ones(len(slots), dtype=np.uint8))
+        for column, values in zip(self._columns.values(), columns, strict=True):
+            column.paged.put(slots, values)
+        self._rows += len(slots)
+        # These rows are in the database: if one is removed, the next snapshot must record that.
+        self._in_snapshot_below = self._space.slots
+
+    def _coldest(self, slots: int, wanted: int) -> NDArray[np.int64]:
+        """Chooses `wanted` slots to evict: first slots that were not used again, then the rest, oldest first."""
+        used_again = flags((self._used_again,), 0, slots)
+        cold = np.flatnonzero(~used_again)
+        return cold[:wanted] if len(cold) >= wanted else np.concatenate((cold, np.flatnonzero(used_again)))[:wanted]
+
+    def _write(self, slots: NDArray[np.int64], write: Write) -> None:
+        """Writes the changed slots among `slots`."""
+        assert self.dirty is not None
+        changed = np.sort(slots[self.dirty.marked(self._space.slots)[slots]]).astype(np.int32)
+        live = self.live(changed)
+        keys, _ = self._space.freeze()
+        for start in range(0, len(changed), _WRITTEN_ROWS):
+            part = slice(start, start + _WRITTEN_ROWS)
+            rows, gone = changed[part][live[part]], changed[part][~live[part]]
+            if len(rows):
+                write(keys.take(rows), [column.take(rows) for column in self._columns.values()])
+            if len(gone):
+                write(keys.take(gone), None)
 
 
-class StoredNamespaces:
-    """Reads the stored rows of a state with namespaces."""
+class NamespacedStore(ColdStore):
+    """A `ColdStore` of a state with namespaces."""
 
-    def __init__(self, session: RocksSession, state: RocksState) -> None:
-        self._session = session
-        self._number = state.number
-
-    def found(self) -> dict[int, list[int]]:
+    def namespaces(self) -> dict[int, list[int]]:
         """Returns the namespaces with stored rows, each with its key groups that have rows. Raises StorageError."""
         found: dict[int, list[int]] = {}
-        session = self._session
+        session = self.session
         with reported("read RocksDB", session.folder):
             cursor = session.database.iter()
             for group in session.key_groups:
-                prefix = HEAD.pack(group, self._number)
+                prefix = HEAD.pack(group, self.state.number)
                 cursor.seek(prefix)
                 while cursor.valid() and (key := cursor.key()).startswith(prefix):
                     found.setdefault(_NAMESPACE.unpack_from(key, HEAD.size)[1], []).append(group)
@@ -189,220 +260,42 @@ class StoredNamespaces:
             cursor.status()
         return found
 
-    def range_of(self, namespace: int, group: int) -> tuple[bytes, bytes]:
-        """Returns the key range of a namespace in a key group: its first possible key, and a key after all of them."""
-        prefix = HEAD.pack(group, self._number) + _NAMESPACE.pack(1, namespace)
-        return prefix, prefix + _BEHIND
-
-    def rows(self, namespace: int, rows_max: int, groups: range) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yields keys and values of a namespace, sorted by key group, as of the first batch. Raises StorageError."""
-        session = self._session
-        if not session.has_keys:
-            return
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        with reported("read RocksDB", session.folder):
-            cursor = session.database.iter()
-        for group in groups:
-            prefix, _ = self.range_of(namespace, group)
-            with reported("read RocksDB", session.folder):
-                cursor.seek(prefix)
-            more = True
-            while more:
-                with reported("read RocksDB", session.folder):
-                    while more and len(keys) < rows_max:
-                        more = cursor.valid() and (key := cursor.key()).startswith(prefix)
-                        if more:
-                            keys.append(key)
-                            values.append(cursor.value())
-                            cursor.next()
-                    cursor.status()
-                if len(keys) == rows_max:
-                    yield keys, values
-                    keys, values = [], []
-        if keys:
-            yield keys, values
-
-    def key_columns(self, keys: list[bytes]) -> pa.RecordBatch:
-        """Returns the key columns of these database keys."""
-        return decode_rows([key[HEAD.size :] for key in keys], self._session.key_schema)
-
-
-class SequentialNamespaces(ABC):
-    """Mixin that reads several namespaces of a `NamespacedTable` one after the other."""
-
-    @abstractmethod
-    def scan_namespace(
-        self, namespace: int, rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of a namespace, in batches, with their slots. Raises StorageError."""
-
-    @abstractmethod
-    def drain_namespace(
-        self, namespace: int, rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespace`, but removes the rows of each batch when it is drawn. Raises StorageError."""
-
-    def scan_namespaces(
-        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of namespaces, one after the other, like `scan_namespace`. Raises StorageError."""
-        return chain.from_iterable(self.scan_namespace(each, rows_max, groups) for each in namespaces)
-
-    def drain_namespaces(
-        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn. Raises StorageError."""
-        return chain.from_iterable(self.drain_namespace(each, rows_max, groups) for each in namespaces)
-
-
-class RocksNamespaces(SequentialNamespaces, RocksTable):
-    """A `NamespacedTable` whose rows are in RocksDB."""
-
-    def namespaces(self) -> NDArray[np.int64]:
-        """The ascending namespaces that have a row. Raises StorageError."""
-        return np.array(sorted(StoredNamespaces(self._session, self.state).found()), dtype=np.int64)
-
-    def scan_namespace(
-        self, namespace: int, rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of a namespace, sorted by key group, as of the first batch. Raises StorageError."""
-        for _, keys, slots in self._pieces(namespace, rows_max, groups):
-            yield keys, slots
-
-    def drain_namespace(
-        self, namespace: int, rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespace`, but removes the rows of each batch when it is drawn. Raises StorageError."""
-        for stored, keys, slots in self._pieces(namespace, rows_max, groups):
-            self.delete(stored)
-            if self.changes is not None:
-                self.changes.removed(stored)
-            yield keys, slots
-
-    def _pieces(
-        self, namespace: int, rows_max: int, groups: range | None
-    ) -> Iterator[tuple[list[bytes], pa.RecordBatch, NDArray[np.int32]]]:
-        """Yields database keys, key columns and slots of a namespace, after filling the columns with the values."""
-        stored = StoredNamespaces(self._session, self.state)
-        for keys, values in stored.rows(namespace, rows_max, self._session.key_groups if groups is None else groups):
-            slots = np.arange(len(keys), dtype=np.int32)
-            self._fill(len(keys), slots, self.layout.columns(values), _NO_SLOTS)
-            yield keys, stored.key_columns(keys), slots
-
-
-class CachedTable(RocksTable, WriteBack):
-    """A `RocksTable` with a cache of about `cache_bytes` between batches."""
-
-    def __init__(
-        self,
-        session: RocksSession,
-        state: RocksState,
-        specs: Sequence[ValueSpec],
-        key_names: tuple[str, ...],
-        cache_bytes: int,
-    ) -> None:
-        super().__init__(session, state, specs)
-        self._cache_bytes = cache_bytes
-        grouped_by = key_names[1:] if session.namespace else None
-        self._space = KeySpace(session.max_parallelism, key_names, grouped_by=grouped_by)
-        self._hot = self._new_cache(specs)
-        self._hot.is_whole = session.is_empty
-
-    @property
-    def hot(self) -> TableCache:
-        """Returns the cache."""
-        return self._hot
-
-    @property
-    def rows(self) -> int:
-        """Returns an estimated number of rows: of the database, or of the cache if the cache has more."""
-        return max(super().rows, self.hot.rows)
-
-    def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch: fetches its rows that are not in the cache."""
-        self._space.fix(self._session.key_schema)
-        return self.hot.upsert(keys, new_only)
-
-    def column(self, name: str) -> BatchColumn:
-        """Returns a value column."""
-        return self.hot.column(name)
-
-    def remove(self, slots: NDArray[Any]) -> None:
-        """Removes the rows of these slots of the batch."""
-        self.hot.remove(slots)
-
-    def done(self) -> None:
-        """Ends the batch, and evicts rows if the cache is too large. Raises StorageError."""
-        self.hot.done()
-        self._make_room()
-
-    def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes rows before the first batch, replacing existing ones. Raises StorageError."""
-        self._hot.is_whole = False
-        super().put(keys, columns)
-
-    def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all keys, sorted by key group, with their slots. Other batches may run between two of them."""
-        self.write_all()
-        self._space.fix(self._session.key_schema)
-        for stored, values in self._stored_rows(min(rows_max, CHUNK_ROWS)):
-            keys = decode_rows([key[HEAD.size :] for key in stored], self._session.key_schema)
-            slots = self.hot.bring_in(keys, self.layout.columns(values))
-            living = self.hot.live(slots)
-            if not living.all():  # removed since the scan began
-                keys, slots = keys.filter(pa.array(living)), slots[living]
-            if len(slots):
-                yield keys, slots
-            self._make_room()
-
-    def _new_cache(self, specs: Sequence[ValueSpec]) -> TableCache:
-        return TableCache(self._space, self.state.name, specs, self._fetched)
-
-    def _fetched(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int64], Sequence[pa.Array]]:
-        session = self._session
-        stored, order = ordered_keys(keys, session.max_parallelism, self.state.number, namespace=session.namespace)
-        rows = session.fetch(stored)
-        found = order[[row is not None for row in rows]]
-        return found, self.layout.columns([row for row in rows if row is not None])
-
-    def _stored_rows(self, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yields keys and values of the database in key order, as of the moment when each batch is drawn.
-
-        Raises StorageError.
-
-        A RocksDB iterator does not see later writes. A row that was changed and evicted during the scan must not come
-        back with its old values, so each batch has a new iterator.
-        """
-        groups = iter(self._session.key_groups)
-        prefix = start = HEAD.pack(next(groups), self.state.number)
+    def scan_group(self, namespace: int, group: int, rows_max: int) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
+        """Yields keys and value columns of a namespace in a key group, as of the first batch. Raises StorageError."""
+        prefix, _ = self._range_of(namespace, group)
+        folder = self.session.folder
+        with reported("read RocksDB", folder):
+            cursor = self.session.database.iter()
+            cursor.seek(prefix)
         more = True
         while more:
             keys: list[bytes] = []
             values: list[bytes] = []
-            size_bytes = 0
-            with reported("read RocksDB", self._session.folder):
-                cursor = self._session.database.iter()
-                cursor.seek(start)
-                while more and len(keys) < rows_max and size_bytes < CHUNK_BYTES:
-                    if cursor.valid() and (key := cursor.key()).startswith(prefix):
+            with reported("read RocksDB", folder):
+                while more and len(keys) < rows_max:
+                    more = cursor.valid() and (key := cursor.key()).startswith(prefix)
+                    if more:
                         keys.append(key)
                         values.append(cursor.value())
-                        size_bytes += len(key) + len(values[-1])
                         cursor.next()
-                    elif more := (group := next(groups, None)) is not None:
-                        prefix = HEAD.pack(group, self.state.number)
-                        cursor.seek(prefix)
                 cursor.status()
             if keys:
-                yield keys, values
-                start = keys[-1] + b"\0"
+                yield self.identities(keys), self.columns(values)
+
+    def drain(self, namespace: int, groups: Sequence[int]) -> None:
+        """Removes all rows of a namespace in some key groups, as part of a pending snapshot. Raises StorageError."""
+        self.session.apply_ranges(self._range_of(namespace, group) for group in groups)
+
+    def _range_of(self, namespace: int, group: int) -> tuple[bytes, bytes]:
+        """Returns the key range of a namespace in a key group: its first possible key, and a key after all of them."""
+        prefix = HEAD.pack(group, self.state.number) + _NAMESPACE.pack(1, namespace)
+        return prefix, prefix + _BEHIND
 
 
-class CachedNamespaces(SequentialNamespaces, CachedTable):
-    """A `NamespacedTable` with a cache of about `cache_bytes` between batches."""
+class RocksNamespaces(RocksTable, ColumnarNamespaces):
+    """A `NamespacedTable` with a cold tier."""
 
-    _hot: NamespacedTableCache
+    cold: NamespacedStore
 
     def __init__(
         self,
@@ -412,126 +305,220 @@ class CachedNamespaces(SequentialNamespaces, CachedTable):
         key_names: tuple[str, ...],
         cache_bytes: int,
     ) -> None:
-        super().__init__(session, state, specs, key_names, cache_bytes)
-        self._stored = StoredNamespaces(session, state)
-        self._readers = 0
-        self._known = session.is_empty
+        self._groups = session.max_parallelism
+        self._cold: GroupFlags = {}
+        self._in_database: GroupFlags = {}
+        self._removed: GroupFlags = {}
+        """The key groups of drained namespaces that are still to be removed from the database."""
+        self._is_known = session.is_empty
         """False until `_look` has read the stored namespaces."""
+        super().__init__(session, state, specs, key_names, cache_bytes)
 
     @property
-    def hot(self) -> NamespacedTableCache:
-        """Returns the cache."""
-        return self._hot
+    def size_bytes(self) -> int:
+        """Returns the estimated memory of the rows, in bytes."""
+        return super().size_bytes + 4 * self._space.slots
+
+    @property
+    def unwritten(self) -> bool:
+        """Returns True if anything has changed since the last snapshot."""
+        return bool(self._removed) or super().unwritten
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch: fetches its rows that are not in the cache."""
+        """Begins a batch: reads the rows of keys that are not in memory. Keys without a row get one."""
         self._look()
-        return super().upsert(keys, new_only)
+        known = self._space.slots
+        upserted = super().upsert(keys, new_only)
+        self._note_new(keys, upserted.slots, np.union1d(_beyond(upserted, known), upserted.new_rows))
+        return upserted
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes rows before the first batch, replacing existing ones. Raises StorageError."""
-        self._known = False
+        """Writes rows under database keys before the first batch, replacing existing ones. Raises StorageError."""
+        self._is_known = False
         super().put(keys, columns)
-
-    def namespaces(self) -> NDArray[np.int64]:
-        """The ascending namespaces that have a row. Raises StorageError."""
-        self._look()
-        self.write_all()
-        return np.array(sorted(self._stored.found()), dtype=np.int64)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
         """Yields all keys, sorted by key group, in batches, with their slots."""
         self._look()
         return super().scan(rows_max)
 
-    def scan_namespace(
-        self, namespace: int, rows_max: int, groups: range | None = None
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of a namespace, in batches, with their slots. Raises StorageError."""
-        for part in self._runs(namespace, groups):
-            with self._reading():
-                yield from self.hot.scan_namespace(namespace, rows_max, part)
+    def namespaces(self) -> NDArray[np.int64]:
+        """The ascending namespaces that have a row. Raises StorageError."""
+        self._look()
+        self.write_all()
+        return np.array(sorted(self.cold.namespaces()), dtype=np.int64)
 
-    def drain_namespace(
-        self, namespace: int, rows_max: int, groups: range | None = None
+    def scan_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespace`, but removes the rows of each batch when it is drawn. Raises StorageError."""
-        for part in self._runs(namespace, groups):
-            drawn = [np.zeros(0, dtype=np.int32)]
-            with self._reading():
-                for keys, slots in self.hot.scan_namespace(namespace, rows_max, part):
-                    self.hot.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
+        """Yields the keys of namespaces, one after the other, in batches with their slots. Raises StorageError."""
+        for namespace in namespaces:
+            for part in self._runs(namespace, groups):
+                yield from super().scan_namespaces((namespace,), rows_max, part)
+
+    def drain_namespaces(
+        self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn. Raises StorageError."""
+        for namespace in namespaces:
+            for part in self._runs(namespace, groups):
+                drawn = [np.zeros(0, dtype=np.int32)]
+                for keys, slots in super().scan_namespaces((namespace,), rows_max, part):
+                    self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
                     drawn.append(slots)
                     yield keys, slots
-            self.hot.drained(namespace, part, np.concatenate(drawn))
-        self.hot.forget_empty(namespace)
-        self._space.settle()
+                self._drained(namespace, part, np.concatenate(drawn))
+            self._slots(namespace)  # drops the namespace from the index if it has no rows
+            self._space.settle()
 
-    def changed(self) -> Iterator[object]:
+    def freeze_changes(self) -> Sequence[FrozenState]:
+        """Freezes the rows to write, and the keys to remove.
+
+        From now on all namespaces with rows count as written. Namespaces without any row do not count any more.
+        """
+        found = self._found()
+        for namespace in [each for each in self._in_database if each not in found and each not in self._cold]:
+            del self._in_database[namespace]
+        for namespace in found:
+            self._in_database[namespace] = np.ones(self._groups, dtype=np.bool_)
+        return super().freeze_changes()
+
+    def changed(self, for_snapshot: bool = True) -> Iterator[object]:
         """Freezes the changes that are not in the database.
 
         Each item drawn writes a part of them. Raises StorageError.
         """
-        return chain(self._removing(self.hot.take_removed_ranges()), super().changed())
+        return chain(self._draining(self._take_removed_ranges()), super().changed(for_snapshot))
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Within this context nothing is evicted, so that slots are not renumbered."""
-        self._readers += 1
-        try:
-            yield
-        finally:
-            self._readers -= 1
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumbers slots: slot `kept[i]` becomes slot i. Rows of other slots are in the database."""
+        stays = np.zeros(slots, dtype=np.bool_)
+        stays[kept] = True
+        left: dict[int, list[NDArray[np.int32]]] = {}
+        for namespace in list(self._found()):
+            of = self._slots(namespace)
+            moved = np.searchsorted(kept, of[stays[of]]).astype(np.int32)
+            if len(moved):
+                left[namespace] = [moved]
+        self._noted = None
+        super().rebuild(kept, slots)
+        self._noted = left
 
-    def _make_room(self) -> None:
-        if not self._readers:
-            super()._make_room()
-
-    def _new_cache(self, specs: Sequence[ValueSpec]) -> NamespacedTableCache:
-        return NamespacedTableCache(self._space, self.state.name, specs, self._fetched, self._session.max_parallelism)
-
-    def _settle(self) -> None:
-        super()._settle()
-        for _ in self._removing(self.hot.take_removed_ranges()):
-            pass
+    def _new_store(self, session: RocksSession, state: RocksState) -> NamespacedStore:
+        return NamespacedStore(session, state)
 
     def _look(self) -> None:
         """Reads the stored namespaces, if the database began with files or rows were loaded. Raises StorageError."""
-        if not self._known:
-            self._space.fix(self._session.key_schema)
-            self.hot.stored(self._stored.found())
-            self._known = True
+        if not self._is_known:
+            self._space.fix(self.cold.session.key_schema)
+            for namespace, groups in self.cold.namespaces().items():
+                for marked in (self._cold, self._in_database):
+                    self._set(marked, namespace, groups)
+            self._is_known = True
 
     def _runs(self, namespace: int, groups: range | None) -> Iterator[range]:
-        """Yields key groups, a few at a time, after all rows of a namespace in them are in the cache."""
+        """Yields key groups, a few at a time, after all rows of a namespace in them are in memory."""
         self._look()
-        asked = self._session.key_groups if groups is None else groups
-        start = asked.start
-        while start < asked.stop:
-            rows, stop = 0, asked.stop
+        wanted = self.cold.session.key_groups if groups is None else groups
+        start = wanted.start
+        while start < wanted.stop:
+            rows, stop = 0, wanted.stop
             # Read again for each run: evictions between two runs move rows of later groups to the database.
-            for group in self.hot.cold_groups(namespace, range(start, stop)):
+            for group in self._cold_groups(namespace, range(start, stop)):
                 if rows >= _RUN_ROWS:
                     stop = group
                     break
-                rows += self._bring_in(namespace, group)
+                for keys, columns in self.cold.scan_group(namespace, group, _BROUGHT_ROWS):
+                    self._bring_in(keys, columns)
+                    rows += keys.num_rows
+                self._clear_flags(self._cold, namespace, range(group, group + 1))
             yield range(start, stop)
-            self._make_room()
+            self.make_room()
             start = stop
 
-    def _bring_in(self, namespace: int, group: int) -> int:
-        """Adds the stored rows of a namespace in a key group to the cache.
+    def _bring_in(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> NDArray[np.int32]:
+        known = self._space.slots
+        slots = super()._bring_in(keys, columns)
+        self._note_new(keys, slots, np.flatnonzero(slots >= known))
+        return slots
 
-        Returns their number. Raises StorageError.
+    def _cold_groups(self, namespace: int, groups: range) -> list[int]:
+        """Returns the key groups where the database may have rows of a namespace that are not in memory."""
+        marked = self._cold.get(namespace)
+        if marked is None:
+            return []
+        found: list[int] = (np.flatnonzero(marked[groups.start : groups.stop]) + groups.start).tolist()
+        return found
+
+    def _drained(self, namespace: int, groups: range, slots: NDArray[np.int32]) -> None:
+        """Called when all rows of a namespace in some key groups were removed from memory.
+
+        `slots`: the slots in which the rows were. If there are enough of them, the database removes them as a range.
         """
-        rows = 0
-        for keys, values in self._stored.rows(namespace, _BROUGHT_ROWS, range(group, group + 1)):
-            self.hot.bring_in(self._stored.key_columns(keys), self.layout.columns(values))
-            rows += len(keys)
-        self.hot.warm(namespace, group)
-        return rows
+        assert self.dirty is not None
+        marked = self._in_database.get(namespace)
+        of = marked[groups.start : groups.stop] if marked is not None else np.zeros(0, dtype=np.bool_)
+        written = np.flatnonzero(of) + groups.start
+        if len(written) and (self.cold.changes is not None or len(slots) < _RANGE_ROWS * len(written)):
+            return  # the rows are removed from the database one by one
+        # A slot that got a row again while the namespace was drained stays marked.
+        self.dirty.unmark(slots[~self.live(slots)])
+        if len(written):
+            self._set(self._removed, namespace, written)
+            self._clear_flags(self._in_database, namespace, groups)
 
-    def _removing(self, gone: Sequence[tuple[int, Sequence[int]]]) -> Iterator[object]:
-        for namespace, groups in gone:
-            self._session.apply_ranges(self._stored.range_of(namespace, group) for group in groups)
+    def _take_removed_ranges(self) -> list[tuple[int, list[int]]]:
+        """Returns and clears the namespaces and key groups to remove before the next write."""
+        removed, self._removed = self._removed, {}
+        return [(namespace, np.flatnonzero(marked).tolist()) for namespace, marked in removed.items()]
+
+    def _draining(self, removed: Sequence[tuple[int, Sequence[int]]]) -> Iterator[object]:
+        for namespace, groups in removed:
+            self.cold.drain(namespace, groups)
             yield None
+
+    def _settle(self) -> None:
+        super()._settle()
+        if self._removed:
+            self.cold.session.settle()
+            for _ in self._draining(self._take_removed_ranges()):
+                pass
+
+    def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
+        new = upserted.new_rows
+        if not self._cold or not len(new):
+            return new[:0]
+        names, groups = fixed_values(keys.column(0))[new], self._space.groups_of(upserted.slots[new])
+        wanted = np.zeros(len(new), dtype=np.bool_)
+        for namespace in np.unique(names).tolist():
+            if (marked := self._cold.get(namespace)) is not None:
+                of = names == namespace
+                wanted[of] = marked[groups[of]]
+        return new[wanted]
+
+    def _evicted(self, gone: NDArray[np.int32]) -> None:
+        groups = self._space.groups_of(gone)
+        names = fixed_values(self._space.keys_of(gone).column(0))
+        for namespace in np.unique(names).tolist():
+            of = np.unique(groups[names == namespace])
+            for marked in (self._cold, self._in_database):
+                self._set(marked, namespace, of)
+
+    def _note_new(self, keys: pa.RecordBatch, slots: NDArray[np.int32], rows: NDArray[np.int64]) -> None:
+        if len(rows) and self._noted is not None:
+            note(self._noted, fixed_values(keys.column(0))[rows], slots[rows])
+
+    def _set(self, marked: GroupFlags, namespace: int, groups: Sequence[int] | NDArray[np.int64]) -> None:
+        marked.setdefault(namespace, np.zeros(self._groups, dtype=np.bool_))[groups] = True
+
+    def _clear_flags(self, marked: GroupFlags, namespace: int, groups: range) -> None:
+        found = marked.get(namespace)
+        if found is not None:
+            found[groups.start : groups.stop] = False
+            if not found.any():
+                del marked[namespace]
+
+
+def _beyond(upserted: Upserted, known: int) -> NDArray[np.int32]:
+    """Returns the first rows of keys whose slot is `known` or higher."""
+    return upserted.first_rows[upserted.slots[upserted.first_rows] >= known]
