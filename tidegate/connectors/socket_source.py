@@ -1,7 +1,7 @@
-"""`SocketSource`: lines of text from a TCP connection, for demos (Spark's and Flink's socket source).
+"""`SocketSource`: reads lines of text from a TCP connection, for demos (Spark's and Flink's socket source).
 
-It breaks the rule of sources, because a socket cannot be read twice. After a restore it connects again and reads what
-arrives from then on. Lines that were read and are in no checkpoint are lost.
+A socket cannot be read twice, so this source is not replayable. After a restore it connects again and reads only new
+lines. Lines that were read after the last checkpoint are lost.
 
 A line that is not UTF-8, or has more than LINE_BYTES_MAX bytes, is a bad row.
 """
@@ -29,15 +29,15 @@ LINE_BYTES_MAX = 1024 * 1024
 LETTER_BYTES_MAX = 64 * 1024
 """Limit of the bytes of a bad line in its dead letter."""
 LETTERS = pa.schema([("raw", pa.binary()), ("address", pa.string()), ("line", pa.int64()), ("error", pa.string())])
-"""The columns of dead letters. `line` counts from 1 for each connection."""
+"""Schema of the dead letters of a socket. `line` counts from 1 for each connection."""
 _PLACE = "line {line} from {address}"
 
 
 @dataclass(frozen=True, slots=True)
 class SocketSource:
-    """Lines that a server at `host` and `port` sends; it ends when the server closes the connection.
+    """A source of the lines that a server at `host` and `port` sends.
 
-    `bad_rows`: what to do with lines that cannot be read.
+    It ends when the server closes the connection. `bad_rows`: policy for lines that cannot be decoded.
     """
 
     host: str
@@ -47,7 +47,7 @@ class SocketSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Spark's columns: a single one, the line."""
+        """Returns the only column, the line (as in Spark)."""
         return LINE_SCHEMA
 
     @property
@@ -60,7 +60,7 @@ class SocketSource:
         return [SourceSplit(f"{self.host}:{self.port}", b"")]
 
     def reader(self) -> SourceReader:
-        """Returns a reader with a connection of its own."""
+        """Returns a reader with its own connection."""
         return _SocketReader(self)
 
 
@@ -70,9 +70,9 @@ class _SocketReader:
         self._address = f"{source.host}:{source.port}"
         self._connection: socket.socket | None = None
         self._rest = b""
-        """The start of a line whose end has not arrived."""
+        """The beginning of a line whose end has not arrived."""
         self._passes = False
-        """True while arriving bytes belong to a line that was too long and has already been reported."""
+        """True while the arriving bytes belong to a too long line that was already reported."""
         self._lines: list[bytes] = []
         self._line = 1
         """Number of the next line."""
@@ -82,7 +82,7 @@ class _SocketReader:
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
         """Returns lines that have arrived, without waiting.
 
-        Raises OSError without a connection, ConfigurationError for a bad line.
+        Raises OSError if there is no connection, ConfigurationError for a bad line if that fails the job.
         """
         if not self._lines and not self._closed:
             self._receive()
@@ -106,7 +106,7 @@ class _SocketReader:
             self._connection = None
 
     def _letters(self, lines: Sequence[bytes], faults: Mapping[int, str]) -> pa.RecordBatch:
-        """Returns dead letters. Raises ConfigurationError if a bad line fails the job."""
+        """Returns the dead letters of bad lines. Raises ConfigurationError if a bad line fails the job."""
         rows = [
             {
                 "raw": lines[number][:LETTER_BYTES_MAX],

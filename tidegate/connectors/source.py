@@ -1,13 +1,12 @@
 """`Source`: the contract of a source. Its splits can be read again from any position.
 
-Reading is I/O, so the machine of a task never does it: the machine requests a read and receives the batch as an event.
-It keeps the positions (its splits, and the next row of each) and stores them in every checkpoint. So replay is exact
-only if the rows that `read` returns depend on its arguments alone.
+The state machine of a task does no I/O: it requests a read and receives the batch as an event. It stores the positions
+(its splits, and the next row of each) in every checkpoint. So replay is exact only if the rows that `read` returns
+depend only on its arguments.
 
-The number of the next row may not be enough to find a position: offsets of Kafka have gaps, and a folder gets new
-files. Such a source returns a new payload of the split with its rows (`ReadResult.payload`). The next read receives
-this payload, and checkpoints store it. A split's payload then contains the whole position, and any reader can start
-from it.
+A row number may not be enough to identify a position: offsets of Kafka have gaps, and a folder gets new files. Such a
+source returns a new payload of the split with its rows (`ReadResult.payload`). The next read receives this payload, and
+checkpoints store it. A split's payload then contains the whole position, and any reader can start from it.
 
 A `MasterHook` notifies a system outside the job of checkpoints (Flink's `MasterTriggerRestoreHook`). An externally
 induced source needs one: the hook requests a checkpoint, the outside system puts a mark into the data, and the source
@@ -31,9 +30,9 @@ SOURCE_STATE = "splits"
 
 
 PENDING_RECORDS = "pendingRecords"
-"""Name of the metric for the number of existing records, over all splits of a subtask, that were not read yet."""
+"""Name of the metric for the number of unread records, over all splits of a subtask."""
 PENDING_RECORDS_MAX = "pendingRecordsMax"
-"""Name of the metric for the number of existing records that were not read yet, in the split with the most of them."""
+"""Name of the metric for the number of unread records in the split that has the most."""
 
 
 @wire
@@ -41,7 +40,7 @@ PENDING_RECORDS_MAX = "pendingRecordsMax"
 class SourceSplit:
     """A part of the input with rows in a fixed order. `rows` is -1 if the number of rows is not known.
 
-    With `rows=0` it never has rows, and never holds event time back. It may find other splits.
+    A split with `rows=0` never has rows, and never delays event time. It may find other splits.
     """
 
     split_id: str
@@ -51,25 +50,25 @@ class SourceSplit:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Rows `[offset, next_offset)` of a split. `at_end`: this is the end of the split. `batch` is None without rows.
+    """The result of a read: rows `[offset, next_offset)` of a split. `at_end`: the split ends here. `batch` is None
+    without rows.
 
     A result without a batch that is not at the end means that no rows are available yet. Then the task tries the next
     split of an unbounded source. When no split has rows it pauses for 1 to 100 ms. `induces`: the checkpoint that an
     externally induced source begins right after these rows.
 
     `payload`: payload of the split from `next_offset` on; None if it does not change. `found`: additional splits that
-    this subtask reads from now on; only for an unbounded source. A split must be found once in a job: the split that
-    finds others stores them in its payload.
+    this subtask reads from now on; only for an unbounded source. A split must be found only once in a job: the split
+    that finds others stores them in its payload.
 
-    `bad`: dead letters, the records among these rows that cannot be read (`bad_rows.py`). They count as read.
-
-    `lost`: number of records that were skipped because they had been deleted before they could be read. They have no
-    row numbers.
+    `bad`: dead letters, the records among these rows that cannot be read (`bad_rows.py`). They are included in
+    `next_offset`. `lost`: number of records that were skipped because they had been deleted before they could be read.
+    They have no row numbers.
 
     `behind`: number of records of the split after these rows that exist already, for a metric; None if unknown.
 
     `skipped`: number of rows up to `next_offset` that are not in the batch, because the filter of a `FilterableSource`
-    drops them. They count as read.
+    drops them.
     """
 
     batch: pa.RecordBatch | None
@@ -84,7 +83,7 @@ class ReadResult:
     behind: int | None = None
 
     def is_empty(self, offset: int) -> bool:
-        """Returns whether a read from `offset` on returned neither rows nor any other news."""
+        """Returns whether a read from `offset` on returned no rows and no other information."""
         has_news = self.at_end or self.found or self.induces is not None or self.payload is not None
         return self.next_offset == offset and not has_news
 
@@ -97,12 +96,12 @@ class SourceReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases files."""
+        """Releases files and connections."""
         ...
 
 
 class Source(Protocol):
-    """A replayable input. Must be picklable by cloudpickle.
+    """A replayable input of a job. Must be picklable by cloudpickle.
 
     A subtask reads its splits one after the other, each to its end. The coordinator assigns them while the job runs, in
     their order, unless it is a `StaticSource`. Splits that never end need an `UnboundedSource`.
@@ -126,8 +125,8 @@ class Source(Protocol):
 class ExternallyInducedSource(Protocol):
     """A source that decides after which row a checkpoint begins (Flink's ExternallyInducedSource).
 
-    The coordinator's trigger starts nothing at such a source. A master hook notifies the outside system of the
-    checkpoint, and the reader returns `ReadResult.induces`. Savepoints are triggered as for any source.
+    The coordinator's trigger does not start a checkpoint at such a source. A master hook notifies the outside system of
+    the checkpoint, and the reader returns `ReadResult.induces`. Savepoints are triggered as for any source.
     """
 
     externally_induced: Literal[True]
@@ -135,18 +134,18 @@ class ExternallyInducedSource(Protocol):
 
 @runtime_checkable
 class UnboundedSource(Protocol):
-    """A source with splits that never end, such as partitions. A subtask reads a batch of each split in turn."""
+    """A source with splits that never end, such as partitions. A subtask reads from its splits round-robin."""
 
     unbounded: Literal[True]
 
 
 @runtime_checkable
 class EndingSource(Protocol):
-    """A source that is read in turn like an unbounded one, but may end."""
+    """A source whose splits are read round-robin like those in an unbounded source, but which may end."""
 
     @property
     def ends(self) -> bool:
-        """Returns True if it ends by itself."""
+        """Returns True if the source ends by itself."""
         ...
 
 
@@ -154,8 +153,8 @@ class EndingSource(Protocol):
 class DynamicSource(Protocol):
     """A source whose list of splits differs between submissions, because splits advance or new ones appear.
 
-    A restored job continues in the splits of its checkpoint. It checks them with `check_restored`, and does not call
-    `splits()`.
+    A restored job continues in the splits of its checkpoint. The restore calls `check_restored` with them, and does not
+    call `splits()`.
     """
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
@@ -179,7 +178,7 @@ class ProjectableSource(Protocol):
     """A source that can skip columns. Projecting it changes neither its splits nor their row numbers."""
 
     def projected(self, columns: Sequence[str]) -> Source:
-        """Returns this source with only these of its columns, in the order of its schema."""
+        """Returns a copy of the source that reads only these columns, in the order of its schema."""
         ...
 
 
@@ -188,13 +187,15 @@ class FilterableSource(Protocol):
     """A source that can skip rows. Filtering it changes neither its splits nor their row numbers."""
 
     def filtered(self, rows: Rows) -> Source:
-        """Returns this source, which may skip rows that are not in `rows` and counts them (`skipped`)."""
+        """Returns a copy of the source that may skip rows which do not match the filter `rows`, and counts them
+        (`skipped`).
+        """
         ...
 
 
 @runtime_checkable
 class DeadLetterSource(Protocol):
-    """A source with readers that return dead letters (`ReadResult.bad`), which a program may read as a stream."""
+    """A source whose readers return dead letters (`ReadResult.bad`), which a program may read as a stream."""
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
@@ -204,23 +205,24 @@ class DeadLetterSource(Protocol):
 
 @runtime_checkable
 class NotifiedSource(Protocol):
-    """A source with readers that may be notified of completed checkpoints (`NotifiedReader`)."""
+    """A source whose readers may be notified of completed checkpoints (`NotifiedReader`)."""
 
     @property
     def notified(self) -> bool:
-        """Returns True if the readers of this source are notified."""
+        """Returns True if the readers of this source request notifications."""
         ...
 
 
 @runtime_checkable
 class NotifiedReader(Protocol):
-    """A reader that shows an outside system how far completed checkpoints are, such as offsets of a consumer group.
+    """A reader that reports the positions of completed checkpoints to an outside system, such as offsets of a consumer
+    group.
 
-    A notification may be missing, or come late: only the newest checkpoint counts.
+    Notifications may be missing or late.
     """
 
     def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
-        """Called with the splits of the subtask as they are in a completed checkpoint. Must not wait.
+        """Receives the splits of the subtask as they are in a completed checkpoint. Must not block.
 
         Called between two reads, by the same thread, and once more before `close`.
         """
@@ -229,7 +231,7 @@ class NotifiedReader(Protocol):
 
 @runtime_checkable
 class StaticSource(Protocol):
-    """A bounded source with splits that are assigned before the job starts: split i to subtask i modulo parallelism.
+    """A bounded source whose splits are assigned before the job starts: split i to subtask i modulo parallelism.
 
     Otherwise a subtask receives its next split on request, and a fast subtask reads more splits.
     """
@@ -239,14 +241,15 @@ class StaticSource(Protocol):
 
 @runtime_checkable
 class TwoPartSource(Protocol):
-    """An unbounded source with a bounded first part: the second part begins when all of the first was read.
+    """An unbounded source with a bounded first part: the second part begins when the first part was read completely.
 
     The coordinator assigns the splits of the first part on request, as for a bounded source. It assigns the splits of
-    the second part once every subtask has processed all of its first part. These are then read in turn.
+    the second part once every subtask has processed all of its first part. The splits of the second part are then read
+    round-robin.
     """
 
     def is_second(self, split: SourceSplit) -> bool:
-        """Returns whether a split belongs to the second part. Splits that are found belong to it as well."""
+        """Returns whether a split belongs to the second part. Splits that a reader finds belong to the second part."""
         ...
 
 
@@ -260,7 +263,7 @@ def is_assignable(source: Source) -> bool:
 
 
 def is_unbounded(source: Source) -> bool:
-    """Returns whether subtasks read the splits of this source in turn."""
+    """Returns whether subtasks read the splits of this source round-robin (the source implements `UnboundedSource`)."""
     return isinstance(source, UnboundedSource) and source.unbounded
 
 
@@ -271,8 +274,7 @@ def never_ends(source: Source) -> bool:
 
 @runtime_checkable
 class MasterHook(Protocol):
-    """A hook that the coordinator calls at each checkpoint, one checkpoint at a time. cloudpickle sends it with the
-    job.
+    """A hook that the coordinator calls at each checkpoint, one checkpoint at a time. It is pickled with the job.
 
     A call may be repeated, and a checkpoint may fail after its trigger. The outside system must handle both.
     """
@@ -283,15 +285,17 @@ class MasterHook(Protocol):
         ...
 
     def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> bytes | None:
-        """Called when a checkpoint begins, before any task starts it. Returns the data to store with the checkpoint.
+        """Notifies the outside system that a checkpoint begins, before any task starts it. Returns the data to store
+        with the checkpoint.
 
         Any error fails the checkpoint.
         """
         ...
 
     def restore(self, checkpoint_id: CheckpointId, data: bytes | None) -> None:
-        """Called before an attempt starts from a checkpoint. `data` is the result of `trigger` for that checkpoint.
+        """Notifies the outside system that an attempt starts from a checkpoint. `data` is the result of `trigger` for
+        that checkpoint.
 
-        If it raises it is called again, a bounded number of times. Then the attempt fails.
+        After an exception the call is repeated a bounded number of times. Then the attempt fails.
         """
         ...

@@ -1,10 +1,11 @@
-"""`ParquetSource`: a staged DataFrame as a source. Each Parquet file is a split that replays exactly from any row.
+"""`ParquetSource`: a source over a staged DataFrame (written to Parquet files). Each file is a split that replays
+exactly from any row.
 
 Rules:
-* The rows of a split are the rows of the file in file order. So `(split, offset, rows_max)` alone decides what a read
-  returns.
+* The rows of a split are the rows of the file in file order. So the result of a read depends only on
+  `(split, offset, rows_max)`.
 * A reader verifies size and checksum of the whole file each time it opens it, before it returns any row.
-* Only the used columns are decoded. Row groups of which the program's filter drops all rows are skipped.
+* Only the used columns are decoded. Row groups in which no row can match the program's filter are skipped.
 * A reader holds one file and one decoded row group, and returns zero-copy slices of that group. A read stops at the end
   of its row group, so it may return fewer rows than requested.
 * The manifest is created once, by a conditional create, when every file is complete. So a folder contains a whole
@@ -50,8 +51,8 @@ _RANGE_BYTES = 16 * 2**20
 class ParquetSource:
     """A bounded source over the files that `stage_dataframe` wrote under `url`.
 
-    Every batch has `schema`. `staged` is the schema of the files, if they have more columns, else None. Rows that are
-    not in `needed` may be skipped.
+    Every batch has `schema`. `staged` is the schema of the files, if they have more columns, else None. Rows that do
+    not match the filter `needed` may be skipped.
     """
 
     url: str
@@ -79,12 +80,12 @@ class ParquetSource:
         return tuple(SourceSplit(file.path, encode(file), file.rows) for file in self.files)
 
     def projected(self, columns: Sequence[str]) -> ParquetSource:
-        """Returns the source restricted to these columns."""
+        """Returns a copy of the source that reads only these columns."""
         wanted = pa.schema([self.schema.field(name) for name in columns])
         return replace(self, schema=wanted, staged=self.staged or self.schema)
 
     def filtered(self, rows: Rows) -> ParquetSource:
-        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
+        """Returns a copy of the source that may skip rows which do not match the filter `rows`."""
         return replace(self, needed=rows)
 
     def reader(self) -> SourceReader:
@@ -94,7 +95,7 @@ class ParquetSource:
 
 @dataclass(frozen=True, slots=True)
 class _OpenFile:
-    """A file whose size and checksum have been verified."""
+    """An open file whose size and checksum have been verified."""
 
     file: StagedFile
     parquet: pq.ParquetFile
@@ -115,10 +116,10 @@ class ParquetReader:
         self._group: list[pa.RecordBatch] | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns up to `rows_max` rows from `offset` on, to the end of the row group at most: a zero-copy slice.
+        """Returns up to `rows_max` rows from `offset` on, at most to the end of the row group, as a zero-copy slice.
 
         Raises ConfigurationError for an offset outside the split, and NotFoundError or CorruptionError if the file is
-        gone or is not the one that was staged.
+        missing or has changed since it was staged.
         """
         opened = self._opened(decode(split.payload))
         rows = opened.file.rows
@@ -204,7 +205,7 @@ class ParquetReader:
 
 
 def _read_in_ranges(store: Store, file: StagedFile) -> bytes:
-    """Reads a whole remote file in parts. The store bounds the time of a request, so each part is small."""
+    """Reads a whole remote file in parts, because the store limits the time of each request."""
     # Request one byte more than was staged, to notice a file that has grown.
     end = file.size_bytes + 1
     parts = [store.read(file.path, at, min(_RANGE_BYTES, end - at)) for at in range(0, end, _RANGE_BYTES)]
@@ -227,7 +228,7 @@ _MAGIC = b"TGSTAGED"
 @wire
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One Parquet file. `checksum` of its bytes is `xxh3:` and 16 hex digits."""
+    """A staged Parquet file. `checksum` of its bytes is `xxh3:` and 16 hex digits."""
 
     path: str
     rows: int
@@ -238,7 +239,7 @@ class StagedFile:
 @wire
 @dataclass(frozen=True, slots=True)
 class StagedManifest:
-    """The files of a staged DataFrame, in the order of its partitions, and their common schema."""
+    """The files of a staged DataFrame, in the order of its partitions, and their schema."""
 
     schema: pa.Schema
     files: tuple[StagedFile, ...]
@@ -261,7 +262,7 @@ def already_staged(url: str) -> AlreadyExistsError:
 
 
 def read_manifest(store: Store) -> StagedManifest:
-    """Returns the manifest of a folder.
+    """Returns the manifest of a staging folder.
 
     Raises NotFoundError if nothing was staged there, CorruptionError for damaged bytes, and CodecError for a manifest
     of a newer tidegate.
@@ -289,7 +290,7 @@ FILE_ROWS_MAX = 16 * ROWS_PER_GROUP
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of row groups and files. A row group or file ends at the limit that it reaches first."""
+    """Limits of row groups and files. A row group or file ends when it reaches the first of its limits."""
 
     rows_per_group: int = ROWS_PER_GROUP
     group_bytes_max: int = 32 * 2**20
@@ -302,8 +303,8 @@ def write_files(
 ) -> Iterator[StagedFile]:
     """Writes batches as `<name>-0000.parquet`, `<name>-0001.parquet`, …, and yields each file when it is complete.
 
-    Without rows there is no file. Batches have the columns of `schema` in order, under any names, and are cast to it.
-    Raises ConfigurationError for a string that is not UTF-8, and StorageError.
+    No file is written if there are no rows. Batches have the columns of `schema` in order, under any names, and are
+    cast to it. Raises ConfigurationError for a string that is not UTF-8, and StorageError.
     """
     groups = _row_groups(batches, schema, limits)
     for number in itertools.count():
@@ -339,7 +340,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: Fi
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Returns the batch unchanged.
 
-    Raises ConfigurationError for a string that is not UTF-8, which neither Spark nor Arrow checks.
+    Raises ConfigurationError for a string that is not valid UTF-8, which neither Spark nor Arrow checks.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if misencoded_row(column) is not None:
@@ -350,7 +351,7 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _FileEncoder:
-    """Encodes one Parquet file as chunks of bytes. Counts its rows and bytes, and computes its checksum."""
+    """Encodes one Parquet file as chunks of bytes, counts its rows and bytes, and computes its checksum."""
 
     def __init__(self, schema: pa.Schema, limits: FileLimits) -> None:
         self._schema = schema
@@ -360,7 +361,7 @@ class _FileEncoder:
         self._digest = xxhash.xxh3_64()
 
     def chunks(self, groups: Iterator[pa.Table]) -> Iterator[bytes]:
-        """Yields the bytes of the file. Draws row groups until a limit is reached or none is left."""
+        """Yields the bytes of the file. Consumes row groups until a limit is reached or there are no more."""
         sink = _ChunkSink()
         options = _parquet_options(self._schema)
         with pq.ParquetWriter(sink, self._schema, **options) as writer:
@@ -373,7 +374,10 @@ class _FileEncoder:
         yield from self._drain(sink)
 
     def staged(self, path: str, size_bytes: int) -> StagedFile:
-        """Returns the written file. Raises StorageError if the store reports another size."""
+        """Returns the description of the written file.
+
+        Raises StorageError if `size_bytes` differs from the encoded size.
+        """
         if size_bytes != self._size_bytes:
             raise StorageError(f"{path}: the store wrote {size_bytes} of {self._size_bytes} bytes of staged rows")
         return StagedFile(path, self._rows, size_bytes, format_checksum(self._digest.intdigest()))
@@ -386,7 +390,7 @@ class _FileEncoder:
 
 
 class _ChunkSink(io.RawIOBase):
-    """A file object that returns what was written to it in chunks, so that the whole file is never in memory."""
+    """A file object whose written bytes are taken in chunks, so that the whole file is never in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +410,7 @@ class _ChunkSink(io.RawIOBase):
         return self._position
 
     def take(self) -> list[bytes]:
-        """Returns the chunks since the last call."""
+        """Returns the chunks written since the last call."""
         taken = self._chunks
         self._chunks = []
         return taken

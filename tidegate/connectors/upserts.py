@@ -1,12 +1,12 @@
-"""`StagedUpserts`: rows of an upsert that wait in Parquet files for their commit. Delta and Iceberg tables share it.
+"""`StagedUpserts`: stages the rows of an upsert in Parquet files until their commit. Used for Delta and Iceberg tables.
 
-A table of a lake is changed by one commit for all subtasks of a checkpoint. Until then each subtask writes its rows to
-files of its own. Rules:
+A lake table is changed by one commit for all subtasks of a checkpoint. Until then each subtask writes its rows to its
+own files. Rules:
 
-- A file holds the last row of each key. All rows of a key come to one subtask, in order, so the last file of a key has
-  its newest row.
+- A file has only the last row of each key. All rows of a key arrive at one subtask, in order, so the last file with a
+  key has its newest row.
 - The hidden column `_tidegate_deleted` marks a key whose last row was retracted (`UserSinkOperator`).
-- A key without a value is refused, because tables compare a null with nothing.
+- A null key is refused, because a null is equal to no other value in a table.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from tidegate.storage.schemas.arrow_types import decoded_type, settled_type
 from tidegate.storage.schemas.column_names import DELETED_COLUMN
 
 STAGED_BYTES_MAX = 64 << 20
-"""Size in bytes of the rows after which a writer starts another file."""
+"""Size in bytes of buffered rows at which a file is written."""
 
 
 class StagedUpserts:
-    """The rows that one writer has received since the last checkpoint."""
+    """Stages the rows that one writer has received since the last checkpoint."""
 
     def __init__(self, keys: tuple[str, ...], write: Callable[[pa.Table], str], bytes_max: int) -> None:
-        """`write` stores rows durably in a new file, and returns its path."""
+        """`write` stores rows durably in a new file, and returns its path.
+
+        A file is written after `bytes_max` bytes of rows.
+        """
         self._keys = keys
         self._write = write
         self._bytes_max = bytes_max
@@ -40,7 +43,7 @@ class StagedUpserts:
         self._paths: list[str] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds rows. Raises ConfigurationError for a key without a value."""
+        """Adds rows. Raises ConfigurationError for a null in a key column."""
         check_keys(batch, self._keys)
         self._pending.append(batch)
         self._pending_bytes += batch.nbytes
@@ -48,7 +51,7 @@ class StagedUpserts:
             self._flush()
 
     def take(self) -> list[str]:
-        """Returns the files with the rows since the last call, in the order of their rows."""
+        """Writes the buffered rows, and returns the paths of all files since the last call, in order."""
         self._flush()
         paths = self._paths
         self._paths = []
@@ -63,7 +66,7 @@ class StagedUpserts:
 
 
 def check_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
-    """Raises ConfigurationError if a key column has a row without a value."""
+    """Raises ConfigurationError if a key column has a null."""
     for name in keys:
         if batch.column(name).null_count:
             raise ConfigurationError(
@@ -73,14 +76,16 @@ def check_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
 
 
 def plain_table(rows: pa.Table) -> pa.Table:
-    """Returns the rows without dictionaries and views, which Parquet readers may return as other types."""
+    """Returns the rows with plain types instead of dictionaries and views, which Parquet readers may return as other
+    types.
+    """
     fields = [pa.field(field.name, settled_type(decoded_type(field.type))) for field in rows.schema]
     wanted = pa.schema(fields)
     return rows if rows.schema.equals(wanted) else rows.cast(wanted)
 
 
 def last_of_each_key(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """Returns the last row of each key, in the order of these rows."""
+    """Returns the last row of each key, in the original order."""
     index = KeyIndex(keys)
     slots = index.upsert(_key_batch(rows, keys)).slots
     last = np.empty(index.size, dtype=np.int64)
@@ -90,9 +95,7 @@ def last_of_each_key(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 
 
 def rows_with_other_keys(rows: pa.Table, changes: pa.Table, keys: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Returns, for each row, True if none of the changes has its key. The changes determine the types of the key
-    columns.
-    """
+    """Returns True for each row whose key is not in `changes`. The key columns have the types of `changes`."""
     index = KeyIndex(keys)
     index.upsert(_key_batch(changes, keys))
     changed = index.size
@@ -102,7 +105,7 @@ def rows_with_other_keys(rows: pa.Table, changes: pa.Table, keys: tuple[str, ...
 
 
 def split_changes(changes: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Returns the rows that the table shows after the changes, and the rows whose keys it then lacks."""
+    """Splits changes into the rows to insert or update, and the rows whose keys are deleted."""
     if DELETED_COLUMN not in changes.schema.names:
         return changes, changes.slice(0, 0)
     deleted = changes.column(DELETED_COLUMN)

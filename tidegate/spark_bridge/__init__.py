@@ -1,10 +1,9 @@
-"""Spark next to Ray: sessions, DataFrames as replayable sources, and tables as DataFrames. Imports its parts on first
-use.
+"""Spark together with Ray: sessions, DataFrames as replayable sources, and tables as DataFrames.
 
 `RayDPSession` starts Ray and Spark, and reserves executors and task slots together. `RayOnSparkSession` starts Ray in
-the executors of a Spark that exists. `stage_dataframe` turns a DataFrame into a `ParquetSource`. `table_to_dataframe`
-shows a tidegate table. Names are imported on first use, because a task actor that only reads staged files should not
-spend a second on importing RayDP.
+the executors of an existing Spark. `stage_dataframe` turns a DataFrame into a `ParquetSource`. `table_to_dataframe`
+returns a tidegate table as a DataFrame. Names are imported on first use, because a task actor that only reads staged
+files should not spend a second on importing RayDP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tests user programs: one process function driven by hand, or a whole pipeline under seeded faults.
+"""Tools to test user programs: one process function driven step by step, or a whole pipeline under seeded faults.
 
 `ProcessHarness` drives one process function with rows, watermarks and a clock. `simulate` runs a pipeline in virtual
 time while processes crash and storage fails, and compares its rows with the rows of a run without faults. `check_sink`
-and `check_committing_sink` check the contract of a sink of your own, `check_source` checks a source.
+and `check_committing_sink` check whether a user's sink fulfills its contract, `check_source` checks a source.
 """
 
 from tidegate.testing.process_harness import HarnessSnapshot, HarnessTimer, ProcessHarness

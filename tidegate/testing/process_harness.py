@@ -1,12 +1,12 @@
-"""`ProcessHarness`: drives one process function by hand, without a job, a thread or a clock.
+"""`ProcessHarness`: runs one process function step by step in a test, without a job, a thread or a clock.
 
     harness = ProcessHarness(Silence(), key="user", event_time="at")
     harness.push({"user": "ada", "at": 0})
     assert harness.timers() == [HarnessTimer({"user": "ada"}, 60_000, TimeDomain.EVENT_TIME)]
     assert harness.advance_watermark(60_000) == [{"user": "ada", "silent_since": 0}]
 
-The function runs in the operator that runs it in a job, with the same state, timers, checks and errors, as the only
-subtask. So what a test sees here is what a job does with the same rows in the same order.
+The same operator as in a job runs the function, with the same state, timers, checks and errors, as its only subtask. So
+a test gets the same result as a job with the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class HarnessTimer:
-    """A timer that has not fired: its key columns, its time in ms since 1970, and its clock (event time or processing
-    time).
+    """A timer that has not fired yet.
+
+    `key` has the key columns. `timestamp` is its time in ms since 1970, `domain` its clock: event time or processing
+    time.
     """
 
     key: Row
@@ -72,34 +74,37 @@ class HarnessTimer:
 
 @dataclass(frozen=True, slots=True)
 class HarnessSnapshot:
-    """State and timers of a harness at one moment, as a checkpoint stores them. Give it to another as `restore=`."""
+    """State and timers of a harness at one moment, as a checkpoint stores them.
+
+    Pass it to another harness as `restore=`.
+    """
 
     tables: tuple[StateTable, ...]
     waiting: tuple[StateTable, ...] = ()
-    """Rows that wait for their watermark, of a harness with `in_order`."""
+    """The rows that wait for the watermark, if the harness has `in_order`."""
     columns: pa.Schema | None = None
-    """The columns of these rows; None if no row has come."""
+    """The columns of these rows, or None if no row was pushed."""
 
 
 class ProcessHarness:
-    """Drives a `tg.ProcessFunction`, `tg.CoProcessFunction` or a function of the broadcast pattern.
+    """Runs a `tg.ProcessFunction`, a `tg.CoProcessFunction` or a function of the broadcast pattern in a test.
 
     Parameters:
 
     - `function`: the object that `process` takes. It is copied, as for each subtask of a job.
     - `key`: the key column, or a list of key columns; `()` for a stream without keys.
-    - `event_time`: the column of event time, or None. Rows without event time have the `timestamp` None.
+    - `event_time`: the column of event time, or None. Without it the `timestamp` of each row is None.
     - `key2`, `event_time2`: the columns of the second input. They default to the columns of the first input. A
       broadcast input has no keys.
     - `schema`, `side_outputs`, `fire_at_end`, `errors_to`, `in_order`: the arguments of `process`. With `in_order`,
       rows wait for `advance_watermark`, and late rows are in `side_output("late")`.
-    - `schemas`: the columns of the rows that are pushed, one entry for each input, as `schema=` takes them. By default
-      the first row of an input fixes them.
-    - `now`: the clock, in milliseconds since 1970 or as a datetime.
-    - `restore`: the result of `snapshot()` of another harness. The function may have changed since.
+    - `schemas`: the columns of the pushed rows, one entry for each input, in any form that `schema=` takes. By default
+      they follow from the first row of an input.
+    - `now`: the start of processing time, in ms since 1970 or as a datetime.
+    - `restore`: the result of `snapshot()` of another harness. The function may have changed since then.
 
-    Raises ConfigurationError and OperatorError as `process` and its task do. As a context manager it calls the
-    function's `close` at the end.
+    Raises ConfigurationError and OperatorError in the same cases as `process` and its task. As a context manager it
+    calls the function's `close` at the end.
     """
 
     def __init__(
@@ -120,7 +125,7 @@ class ProcessHarness:
         restore: HarnessSnapshot | None = None,
     ) -> None:
         self.output: list[Row] = []
-        """Rows that the function has returned so far, in order."""
+        """The rows that the function has emitted so far, in order."""
         self._aside: dict[str, list[Row]] = {}
         self._time = ProcessingTime(_ms(now))
         self._watermark_ms = MIN_WATERMARK_MS
@@ -154,8 +159,8 @@ class ProcessHarness:
     def push(self, *rows: Any, input: int = 0) -> list[Row]:
         """Processes rows of an input (0 or 1) one after the other: dicts, dataclass objects or named tuples.
 
-        Returns the rows that came of them. Raises ConfigurationError for a row with other columns or types than the
-        first one of that input, and OperatorError if the function raises.
+        Returns the rows that the function emitted for them. Raises ConfigurationError for a row with other columns or
+        types than the first row of that input, and OperatorError if the function raises an error.
         """
         self._check_open(input)
         made = []
@@ -176,7 +181,10 @@ class ProcessHarness:
         return self.push_batch(batch, input=input)
 
     def push_batch(self, batch: pa.RecordBatch, *, input: int = 0) -> list[Row]:
-        """Processes a batch of an input as one call, as a job may deliver it. Returns the rows that came of it."""
+        """Processes a batch of an input in one call, as a job may do.
+
+        Returns the rows that the function emitted for it.
+        """
         self._check_open(input)
         before = len(self.output)
         if batch.num_rows and self._in_order:
@@ -188,9 +196,10 @@ class ProcessHarness:
         return self.output[before:]
 
     def advance_watermark(self, to: Moment) -> list[Row]:
-        """Advances event time to a moment: event-time timers up to it fire. Returns the rows that came of them.
+        """Advances event time to a moment (ms since 1970 or datetime), so that event-time timers up to it fire.
 
-        Raises ConfigurationError for a moment before the watermark, which never goes back.
+        Returns the rows that the function emitted. Raises ConfigurationError for a moment before the current watermark,
+        which never moves back.
         """
         self._check_open()
         watermark_ms = _ms(to)
@@ -201,9 +210,10 @@ class ProcessHarness:
         return self.output[before:]
 
     def advance_clock(self, to: Moment | timedelta) -> list[Row]:
-        """Advances processing time to a moment, or by a timedelta: processing-time timers up to it fire, in order.
+        """Advances processing time to a moment or by a timedelta, so that processing-time timers up to it fire in
+        order.
 
-        Returns the rows that came of them. Raises ConfigurationError for a moment before `now`.
+        Returns the rows that the function emitted. Raises ConfigurationError for a moment before `now`.
         """
         self._check_open()
         target_ms = self.now + round(to / timedelta(milliseconds=1)) if isinstance(to, timedelta) else _ms(to)
@@ -219,7 +229,10 @@ class ProcessHarness:
         return self.output[before:]
 
     def end(self) -> list[Row]:
-        """Ends the input: all event-time timers fire, then `finish` is called. Returns the rows that came of it."""
+        """Ends the input: all event-time timers fire, then `finish` is called.
+
+        Returns the rows that the function emitted.
+        """
         self._check_open()
         before = len(self.output)
         self._reach(MAX_WATERMARK_MS)
@@ -229,16 +242,20 @@ class ProcessHarness:
         return self.output[before:]
 
     def side_output(self, tag: OutputTag | str) -> list[Row]:
-        """Returns all rows that were emitted under a tag, in order. The tag may also be the one of `errors_to`."""
+        """Returns all rows that were emitted under a tag, in order.
+
+        The tag may also be the name given as `errors_to`.
+        """
         return list(self._aside.get(tag if isinstance(tag, str) else tag.name, ()))
 
     def state(self, name: str, /, **key: Any) -> Any:
-        """Returns the state `name` of a key, or without a key an operator state.
+        """Returns the content of state `name` of a key or, without a key, of an operator state.
 
             harness.state("total", user="ada")
 
-        A ValueState gives its value or None, a ListState a list, a MapState a dict, others what their `get` returns.
-        Raises ConfigurationError for a name that the function has not bound, and for a key with other columns.
+        For a ValueState this is its value or None, for a ListState a list, for a MapState a dict, and otherwise the
+        result of its `get`. Raises ConfigurationError for a name that the function has not bound, and for a key with
+        other columns.
         """
         names = self._operator.bound_states
         if name not in names:
@@ -258,7 +275,7 @@ class ProcessHarness:
             raise ConfigurationError(f"state({name!r}): {error}") from error
 
     def timers(self) -> list[HarnessTimer]:
-        """Returns the timers that have not fired, the earliest first."""
+        """Returns the timers that have not fired yet, earliest first."""
         tables = [table for table in self.snapshot().tables if table.state == TIMERS_STATE]
         found = [
             HarnessTimer(row, row.pop(TIMER_MOMENT), TimeDomain(row.pop(TIMER_DOMAIN)))
@@ -268,7 +285,7 @@ class ProcessHarness:
         return sorted(found, key=lambda timer: (timer.timestamp, timer.domain.value, repr(timer.key)))
 
     def snapshot(self) -> HarnessSnapshot:
-        """Returns state and timers as they are now. What is done afterwards does not change it."""
+        """Returns a snapshot of the current state and timers. Later calls do not change it."""
         if self._order is None:
             return HarnessSnapshot(_tables_of(self._operator))
         return HarnessSnapshot(_tables_of(self._operator), _tables_of(self._order), self._order.output)
@@ -280,7 +297,7 @@ class ProcessHarness:
 
     @property
     def watermark(self) -> int:
-        """Returns the newest watermark, in ms since 1970."""
+        """Returns the current watermark, in ms since 1970."""
         return self._watermark_ms
 
     def close(self) -> None:
@@ -310,7 +327,7 @@ class ProcessHarness:
         errors_to: str | None,
         in_order: bool,
     ) -> ProcessOperator:
-        """Returns the operator that runs the function in a job."""
+        """Returns the same operator that would run the function in a job."""
         keys = column_names(key, "ProcessHarness(key=)") if key else ()
         is_broadcast = isinstance(function, BroadcastProcessFunction)
         if is_broadcast and bool(keys) != isinstance(function, KeyedBroadcastProcessFunction):
@@ -337,7 +354,10 @@ class ProcessHarness:
         return process_operator(function, all_keys, all_times, result, side_outputs, fire_at_end, errors, in_order)
 
     def _opened_order(self, columns: pa.Schema, waiting: Sequence[StateTable]) -> EventTimeOrder:
-        """Returns the step that sorts rows with these columns, with the rows that wait, and where event time is."""
+        """Returns the operator that sorts rows with these columns by event time.
+
+        It starts with the rows that wait and at the current watermark.
+        """
         assert self._event_time is not None, "checked"
         order = EventTimeOrder(self._keys, self._event_time, columns)
         order.open(replace(self._context, uid=OperatorUid(f"{self._context.uid}-order")), waiting)
@@ -346,7 +366,9 @@ class ProcessHarness:
         return order
 
     def _reach(self, watermark_ms: int) -> None:
-        """Advances event time in the step that sorts, if there is one, and then in the function's."""
+        """Advances event time in the operator that sorts rows, if there is one, and then in the operator of the
+        function.
+        """
         self._watermark_ms = watermark_ms
         if self._order is not None:
             for _ in self._order.advance_watermark(watermark_ms, self._emit_in_order):
@@ -379,7 +401,7 @@ class ProcessHarness:
 
 
 def _tables_of(operator: ProcessOperator | EventTimeOrder) -> tuple[StateTable, ...]:
-    """Returns what an operator would store in a checkpoint."""
+    """Returns the tables that an operator would store in a checkpoint."""
     taken = operator.snapshot(Cut(CheckpointId(1)))
     states = () if taken is None else taken.states
     return tuple(
@@ -391,7 +413,7 @@ def _tables_of(operator: ProcessOperator | EventTimeOrder) -> tuple[StateTable, 
 
 
 def _ms(moment: Moment) -> int:
-    """Returns the milliseconds since 1970 of a point in time."""
+    """Returns a moment as milliseconds since 1970. Raises ConfigurationError for a datetime without a time zone."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ConfigurationError(f"{moment!r} has no time zone: give tzinfo=timezone.utc, or milliseconds")
@@ -400,7 +422,7 @@ def _ms(moment: Moment) -> int:
 
 
 def _value_of(state: KeyedState) -> Any:
-    """Returns the value of a state of the current key, as a plain Python value."""
+    """Returns the content of a state of the current key as a plain Python value."""
     if isinstance(state, ReducingState | AggregatingState):
         return state.get()
     if isinstance(state, ValueState):

@@ -1,4 +1,4 @@
-"""`SimulationReport`: the result of a simulated run, with its numbers, its coverage and its history."""
+"""`SimulationReport`: the result of a simulated run, with its counts, its coverage and its history."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tidegate.testing.world.virtual_time import START_MS, Note
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """The result of one run. For a violation it is the shortest run of the seed that was found to show it.
+    """The result of one run. If an invariant is violated, it is the shortest violating run of the seed that was found.
 
-    `order_dependence` describes how the pipeline's output differs without any fault, or is None. If it is set, the run
-    is not `ok`, and no invariant is violated.
+    `order_dependence` describes how the output of the pipeline differs even without faults, or is None. If it is set,
+    `ok` is False although no invariant is violated.
 
-    `faults` are the faults of this run. Faults that the violation does not need have been removed.
+    `faults` are the faults of this run, without the ones that the violation does not need.
 
-    `settled_ms` is the time from the last possible fault to the end of the (last) job. `coverage` counts the effects
-    that the run exercised.
+    `settled_ms` is the time from the last possible fault to the end of the (last) job, in ms. `coverage` counts the
+    effects that occurred in the run.
     """
 
     seed: int
@@ -41,16 +41,16 @@ class SimulationReport:
     scenario: str | None = None
     order_dependence: str | None = None
     runs: int = 1
-    """Number of runs that were needed to find the shortest one."""
+    """How many runs were needed to find the shortest one."""
     notes: tuple[Note, ...] = field(repr=False, default=())
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """Returns the history, one line for each event, oldest first."""
+        """Returns the history as text, one line for each event, oldest first."""
         return tuple(str(note) for note in self.notes)
 
     def without_history(self) -> SimulationReport:
-        """Returns this report without its notes, which are too large to keep for thousands of seeds."""
+        """Returns this report without its notes, which would need too much memory for thousands of seeds."""
         return replace(self, notes=())
 
     def portable(self) -> SimulationReport:
@@ -58,9 +58,9 @@ class SimulationReport:
         return replace(self, notes=tuple(note.portable() for note in self.notes))
 
     def sequence(self, lines_max: int = 80) -> str:
-        """Returns a drawing of the last `lines_max` messages.
+        """Returns a sequence diagram of the last `lines_max` messages as text.
 
-        The user, storage, the coordinator and each task have a lane. Time goes down.
+        The user, storage, the coordinator and each task have a column. Time increases downwards.
         """
         return draw_sequence(self.notes, lines_max)
 
@@ -85,7 +85,7 @@ def report_of(
     scenario: str | None = None,
     order_dependence: str | None = None,
 ) -> SimulationReport:
-    """Returns the report of a simulation that is over. `runs` are its jobs in order."""
+    """Returns the report of a simulation that has ended. `runs` are its jobs in order."""
     world = simulation.world
     return SimulationReport(
         seed=seed,
@@ -114,10 +114,10 @@ _FIRST = ("user", "storage", "coordinator")
 
 
 def draw_sequence(notes: Iterable[Note], lines_max: int) -> str:
-    """Draws the last `lines_max` messages and events as text.
+    """Returns a sequence diagram of the last `lines_max` messages and events as text.
 
-    The user, storage, the coordinator and each task have a lane, and time goes down. Consecutive frames of data on one
-    channel share a line. Tasks beyond `LANES_MAX` have no lane.
+    The user, storage, the coordinator and each task have a column, and time increases downwards. Consecutive data
+    frames of one channel share a line. Tasks beyond `LANES_MAX` have no column.
     """
     rows = _merged(notes)
     left_out = max(0, len(rows) - lines_max)
@@ -138,7 +138,7 @@ def draw_sequence(notes: Iterable[Note], lines_max: int) -> str:
 
 
 def _merged(notes: Iterable[Note]) -> list[tuple[int, object, object, str]]:
-    """Returns messages with their text. Consecutive frames of data alone on one channel become one row."""
+    """Returns the messages with their text. Consecutive frames of one channel that contain only data become one row."""
     rows: list[tuple[int, object, object, str]] = []
     counts: dict[int, tuple[int, int]] = {}
     for note in notes:

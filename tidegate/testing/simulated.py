@@ -1,4 +1,4 @@
-"""Runs a pipeline of your own under seeded faults, in virtual time, and checks whether it stays exactly-once.
+"""Runs your pipeline in virtual time with random faults, and checks that its results are exactly-once.
 
     from tidegate.testing import Faults, simulate
 
@@ -10,11 +10,11 @@
     assert report.ok, report
 
 The pipeline runs twice: first without faults, as the reference, and then with them. Both runs must leave the same rows
-in every table and collected stream. The order of rows does not matter. Of an upsert table the newest row of each key
-counts. Meanwhile an oracle checks the invariants of the protocol.
+in every table and collected stream. The order of rows does not matter. In an upsert table only the newest row of each
+key counts. During the runs an oracle checks the invariants of the protocol.
 
 The output must therefore not depend on how rows are batched. Write running aggregates (`emit="update"`) to an upsert
-table. Where rows differ, the pipeline runs without faults under other schedules. If its rows differ there too, the
+table. If rows differ, the pipeline also runs without faults under other schedules. If its rows differ there too, the
 report has `order_dependence` and no violation.
 """
 
@@ -57,15 +57,15 @@ SMALL_BUFFERS = BufferLimits(
 )
 SETTLE_MS_MIN = 300_000
 SETTLE_FACTOR = 20
-"""A job must end within this many times the duration of the reference run after the last fault, and is given at least
-SETTLE_MS_MIN.
+"""A job must end within this many times the duration of the reference run after the last fault.
 
-Its tasks may be up to 40 times slower, and it may have to start again from the beginning.
+It always gets at least SETTLE_MS_MIN. Its tasks may be up to 40 times slower, and it may have to start again from the
+beginning.
 """
 
 
 class SimulatedPipeline:
-    """Runs a pipeline with many seeds. The reference run without faults is made only once."""
+    """Runs a pipeline with many seeds. The reference run without faults happens only once."""
 
     def __init__(
         self,
@@ -91,11 +91,12 @@ class SimulatedPipeline:
         """Result of `order_dependence` in a tuple, or None before the first call."""
 
     def run(self, seed: int, faults: Faults | None = None, protocol: Protocol | None = None) -> SimulationReport:
-        """Runs one seed. If an invariant is violated, returns the shortest run that shows the violation.
+        """Runs one seed and returns its report. If an invariant is violated, that is the shortest run that shows the
+        violation.
 
-        Output that differs without any fault is not a violation. The report then has `order_dependence`.
+        Output that differs even without faults is not a violation. The report then has `order_dependence`.
 
-        Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
+        Raises the errors of `build`, and ConfigurationError if the pipeline does not finish without faults.
         """
         faults = faults if faults is not None else Faults()
         report = self._run(seed, faults, protocol)
@@ -155,11 +156,11 @@ def simulate(
 ) -> SimulationReport:
     """Runs the pipeline of `build` under faults and returns a report.
 
-    The same seed gives the same run. `build(env)` makes the streams. They end in tables, which exist only in the
-    simulation, under any URL, or they are collected. To try many seeds, make a `SimulatedPipeline`, which makes the
+    The same seed gives the same run. `build(env)` creates the streams. They end in tables, which exist only in the
+    simulation, under any URL, or they are collected. To try many seeds, use a `SimulatedPipeline`, which needs the
     reference run only once.
 
-    Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
+    Raises the errors of `build`, and ConfigurationError if the pipeline does not finish without faults.
     """
     pipeline = SimulatedPipeline(build, parallelism=parallelism, checkpoints=checkpoints, options=options)
     return pipeline.run(seed, faults, protocol)
@@ -173,7 +174,7 @@ SCHEDULES = (
     (2, "0ms..1s"),
     (5, "0ms..10s"),
 )
-"""Rows that a source emits at a time and message delays, for each schedule."""
+"""How many rows a source emits at a time and the range of message delays, for each schedule."""
 _ROWS_SHOWN_MAX = 3
 
 _RowsByEdge = dict[int, Counter[str]]
@@ -183,7 +184,7 @@ def order_dependence(setting: JobSetting) -> str | None:
     """Compares the output of runs without faults under several schedules.
 
     Faults change when rows arrive and how they are batched. If the output depends on that, it also differs without
-    faults under other delays and batch sizes, and tidegate is not at fault.
+    faults under other delays and batch sizes, and then the pipeline is the cause, not tidegate.
 
     Returns a text that names the table and the step from which the difference comes, or None if all runs agree. Runs
     that violate an invariant or do not finish are skipped.
@@ -223,7 +224,7 @@ def _run(setting: JobSetting, number: int, schedule: tuple[int, str] | None) -> 
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns the rows of a batch. Columns are numbered, because two may have the same name."""
+    """Returns the rows of a batch. Columns have numbers as names, because two columns may have the same name."""
     names = [str(number) for number in range(batch.num_columns)]
     rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(batch.columns, names).to_pylist()
     return rows
@@ -250,7 +251,10 @@ def _difference(first: tuple[JobRun, _RowsByEdge], other: tuple[JobRun, _RowsByE
 
 
 def _first_step(graph: JobGraph, vertex: JobVertex, differing: set[int]) -> JobVertex:
-    """Returns the vertex from which a difference comes: no edge into it differs. `differing` are indices of edges."""
+    """Returns the vertex that causes a difference: the edges into it do not differ.
+
+    `differing` are indices of edges.
+    """
     seen = {vertex.vertex}
     while True:
         before = [
@@ -292,10 +296,10 @@ RUNS_MAX = 40
 
 
 def shortest(report: SimulationReport, faults: Faults, run: Callable[[Faults], SimulationReport]) -> SimulationReport:
-    """Returns the shortest violating run of a seed that was found.
+    """Returns the shortest violating run of a seed that could be found.
 
-    Whole kinds of faults are removed first. Then the faults after the first k are removed, with k by bisection. A run
-    with fewer faults is a different run from the first removed fault on, so each candidate is run, and kept only if it
+    First, whole kinds of faults are removed. Then the faults after the first k are removed, with k by bisection. A run
+    with fewer faults is a different run from the first removed fault on. So each candidate is run, and kept only if it
     also violates an invariant. At most `RUNS_MAX` runs are made. `run` runs the seed with other faults.
     """
     best = report
@@ -327,6 +331,6 @@ def shortest(report: SimulationReport, faults: Faults, run: Callable[[Faults], S
 
 
 def _without(faults: Faults, kind: str) -> Faults:
-    """Returns a copy of the faults without one kind."""
+    """Returns a copy of the faults in which one kind never happens."""
     values = {field.name: getattr(faults, field.name) for field in fields(Faults)}
     return Faults(**{**values, kind: 0.0})

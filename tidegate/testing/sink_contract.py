@@ -1,7 +1,7 @@
-"""The contract of sinks as checks that any sink can be run against: `check_sink` and `check_committing_sink`.
+"""Checks that a sink follows the contract of sinks: `check_sink` and `check_committing_sink`.
 
-Each call uses a fresh copy of the sink, as if it ran in a process of its own. The effects of earlier calls are only in
-the system that the sink writes to. A violated rule raises AssertionError with the rows that readers saw.
+Each call uses a fresh copy of the sink, as if it ran in its own process. Earlier calls have effects only in the system
+to which the sink writes. A violated rule raises AssertionError with the rows that readers saw.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Visible = Callable[[], Iterable[Row]]
 
 
 def check_sink(sink: Sink, batches: Sequence[pa.RecordBatch], visible: Visible, *, keys: Sequence[str] = ()) -> None:
-    """Checks a `tg.Sink` that has written nothing.
+    """Checks a `tg.Sink` that has not written anything yet.
 
     - `batches`: at least two batches that the sink can write.
     - `visible`: returns the rows that readers see, in any order.
-    - `keys`: for a sink that keeps the newest row of each key. Both batches need rows of the same keys with other
-      values, so that a commit that is repeated too late can be seen.
+    - `keys`: the key columns of a sink that keeps the newest row of each key. Both batches need rows with the same keys
+      and other values, so that a commit that is repeated too late has a visible effect.
 
     Raises AssertionError if rows are visible before their commit, are lost, or are written twice.
     """
@@ -103,13 +103,13 @@ def check_sink(sink: Sink, batches: Sequence[pa.RecordBatch], visible: Visible, 
 
 
 def check_committing_sink(sink: CommittingSink, batches: Sequence[pa.RecordBatch], visible: Visible) -> None:
-    """Checks a `tg.CommittingSink` that has written nothing.
+    """Checks a `tg.CommittingSink` that has not written anything yet.
 
     - `batches`: at least two batches that the sink can write.
     - `visible`: returns the rows that readers see, in any order.
 
     The checks kill the sink after each step, repeat commits, abort a checkpoint, change the parallelism between prepare
-    and commit, and let a lost subtask commit while its successor does. Files of the sink are in memory.
+    and commit, and let a lost subtask commit at the same time as its successor. Files of the sink are in memory.
 
     Raises AssertionError if rows are visible before their commit, are lost, or are written twice.
     """
@@ -117,7 +117,7 @@ def check_committing_sink(sink: CommittingSink, batches: Sequence[pa.RecordBatch
 
 
 class _Seen:
-    """The rows that readers must see, according to the checks so far."""
+    """The rows that readers must see at this point of the checks."""
 
     def __init__(self, visible: Visible, keys: Sequence[str] = ()) -> None:
         self._visible = visible
@@ -125,7 +125,7 @@ class _Seen:
         self._expected: list[Row] = []
 
     def check(self, when: str, *more: pa.RecordBatch) -> None:
-        """Checks that readers see all rows so far, and the rows of these batches."""
+        """Checks that readers see exactly the rows so far and the rows of these batches."""
         self._expected.extend(row for batch in more for row in batch.to_pylist())
         if self._keys:
             newest = {tuple(row[key] for key in self._keys): row for row in self._expected}
@@ -145,20 +145,20 @@ def _difference(found: Sequence[Row], expected: Sequence[Row]) -> str:
 
 
 class _MemoryFiles:
-    """The files of a sink, which outlive its copies."""
+    """The files of a sink. They exist longer than its copies."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
 
     def write(self, chunks: Iterable[bytes | memoryview]) -> str:
-        """Writes a new file."""
+        """Writes a new file and returns its path."""
         data = b"".join(bytes(chunk) for chunk in chunks)
         path = f"sinks/{len(self._files):08d}"
         self._files[path] = data
         return path
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the bytes of a file."""
+        """Returns bytes of a file. Raises NotFoundError if it does not exist."""
         if path not in self._files:
             raise NotFoundError(f"there is no file {path}")
         return self._files[path][offset:][:length]
@@ -176,7 +176,7 @@ class _Check:
         self._files: dict[str, bytes] = {}
 
     def run(self) -> None:
-        """Runs all checks, each of which continues from the state after the one before."""
+        """Runs all checks. Each one continues from the state after the previous one."""
         self._nothing_before_a_commit()
         self._commits_are_repeated()
         self._aborted_checkpoint()
@@ -311,7 +311,7 @@ class _Check:
 
 
 def _late(committer: Committer, token: CommitToken, committables: Sequence[Committable]) -> None:
-    """Commits as a subtask that was lost. The system may refuse (fence) it; that error is ignored."""
+    """Commits as a lost subtask. The system may refuse the commit (fencing); that error is ignored."""
     try:
         committer.commit(token, committables)
     except Exception as error:  # noqa: BLE001 (whatever the system of the sink raises for a fenced caller)

@@ -1,7 +1,8 @@
-"""The contract of sources as checks that any source can be run against: `check_source`.
+"""Checks that a source follows the contract of sources: `check_source`.
 
-The checks read each split as tasks do: from positions that a checkpoint would hold, with readers that were elsewhere
-before, and with copies of the source as in other processes. A violated rule raises AssertionError with the split.
+The checks read each split in the same way as tasks: from positions that a checkpoint would store, with readers that
+have read elsewhere before, and with copies of the source as in other processes. A violated rule raises AssertionError
+with the split.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from tidegate.protocol.failures import interrupts
 from tidegate.storage.ids import OperatorUid
 
 SIZES = (1, 3, 1_000)
-"""The most rows of a read, in turn."""
+"""The maximum numbers of rows of a read, used one after the other."""
 READS_MAX = 10_000
 EMPTY_READS_MAX = 20
-"""A split of an unbounded source that has returned nothing this often has no more rows for now."""
+"""After this many empty reads, a split of an unbounded source has no more rows for now."""
 
 Row = dict[str, object]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A position from which a read begins, and what it returned: rows, and splits that it has found."""
+    """A position at which a read started, and the rows and new splits that it returned."""
 
     split: SourceSplit
     offset: int
@@ -48,21 +49,21 @@ class Place:
 
 
 def check_source(source: Source, *, remove: Callable[[], object] | None = None) -> list[Row]:
-    """Checks a source over an input that does not change meanwhile. Returns the rows of all its splits.
+    """Checks a source over an input that does not change during the check. Returns the rows of all its splits.
 
-    - `remove`: takes the input away, such as a file. Afterwards reads must raise an error, and must not return the end.
+    - `remove`: removes the input, such as a file. Afterwards reads must raise an error, and must not return the end.
 
     These rules are checked:
 
-    - Source and splits can be pickled, and splits have different ids.
-    - A split has the same rows whatever the size of reads, and a read returns no more rows than requested.
+    - Source and splits can be pickled, and all splits have different ids.
+    - A split has the same rows for every size of reads, and a read returns no more rows than requested.
     - From each position another reader continues with exactly the rows that were not read, also in another process, and
       after it has read other splits (rescaling).
-    - A split that has ended stays at its end. Without rows a read does not move the position.
-    - A projection has the same splits and rows, with its columns only; not checked for a source that takes filters.
+    - A split that has ended stays at its end. A read without rows does not change the position.
+    - A projection has the same splits and rows, with only its columns; not checked for a source that takes filters.
     - The source accepts its own splits when it is restored.
 
-    Raises AssertionError if the source breaks a rule, and ConfigurationError for results that a job refuses.
+    Raises AssertionError if the source breaks a rule, and ConfigurationError for results that a job would refuse.
 
     Example:
 
@@ -88,9 +89,10 @@ def check_source(source: Source, *, remove: Callable[[], object] | None = None) 
 
 
 def read_split(source: Source, reader: SourceReader, split: SourceSplit, rows_max: int, offset: int = 0) -> list[Place]:
-    """Reads a split from a position until it has ended, or has nothing. Returns the reads that returned something.
+    """Reads a split from a position until it has ended or has no more rows for now. Returns the reads that returned
+    something.
 
-    Raises AssertionError for a read that returns too much, or for a bounded split without an end.
+    Raises AssertionError for a read that returns too many rows, or for a bounded split that does not end.
     """
     spec = SourceSpec(OperatorUid("source"), "source", source)
     empty_reads = 0
@@ -115,12 +117,12 @@ def read_split(source: Source, reader: SourceReader, split: SourceSplit, rows_ma
 
 
 def rows_of(places: Sequence[Place]) -> list[Row]:
-    """Returns the rows of reads, in their order."""
+    """Returns the rows of several reads, in their order."""
     return [row for place in places if place.batch is not None for row in place.batch.to_pylist()]
 
 
 def all_splits(source: Source, reader: SourceReader) -> list[SourceSplit]:
-    """Returns the splits of a source, and the splits that they find."""
+    """Returns the splits of a source, and the splits that are found while they are read."""
     splits = list(source.splits())
     for split in splits:
         if split.rows == 0 and is_unbounded(source):
@@ -129,7 +131,7 @@ def all_splits(source: Source, reader: SourceReader) -> list[SourceSplit]:
 
 
 def _check_split(source: Source, reader: SourceReader, split: SourceSplit) -> list[Row]:
-    """Reads a split in reads of several sizes, and again from several positions. Returns its rows."""
+    """Reads a split with several sizes of reads, and again from several positions. Returns its rows."""
     whole = read_split(source, reader, split, SIZES[-1])
     expected = rows_of(whole)
     for size in SIZES:
@@ -148,7 +150,7 @@ def _check_split(source: Source, reader: SourceReader, split: SourceSplit) -> li
 
 
 def _check_interleaved(source: Source, splits: Sequence[SourceSplit], rows: Sequence[Row]) -> None:
-    """Reads a little of each split with one reader, and the rest with another one, as after rescaling."""
+    """Reads a few rows of each split with one reader, and the rest with another one, as after rescaling."""
     spec = SourceSpec(OperatorUid("source"), "source", source)
     first, second = (cloudpickle.loads(cloudpickle.dumps(source)).reader() for _ in range(2))
     found: list[Row] = []
@@ -183,7 +185,7 @@ def _check_projection(source: Source, splits: Sequence[SourceSplit], rows: Seque
 
 
 def _check_removed(source: Source, splits: Sequence[SourceSplit], remove: Callable[[], object]) -> None:
-    """Takes the input away. A split with rows must not look as if it had ended."""
+    """Removes the input. A read of a split with rows must then fail, and must not return the end."""
     before = cloudpickle.loads(cloudpickle.dumps(source)).reader()
     with_rows = [split for split in splits if rows_of(read_split(source, before, split, SIZES[-1]))]
     before.close()

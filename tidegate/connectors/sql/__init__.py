@@ -1,1 +1,3 @@
-"""Databases: PostgreSQL through ADBC, which exchanges Arrow batches, and everything else through SQLAlchemy."""
+"""Database connectors: PostgreSQL through ADBC, which exchanges Arrow batches, and other databases through
+SQLAlchemy.
+"""

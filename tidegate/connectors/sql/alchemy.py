@@ -1,8 +1,8 @@
 """Tables of SQLite, MySQL and MariaDB through SQLAlchemy.
 
 One transaction commits the rows of a subtask. It locks the rows of its tokens first (SQLite: the database), skips the
-buckets that are committed already, and inserts rows by `executemany`. These drivers take Python values, so each row is
-made one: they are far slower than PostgreSQL's COPY.
+buckets that are committed already, and inserts rows by `executemany`. Each row is converted to Python values for these
+drivers, which is far slower than PostgreSQL's COPY.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 ROWS_AT_ONCE = 5_000
-"""Rows that are Python values at one time."""
+"""Number of rows that are converted to Python values at a time."""
 
 _LOCKED = -1
-"""The checkpoint of a token that was only made to be locked."""
+"""Checkpoint id of a token row that was only inserted to be locked."""
 
 _MYSQL = ("mysql", "mariadb")
 
 
 def alchemy() -> Any:
-    """Returns the module SQLAlchemy. Raises ConfigurationError if it is not installed."""
+    """Imports and returns SQLAlchemy. Raises ConfigurationError if it is not installed."""
     return load("a table of a database", "databases", "sqlalchemy")
 
 
 def engine_of(url: str, where: str, *, writes: bool = False) -> sa.Engine:
-    """Returns an engine, which has not connected yet. Raises ConfigurationError for a URL that it cannot use."""
+    """Creates an engine, without connecting.
+
+    `where` begins error texts. Raises ConfigurationError for a URL that cannot be used.
+    """
     sa = alchemy()
     try:
         found = sa.make_url(url)
@@ -81,7 +84,7 @@ def use_utc(engine: sa.Engine) -> None:
 def _begin_at_once(engine: sa.Engine) -> None:
     """Makes SQLite lock the database when a transaction begins, as SQLAlchemy's page on pysqlite shows.
 
-    Otherwise a transaction that reads first fails where another writes meanwhile.
+    Otherwise a transaction that reads first fails if another transaction writes meanwhile.
     """
     from sqlalchemy import event
 
@@ -96,7 +99,7 @@ def _begin_at_once(engine: sa.Engine) -> None:
 
 @contextmanager
 def named_errors(where: str) -> Iterator[None]:
-    """Raises ConfigurationError instead of errors of SQLAlchemy, while a program is made."""
+    """Returns a context that converts errors of SQLAlchemy to ConfigurationErrors that begin with `where`."""
     try:
         yield
     except alchemy().exc.SQLAlchemyError as error:
@@ -105,27 +108,30 @@ def named_errors(where: str) -> Iterator[None]:
 
 @contextmanager
 def unknown_types_allowed() -> Iterator[None]:
-    """Hides the warnings about columns with types that SQLAlchemy does not support. They are reported on use."""
+    """Returns a context that hides SQLAlchemy's warnings about unsupported column types.
+
+    Such types are reported when used.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", alchemy().exc.SAWarning)
         yield
 
 
 def columns_of(engine: sa.Engine, schema: str | None, table: str) -> tuple[TableColumn, ...]:
-    """Returns the columns of a table or view. Raises NoSuchTableError of SQLAlchemy."""
+    """Returns the columns of a table or view. Raises SQLAlchemy's NoSuchTableError."""
     with unknown_types_allowed():
         found = alchemy().inspect(engine).get_columns(table, schema=schema)
     return tuple(_column(each, engine.dialect.name, None, False) for each in found)
 
 
 def reason(error: BaseException) -> str:
-    """Returns the message of the driver, without the statement and the values that SQLAlchemy adds."""
+    """Returns the driver's error message, without the statement and the values that SQLAlchemy adds."""
     return first_line(getattr(error, "orig", None) or error)
 
 
 @dataclass(frozen=True)
 class AlchemyClient(TableClient):
-    """A table of a database at a URL of SQLAlchemy."""
+    """A `TableClient` for a table of a database at a URL of SQLAlchemy."""
 
     url: str
     write: TableWrite
@@ -137,14 +143,14 @@ class AlchemyClient(TableClient):
 
     @property
     def engine(self) -> sa.Engine:
-        """Returns the engine of this process."""
+        """Returns the engine of this process, created at the first use."""
         if "engine" not in self._engines:
             self._engines["engine"] = engine_of(self.url, self.where, writes=True)
         found: sa.Engine = self._engines["engine"]
         return found
 
     def prepare(self, schema: pa.Schema, create: bool) -> TableShape:
-        """Returns the columns of the table, after all checks. Creates what is missing."""
+        """Checks the table, creates missing tables, and returns the columns and unique indexes of the table."""
         name = self.engine.dialect.name
         if name == "postgresql":
             raise ConfigurationError(f"{self.where}: use to_postgres for PostgreSQL, which is several times faster")
@@ -157,11 +163,11 @@ class AlchemyClient(TableClient):
             return self._shape()
 
     def open(self, columns: tuple[TableColumn, ...], sent: pa.Schema) -> AlchemySession:
-        """Returns a session."""
+        """Returns a session that commits rows."""
         return AlchemySession(self, columns)
 
     def tokens(self) -> sa.Table:
-        """Returns the table of tokens."""
+        """Returns SQLAlchemy's description of the table of commit tokens."""
         sa, write = alchemy(), self.write
         return sa.Table(  # type: ignore[no-any-return]
             write.token_table,
@@ -221,7 +227,7 @@ class AlchemyClient(TableClient):
         return TableShape(columns, tuple(names for names in found if names))
 
     def _collations(self) -> dict[str, str]:
-        """Returns the collations of columns of text: in SQLite of the columns of unique indexes."""
+        """Returns the collations of text columns by name. For SQLite, only columns of unique indexes are included."""
         write = self.write
         found: dict[str, str] = {}
         with self.engine.connect() as connection:
@@ -243,7 +249,9 @@ class AlchemyClient(TableClient):
         return found
 
     def _check_mysql(self, unique: set[frozenset[str]]) -> None:
-        """Raises ConfigurationError for a table without transactions, and for a second unique index of an upsert."""
+        """Raises ConfigurationError for a table without transactions, and for an upsert table with another unique
+        index.
+        """
         write = self.write
         sql = (
             "SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES WHERE (TABLE_NAME = :name AND TABLE_SCHEMA = "
@@ -266,13 +274,13 @@ class AlchemyClient(TableClient):
 
 
 class AlchemySession(TableSession):
-    """Commits to one table."""
+    """A connection through SQLAlchemy that commits rows to one table."""
 
     def __init__(self, client: AlchemyClient, columns: tuple[TableColumn, ...]) -> None:
         self._client, self._columns = client, columns
 
     def commit(self, key: CommitKey, buckets: Set[int], files: Files) -> None:
-        """Writes rows and tokens in one transaction."""
+        """Writes rows and tokens in one transaction, for buckets without a token of this or a later checkpoint."""
         exc = alchemy().exc
         where = self._client.where
         try:
@@ -293,7 +301,7 @@ class AlchemySession(TableSession):
             raise DatabaseError(f"{where}: {reason(error)}") from error
 
     def close(self) -> None:
-        """Disconnects."""
+        """Closes all connections of the engine."""
         self._client.engine.dispose()
 
     def _set_up(self, connection: sa.Connection) -> None:
@@ -304,7 +312,7 @@ class AlchemySession(TableSession):
             connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}")
 
     def _locked(self, connection: sa.Connection, key: CommitKey, buckets: Set[int]) -> frozenset[int]:
-        """Locks the tokens, and stores the new ones. Returns the buckets that have not been committed."""
+        """Locks the token rows, and stores the new tokens. Returns the buckets that were not committed yet."""
         sa, tokens = alchemy(), self._client.tokens()
         names = {"sink": key.sink, "job_id": key.job_id}
         made = [{**names, "bucket": bucket, "checkpoint_id": _LOCKED} for bucket in sorted(buckets)]
@@ -318,7 +326,7 @@ class AlchemySession(TableSession):
         return missing
 
     def _merge(self, connection: sa.Connection, batch: pa.RecordBatch) -> None:
-        """Applies the rows of one file. With keys each key occurs once in it."""
+        """Applies the rows of one file. With keys, each key occurs only once in a file."""
         sa, write = alchemy(), self._client.write
         columns = [sa.Column(column.name, bound_type(column)) for column in self._columns]
         table = sa.Table(write.table, sa.MetaData(), *columns, schema=write.schema)
@@ -337,7 +345,7 @@ class AlchemySession(TableSession):
 
 
 def _python_rows(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
-    """Yields rows as Python values. Times with a zone are in UTC, without their zone."""
+    """Yields lists of rows as Python values. Timestamps with a zone are converted to UTC without a zone."""
     arrays = [
         column.cast(pa.timestamp(column.type.unit)) if pa.types.is_timestamp(column.type) and column.type.tz else column
         for column in batch.columns
@@ -348,7 +356,7 @@ def _python_rows(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
 
 
 def _insert(connection: sa.Connection, table: sa.Table, keys: Iterable[str], on_conflict: str) -> Any:
-    """Returns the statement that inserts rows."""
+    """Returns the INSERT statement for rows. `on_conflict` is "error", "ignore" or "update"."""
     keys = list(keys)
     changed = [column.name for column in table.columns if column.name not in keys]
     if connection.dialect.name == "sqlite":
@@ -375,7 +383,7 @@ def _insert(connection: sa.Connection, table: sa.Table, keys: Iterable[str], on_
 
 
 def bound_type(column: TableColumn) -> Any:
-    """Returns the type by which SQLAlchemy passes values to the driver, which takes most of them as they are."""
+    """Returns the SQLAlchemy type with which values of a column are passed to the driver."""
     sa = alchemy()
     kinds = {"naive": sa.DateTime, "zoned": sa.DateTime, "date": sa.Date, "time": sa.Time, "binary": sa.LargeBinary}
     return kinds.get(column.accepts or "", sa.types.NullType)()
@@ -388,7 +396,7 @@ def _is_plain_unique(index: Any) -> bool:
 
 
 def _column(found: Any, dialect: str, collation: str | None, is_key: bool) -> TableColumn:
-    """Returns a column as SQLAlchemy has found it."""
+    """Converts SQLAlchemy's description of a column to a `TableColumn`."""
     sa = alchemy()
     data_type = found["type"]
     text = str(data_type.compile()) if not isinstance(data_type, sa.types.NullType) else "unknown"
@@ -432,7 +440,9 @@ def _limits(arrow: pa.DataType | None) -> tuple[int, int] | None:
 
 
 def _accepted(data_type: Any, dialect: str) -> tuple[Any, pa.DataType | None, int | None]:
-    """Returns the kind of Arrow types, the type in which values are sent, and the most characters."""
+    """Returns the accepted kind of Arrow types, the Arrow type in which values are sent, and the maximum number of
+    characters.
+    """
     sa = alchemy()
     of_mysql = dialect in _MYSQL
     unsigned = bool(getattr(data_type, "unsigned", False))
@@ -471,7 +481,7 @@ def _accepted(data_type: Any, dialect: str) -> tuple[Any, pa.DataType | None, in
 
 
 def _type_for(data_type: pa.DataType, dialect: str, is_key: bool) -> Any:
-    """Returns the type of a new column for values of an Arrow type, None if there is none."""
+    """Returns SQLAlchemy's type for a new column with values of an Arrow type, or None if there is none."""
     sa = alchemy()
     from sqlalchemy.dialects import mysql
 

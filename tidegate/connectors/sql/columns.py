@@ -1,11 +1,11 @@
-"""Columns of a table of a database, and rows in the form in which they are sent to it.
+"""Describes columns of database tables, and converts rows to the types that are sent to the database.
 
 Rules:
 
-- Whether a column of a stream fits a column of the table is decided by the types alone, when the program is made.
+- When the program is created, the types decide whether a column of a stream fits a column of the table.
 - Values are checked before rows are written to checkpoint storage (`conform`). A commit happens after its checkpoint
-  completed, so a value that the database refuses by then would block the job for good. What only the database can check
-  (unique indexes, foreign keys, CHECK) still fails at the commit.
+  completed, so a value that the database refuses then would block the job permanently. Constraints that only the
+  database can check (unique indexes, foreign keys, CHECK) still fail at the commit.
 - No value is changed silently: a number that does not fit, digits that a decimal lacks and fractions of a second that a
   column cannot store are errors.
 """
@@ -34,24 +34,27 @@ Format = Literal["json", "uuid"]
 _UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _ESCAPED_NUL = r"(^|[^\\])(\\\\)*\\u0000"
 UUID_OF_A_KEY = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
-"""Two spellings of one key would count as two keys here, and as one in the database."""
+"""Matches UUIDs in lower case, the only accepted spelling in keys.
+
+Two spellings of one UUID would be two keys here, and one in the database.
+"""
 _DECIMAL128_DIGITS_MAX = 38
 _DECIMAL256_DIGITS_MAX = 76
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table.
+    """A column of a database table.
 
     - `type_text`: its type as the database writes it.
     - `accepts`: the kind of Arrow types that it accepts, None if tidegate cannot write it.
     - `arrow`: the type in which values are sent, None for the type of the stream (a decimal without limits).
-    - `may_be_missing`: whether rows may lack it, because it is nullable, or has a default.
+    - `may_be_missing`: whether rows may omit the column, because it is nullable, or has a default.
     - `cast`: whether values are sent as text, which the database casts to the type of the column.
-    - `why_no_key`: why it cannot be a key, None if it can.
-    - `limits`: the least and the greatest value as integers of `arrow`, for dates and timestamps. `years`: the same
+    - `why_no_key`: why the column cannot be a key, None if it can.
+    - `limits`: the minimum and the maximum value as integers of `arrow`, for dates and timestamps. `years`: the same
       in words.
-    - `no_nan`, `no_infinity`: the database has no such floats. SQLite would store a null for NaN.
+    - `no_nan`, `no_infinity`: the database cannot store such floats. SQLite would store a null for NaN.
     """
 
     name: str
@@ -70,7 +73,7 @@ class TableColumn:
     no_infinity: bool = False
     why_no_key: str | None = None
     why_not: str | None = None
-    """Why rows cannot have it, for example because the database computes it."""
+    """Why rows cannot write the column, for example because the database computes it. None if they can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class TableShape:
 def chosen_columns(where: str, place: str, shape: TableShape, schema: pa.Schema) -> tuple[TableColumn, ...]:
     """Returns the columns of the table for the columns of a stream, in the order of the stream.
 
-    Raises ConfigurationError that names every column that does not fit.
+    Raises ConfigurationError, which names every column that does not fit.
     """
     by_name = {column.name: column for column in shape.columns}
     wrong, chosen = [], []
@@ -138,7 +141,7 @@ def check_keys(where: str, place: str, shape: TableShape, columns: Sequence[Tabl
 
 
 def kind_of(data_type: pa.DataType) -> str:
-    """Returns the kind of an Arrow type, "nested" for types with parts, "other" for the rest."""
+    """Returns the kind of an Arrow type (see `Accepts`), "nested" for nested types, "other" for other types."""
     types, found = pa.types, decoded_type(data_type)
     for kind, is_kind in _KINDS:
         if getattr(types, is_kind)(found):
@@ -197,7 +200,7 @@ def _advice(kind: str, accepts: Accepts) -> str:
 
 
 def conform(batch: pa.RecordBatch, columns: Sequence[TableColumn], keys: frozenset[str], where: str) -> pa.RecordBatch:
-    """Returns the rows in the types that are sent to the database. Further columns of the batch are dropped.
+    """Returns the batch with `columns`, cast to the types that are sent to the database. Other columns are dropped.
 
     Raises ConfigurationError, with column and value, for a value that the column of the table cannot store.
     """
@@ -206,12 +209,12 @@ def conform(batch: pa.RecordBatch, columns: Sequence[TableColumn], keys: frozens
 
 
 def sent_schema(schema: pa.Schema, columns: Sequence[TableColumn]) -> pa.Schema:
-    """Returns the columns of `conform` for rows of a schema."""
+    """Returns the schema of the batches that `conform` returns for rows of `schema`."""
     return pa.schema([(column.name, sent_type(schema.field(column.name).type, column)) for column in columns])
 
 
 def sent_type(given: pa.DataType, column: TableColumn) -> pa.DataType:
-    """Returns the type in which values of a column are sent."""
+    """Returns the Arrow type in which values of a column are sent to the database."""
     if column.arrow is not None:
         return column.arrow
     found = decoded_type(given)
@@ -219,7 +222,7 @@ def sent_type(given: pa.DataType, column: TableColumn) -> pa.DataType:
 
 
 def decimal_type(precision: int, scale: int) -> pa.DataType | None:
-    """Returns Arrow's type for decimals of a column, None if Arrow has none."""
+    """Returns the Arrow decimal type with this precision and scale, or None if Arrow has none."""
     if not 0 < precision <= _DECIMAL256_DIGITS_MAX or not 0 <= scale <= precision:
         return None
     return (pa.decimal128 if precision <= _DECIMAL128_DIGITS_MAX else pa.decimal256)(precision, scale)
@@ -257,7 +260,7 @@ def _cast(values: pa.Array, wanted: pa.DataType, column: TableColumn, where: str
 
 
 def _first_unfit(values: pa.Array, wanted: pa.DataType) -> object:
-    """Returns the first value that cannot be cast, by halves."""
+    """Returns the first value that cannot be cast, found by binary search."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2

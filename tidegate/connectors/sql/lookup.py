@@ -1,10 +1,10 @@
-"""`DatabaseTable` names a table of a database in which a lookup join finds rows by their keys.
+"""`DatabaseTable` describes a database table in which a lookup join finds rows by their keys.
 
-When the program is made, `open_table` reads the columns of the table and makes a `KeyedTable`, which travels to the
-tasks. Each subtask opens a `LookupSession` and asks for the rows of some keys in one statement. Rules:
+When the program is created, `open_table` reads the columns of the table and returns a `KeyedTable`, which is pickled to
+the tasks. Each subtask opens a `LookupSession` and queries the rows of several keys in one statement. Rules:
 
-- Statements are bounded: at most `keys_per_query` keys and about `STATEMENT_BYTES` of them (`key_parts`).
-- Each statement sees the table as it is then. No transaction stays open between statements.
+- Statements are bounded: at most `keys_per_query` keys and about `STATEMENT_BYTES` bytes of keys (`key_parts`).
+- Each statement sees the current state of the table. No transaction stays open between statements.
 - Keys are equal if their values are exactly equal. A database may return further rows, for example where a collation
   ignores case; the join drops them. Types whose values a database pads or rounds cannot be keys.
 """
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 WHERE = "lookup_join"
 KEYS_PER_QUERY_MAX = 30_000
 STATEMENT_BYTES = 4 << 20
-"""Statements have about this many bytes of keys at most, unless one key alone has more."""
+"""Approximate limit of the bytes of keys in a statement, unless one key is larger."""
 
 _PARAMETERS_MAX = 30_000
-"""SQLite allows 32,766 parameters in a statement, MySQL 65,535."""
+"""Maximum number of parameters in a statement. SQLite allows 32,766, MySQL 65,535."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ class DatabaseTable:
     Rows are read by queries for the keys of a batch, so the table may be larger than memory, and needs an index on the
     keys. Needs `pip install 'tidegate[databases]'`; see `docs/databases.md`.
 
-    - `address`: for PostgreSQL an address of libpq, such as "postgresql://user@host/database", else a URL of
-      SQLAlchemy for SQLite, MySQL or MariaDB, such as "sqlite:////folder/file.db".
+    - `address`: for PostgreSQL an address of libpq, such as "postgresql://user@host/database", else a URL of SQLAlchemy
+      for SQLite, MySQL or MariaDB, such as "sqlite:////folder/file.db".
     - `table`: a name, or "schema.table".
     - `columns`: the columns to read, with the keys; by default all.
     - `schema`: types of columns whose types the database does not limit, such as numeric without a precision.
-    - `cache_ttl`: how long the rows of a key are used again, also that it has none; a duration. By default each batch
-      reads its keys anew.
-    - `cache_rows`: the most rows in the cache of each subtask. A key without rows counts as one.
-    - `keys_per_query`: the most keys of a query.
+    - `cache_ttl`: how long the rows of a key are cached (also that a key has no rows), a duration. By default nothing
+      is cached.
+    - `cache_rows`: maximum number of rows in the cache of each subtask. A key without rows counts as one row.
+    - `keys_per_query`: maximum number of keys in a query.
     - `retry_for`: how long a query is repeated when the database does not answer, a duration; then the task fails.
 
     Example:
@@ -103,7 +103,7 @@ class LookupLimits:
 
 
 def lookup_limits(given: DatabaseTable) -> LookupLimits:
-    """Returns the limits of a lookup. Raises ConfigurationError."""
+    """Parses and checks the limits of a lookup. Raises ConfigurationError."""
     ttl_ms = None
     if given.cache_ttl is not None:
         ttl_ms = parse_duration_ms(given.cache_ttl, setting="DatabaseTable(cache_ttl=...)")
@@ -120,24 +120,24 @@ def lookup_limits(given: DatabaseTable) -> LookupLimits:
 
 
 class LookupSession(ABC):
-    """A connection that reads rows by keys. It connects with its first statement, and again after an error."""
+    """A database connection that reads rows by keys. It connects at its first query, and again after an error."""
 
     @abstractmethod
     def rows(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
-        """Returns the rows with these keys, in no order, with columns of the table. Keys are distinct, without null.
+        """Returns the rows with these keys, in any order. Keys must be distinct and not null.
 
-        Raises DatabaseError for a failure that may pass, and ConfigurationError for one that repeats, and if there are
-        more than `rows_max` rows.
+        Raises DatabaseError for a temporary failure, and ConfigurationError for a permanent one, and if there are more
+        than `rows_max` rows.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Disconnects."""
+        """Closes the connection."""
 
 
 @dataclass(frozen=True)
 class KeyedTable(ABC):
-    """The columns of a table that a lookup reads, with their types. It travels to the tasks with the program."""
+    """A database table with the columns that a lookup reads. It is pickled with the program."""
 
     address: str
     place: tuple[str | None, str]
@@ -146,7 +146,7 @@ class KeyedTable(ABC):
 
     @property
     def where(self) -> str:
-        """Returns the step and the table, for errors."""
+        """Returns the name of the step and of the table, for errors."""
         return f"{WHERE}: table {_shown(self.place)}"
 
     def check_keys(self, keys: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ class KeyedTable(ABC):
                 )
 
     def why_no_key(self, column: TableColumn) -> str | None:
-        """Returns why a column cannot be a key, or None."""
+        """Returns why a column cannot be a key, or None if it can."""
         data_type = decoded_type(self.schema.field(column.name).type)
         if pa.types.is_floating(data_type):
             return "equal floats may differ in their bytes (0.0 and -0.0, NaN); use a column of integers or decimals"
@@ -169,7 +169,7 @@ class KeyedTable(ABC):
 
     @abstractmethod
     def session(self, keys: Sequence[str]) -> LookupSession:
-        """Returns a session for rows by these keys, which has not connected yet."""
+        """Returns a session that finds rows by these key columns. It has not connected yet."""
 
 
 _KEY_TYPES = (
@@ -183,7 +183,7 @@ _KEY_TYPES = (
 
 
 def open_table(given: DatabaseTable) -> KeyedTable:
-    """Returns the table, after a look at its columns. Raises ConfigurationError for one that cannot be read."""
+    """Reads the columns of the table, and returns its description. Raises ConfigurationError if it cannot be read."""
     if not isinstance(given.address, str) or not given.address:
         raise ConfigurationError(f"DatabaseTable(address={given.address!r}): give the address of a database, a string")
     place = table_name("DatabaseTable", given.table)
@@ -194,7 +194,7 @@ def open_table(given: DatabaseTable) -> KeyedTable:
 
 
 def key_parts(keys: pa.RecordBatch, keys_max: int, bytes_max: int = STATEMENT_BYTES) -> Iterator[tuple[int, int]]:
-    """Yields the ranges (first row, number of rows) in which keys are asked for."""
+    """Yields the ranges (first row, number of rows) into which keys are divided, one range for each query."""
     sizes = np.full(keys.num_rows, 8 * keys.num_columns, np.int64)
     for column in keys.columns:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -217,7 +217,7 @@ def _shown(place: tuple[str | None, str]) -> str:
 def _chosen(
     place: tuple[str | None, str], found: Sequence[TableColumn], names: Sequence[str] | None, types: pa.Schema
 ) -> tuple[TableColumn, ...]:
-    """Returns the columns to read. Raises ConfigurationError for columns that do not exist, and a missing table."""
+    """Returns the columns to read. Raises ConfigurationError for a missing table or column."""
     by_name = {column.name: column for column in found}
     if not found:
         raise ConfigurationError(f"{WHERE}: there is no table {_shown(place)}; check its name and its schema")
@@ -234,7 +234,7 @@ def _chosen(
 
 
 def _all_rows(rows: Rows, schema: pa.Schema, rows_max: int, where: str) -> pa.Table:
-    """Returns all rows of a query, and ends it."""
+    """Reads all rows of a query, and ends the query. Raises ConfigurationError for more than `rows_max` rows."""
     batches = []
     count = 0
     try:
@@ -283,7 +283,7 @@ def _postgres_table(
 
 
 def _selected(columns: Sequence[TableColumn]) -> str:
-    """Returns the columns of a SELECT. Types such as uuid, json and enums are read as text."""
+    """Returns the column list of a SELECT statement. Types such as uuid, json and enums are read as text."""
     parts = []
     for column in columns:
         name = identifier(column.name)
@@ -292,10 +292,10 @@ def _selected(columns: Sequence[TableColumn]) -> str:
 
 
 class PostgresTable(KeyedTable):
-    """A table of PostgreSQL."""
+    """A `KeyedTable` in PostgreSQL."""
 
     def why_no_key(self, column: TableColumn) -> str | None:
-        """Returns why a column cannot be a key, or None."""
+        """Returns why a column cannot be a key, or None if it can."""
         if column.type_text.startswith("character("):
             return "the database pads its values with spaces; use text or varchar"
         if column.cast and column.format != "uuid":
@@ -303,12 +303,12 @@ class PostgresTable(KeyedTable):
         return super().why_no_key(column)
 
     def session(self, keys: Sequence[str]) -> PostgresLookup:
-        """Returns a session."""
+        """Returns a session that finds rows by these key columns."""
         return PostgresLookup(self, tuple(keys))
 
 
 class PostgresLookup(LookupSession):
-    """Reads rows over one connection. Rows arrive as Arrow batches, by COPY in its binary format."""
+    """Reads rows from PostgreSQL over one connection, as Arrow batches in the binary COPY format."""
 
     def __init__(self, table: PostgresTable, keys: tuple[str, ...]) -> None:
         by_name = {column.name: column for column in table.columns}
@@ -318,7 +318,7 @@ class PostgresLookup(LookupSession):
         self._connection: PostgresConnection | None = None
 
     def rows(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
-        """Returns the rows with these keys."""
+        """Returns the rows with these keys, in any order."""
         table = self._table
         keys = _possible(keys, self._keys)
         if not keys.num_rows:
@@ -335,7 +335,7 @@ class PostgresLookup(LookupSession):
             raise
 
     def close(self) -> None:
-        """Disconnects."""
+        """Closes the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -354,7 +354,7 @@ class PostgresLookup(LookupSession):
 
 
 def _possible(keys: pa.RecordBatch, columns: Sequence[TableColumn]) -> pa.RecordBatch:
-    """Returns the keys that a row of the table can have. The server would refuse the other keys with an error."""
+    """Returns the keys without values that the server would refuse with an error, which no row can have."""
     for name, column in zip(keys.schema.names, columns, strict=True):
         values = keys.column(name)
         if column.format == "uuid":
@@ -369,7 +369,7 @@ def _possible(keys: pa.RecordBatch, columns: Sequence[TableColumn]) -> pa.Record
 
 
 def _condition(keys: pa.RecordBatch, columns: Sequence[TableColumn]) -> str:
-    """Returns the condition for rows with one of these keys. Each row is found once, however many keys are equal."""
+    """Returns the SQL condition for rows with one of these keys. Each row matches only once."""
     arrays = [_array(values, column) for values, column in zip(keys.columns, columns, strict=True)]
     epoch = "DATE '1970-01-01' + "
     shift = [epoch if pa.types.is_date32(values.type) else "" for values in keys.columns]
@@ -385,7 +385,7 @@ def _condition(keys: pa.RecordBatch, columns: Sequence[TableColumn]) -> str:
 
 
 def _array(values: pa.Array, column: TableColumn) -> str:
-    """Returns the values as an array of SQL. Dates are their days since 1970."""
+    """Returns values as an SQL array literal. Dates are written as days since 1970."""
     data_type = values.type
     if pa.types.is_date32(data_type):
         return f"'{{{','.join(map(str, values.cast(pa.int32()).to_pylist()))}}}'::integer[]"
@@ -441,15 +441,15 @@ def _found_columns(engine: sa.Engine, place: tuple[str | None, str]) -> tuple[Ta
 
 
 class AlchemyTable(KeyedTable):
-    """A table of SQLite, MySQL or MariaDB."""
+    """A `KeyedTable` in SQLite, MySQL or MariaDB."""
 
     def session(self, keys: Sequence[str]) -> AlchemyLookup:
-        """Returns a session."""
+        """Returns a session that finds rows by these key columns."""
         return AlchemyLookup(self, tuple(keys))
 
 
 class AlchemyLookup(LookupSession):
-    """Reads rows through SQLAlchemy, one Python value at a time."""
+    """Reads rows through SQLAlchemy, as Python values."""
 
     def __init__(self, table: AlchemyTable, keys: tuple[str, ...]) -> None:
         self._table = table
@@ -457,7 +457,7 @@ class AlchemyLookup(LookupSession):
         self._engine: sa.Engine | None = None
 
     def rows(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
-        """Returns the rows with these keys."""
+        """Returns the rows with these keys, in any order."""
         sa, table = alchemy(), self._table
         at_once = _PARAMETERS_MAX // keys.num_columns
         found = [table.schema.empty_table()]
@@ -480,7 +480,7 @@ class AlchemyLookup(LookupSession):
         return pa.concat_tables(found)
 
     def close(self) -> None:
-        """Disconnects."""
+        """Closes all connections of the engine."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose()

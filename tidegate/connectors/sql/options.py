@@ -1,4 +1,4 @@
-"""Settings of a program for a table of a database: mode, keys, and what happens to rows whose key exists already."""
+"""Settings of a database sink: mode, keys, and the handling of rows whose key exists already."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ WriteMode = Literal["append", "upsert"]
 OnConflict = Literal["error", "ignore", "update"]
 
 TOKEN_TABLE = "tidegate_commits"
-"""Default name of the table with the tokens of commits."""
+"""Default name of the table of commit tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """How rows are written to a table.
+    """The settings with which a sink writes to a database table.
 
     - `table`: its name, `table` or `schema.table`. `schema` is None for the default schema of the connection.
     - `deletes`: rows have the column `row_kind`, and a retracted row deletes its key.
-    - `token_table`: the table for tokens, in the same schema unless it has one of its own.
+    - `token_table`: the table of commit tokens, in the schema `token_schema`.
     """
 
     table: str
@@ -35,12 +35,12 @@ class TableWrite:
 
     @property
     def place(self) -> str:
-        """Returns the table as users write it, for errors."""
+        """Returns schema and name of the table as users write them, for errors."""
         return self.table if self.schema is None else f"{self.schema}.{self.table}"
 
     @property
     def token_place(self) -> str:
-        """Returns the table of tokens as users write it."""
+        """Returns schema and name of the table of tokens as users write them, for errors."""
         return self.token_table if self.token_schema is None else f"{self.token_schema}.{self.token_table}"
 
 
@@ -54,7 +54,7 @@ def table_write(
     *,
     deletes: bool = False,
 ) -> TableWrite:
-    """Returns the checked settings of a sink. `where` names the step in errors. Raises ConfigurationError."""
+    """Checks the settings of a sink, and returns them. `where` names the step in errors. Raises ConfigurationError."""
     if mode not in get_args(WriteMode):
         raise ConfigurationError(f'{where}: mode must be "append" or "upsert", not {mode!r}')
     if mode == "append" and keys:
@@ -89,7 +89,7 @@ def table_write(
 
 
 def table_name(where: str, table: object) -> tuple[str | None, str]:
-    """Returns schema and name of a table given as `table` or `schema.table`.
+    """Parses `table` or `schema.table`. Returns the schema (None if not given) and the name.
 
     A name with a dot is written in double quotes: `"my.table"`, `sales."my.table"`. Raises ConfigurationError.
     """
@@ -114,7 +114,7 @@ def table_name(where: str, table: object) -> tuple[str | None, str]:
 
 
 def _first_part(text: str) -> tuple[str, str, bool]:
-    """Returns the first name of a dotted name, the text behind its dot, and whether there is a dot."""
+    """Splits a dotted name. Returns its first part, the text after the dot, and whether there is a dot."""
     if not text.startswith('"'):
         name, dot, rest = text.partition(".")
         return ("" if '"' in name else name), rest, bool(dot)

@@ -4,12 +4,12 @@ One transaction commits the rows of a subtask:
 
 1. The tokens are read. Buckets that have this checkpoint's token, or a later one, are skipped.
 2. COPY sends the rows: directly into the table in mode "append", else into a temporary table.
-3. The tokens are stored. This takes the locks of their rows. If another process has stored one of them meanwhile, the
+3. The tokens are stored. This locks their rows. If another process has stored one of them meanwhile, the
    transaction is rolled back and begins anew.
 4. Rows of the temporary table replace or delete rows of the table, one file after the other, in their order.
 
-The tokens are locked after the slow part, so a process that is stopped during COPY blocks no other. One that is stopped
-later is ended by the server after `idle_in_transaction_session_timeout`.
+The tokens are locked after the slow part, so a process that hangs during COPY blocks no other process. If a process
+hangs later, the server ends its transaction after `idle_in_transaction_session_timeout`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tidegate.storage.extras import load
 log = logging.getLogger(__name__)
 
 FILE = "tidegate_file"
-"""The column of the temporary table with the number of the file that a row was in."""
+"""Name of the column in the temporary table with the number of a row's file."""
 
 STAGING = "tidegate_rows"
-"""The temporary table."""
+"""Name of the temporary table for sent rows."""
 
 _PERMANENT = ("22", "23", "42", "0A", "44")
-"""Classes of SQLSTATE that a repeated statement meets again: data, constraints, names and privileges, features."""
+"""Classes of SQLSTATE that are permanent errors: data, constraints, names and privileges, unsupported features."""
 
 _MICROS = 1_000_000
 TIMESTAMPS = (-210_866_803_200 * _MICROS, 9_224_318_016_000 * _MICROS - 1)
@@ -59,17 +59,17 @@ _COMPARED_KEY = "the database treats different texts of it as equal; use text or
 
 
 def driver() -> Any:
-    """Returns the module of ADBC's driver. Raises ConfigurationError if it is not installed."""
+    """Imports and returns ADBC's PostgreSQL driver. Raises ConfigurationError if it is not installed."""
     return load("a table of PostgreSQL", "databases", "adbc_driver_postgresql.dbapi")
 
 
 def identifier(name: str) -> str:
-    """Returns a name as SQL writes it."""
+    """Returns a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Returns a text as SQL writes it. Raises ConfigurationError for a NUL."""
+    """Returns a text as an SQL string literal. Raises ConfigurationError for a NUL character."""
     if "\0" in text:
         raise ConfigurationError(f"{text!r} contains NUL, which PostgreSQL cannot store")
     quoted = text.replace("'", "''")
@@ -77,18 +77,21 @@ def literal(text: str) -> str:
 
 
 def place_of(schema: str | None, table: str) -> str:
-    """Returns a table as SQL writes it."""
+    """Returns a table's schema and name as quoted SQL identifiers."""
     return identifier(table) if schema is None else f"{identifier(schema)}.{identifier(table)}"
 
 
 class PostgresConnection:
-    """A connection with transactions: the first statement begins one. With `autocommit` each statement is one."""
+    """A connection to PostgreSQL.
+
+    The first statement begins a transaction. With `autocommit` each statement is a transaction.
+    """
 
     def __init__(self, dsn: str, *, autocommit: bool = False) -> None:
         self._raw = driver().connect(with_timeout(dsn), autocommit=autocommit)
 
     def run(self, statement: str) -> int:
-        """Runs a statement. Returns the number of rows that it changed, -1 if that is unknown."""
+        """Executes a statement. Returns the number of rows that it changed, -1 if unknown."""
         with self._raw.cursor() as cursor:
             cursor.execute(statement)
             return int(cursor.rowcount)
@@ -101,7 +104,7 @@ class PostgresConnection:
             return found
 
     def reader(self, query: str, batch_bytes: int) -> Any:
-        """Returns a cursor with a query that was started. `fetch_record_batch` of it gives the rows."""
+        """Starts a query, and returns its cursor. The cursor's `fetch_record_batch` returns the rows."""
         import adbc_driver_postgresql
 
         cursor = self._raw.cursor()
@@ -115,7 +118,7 @@ class PostgresConnection:
         return cursor
 
     def copy(self, schema: str | None, table: str, rows: pa.RecordBatchReader, *, temporary: bool = False) -> None:
-        """Sends rows into a table, whose columns must have exactly the types of the rows."""
+        """Sends rows to a table by COPY. The table's columns must have exactly the types of the rows."""
         with self._raw.cursor() as cursor:
             cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=temporary)
 
@@ -124,16 +127,16 @@ class PostgresConnection:
         self._raw.commit()
 
     def rollback(self) -> None:
-        """Rolls the transaction back."""
+        """Rolls back the transaction."""
         self._raw.rollback()
 
     def close(self) -> None:
-        """Disconnects. An open transaction is rolled back by the server."""
+        """Closes the connection. The server rolls back an open transaction."""
         self._raw.close()
 
 
 def with_timeout(dsn: str) -> str:
-    """Returns the address with a limit for the time to connect, unless it has one."""
+    """Returns the address with a connection timeout, unless it has one."""
     if "connect_timeout" in dsn:
         return dsn
     if "://" in dsn:
@@ -149,14 +152,14 @@ def is_permanent(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class PostgresClient(TableClient):
-    """A table of PostgreSQL. `dsn` is a URL or a connection string of libpq."""
+    """A `TableClient` for a table in PostgreSQL. `dsn` is a URL or a connection string of libpq."""
 
     dsn: str
     write: TableWrite
     where: str
 
     def prepare(self, schema: pa.Schema, create: bool) -> TableShape:
-        """Returns the columns of the table, after all checks. Creates what is missing."""
+        """Checks the table, creates missing tables, and returns the columns and unique indexes of the table."""
         try:
             connection = PostgresConnection(self.dsn)
         except driver().Error as error:
@@ -179,7 +182,7 @@ class PostgresClient(TableClient):
         return shape
 
     def open(self, columns: tuple[TableColumn, ...], sent: pa.Schema) -> PostgresSession:
-        """Returns a session."""
+        """Returns a session that commits rows."""
         return PostgresSession(self, columns, sent)
 
     def _create(self, connection: PostgresConnection, schema: pa.Schema) -> None:
@@ -262,12 +265,12 @@ class PostgresClient(TableClient):
 
 
 def columns_of(connection: PostgresConnection, place: str) -> tuple[TableColumn, ...]:
-    """Returns the columns of a table or view, none if it does not exist. `place` is its name as a literal of SQL."""
+    """Returns the columns of a table or view; empty if it does not exist. `place` is its name as an SQL literal."""
     return tuple(_column(*row) for row in connection.rows(_COLUMNS.format(place=place)))
 
 
 class PostgresSession(TableSession):
-    """Commits to one table over one connection, which is opened again after every error."""
+    """Commits rows to one table over one connection, which is reopened after an error."""
 
     def __init__(self, client: PostgresClient, columns: tuple[TableColumn, ...], sent: pa.Schema) -> None:
         self._client, self._columns, self._sent = client, columns, sent
@@ -277,7 +280,7 @@ class PostgresSession(TableSession):
         self._tokens = place_of(write.token_schema, write.token_table)
 
     def commit(self, key: CommitKey, buckets: Set[int], files: Files) -> None:
-        """Writes rows and tokens in one transaction."""
+        """Writes rows and tokens in one transaction, for buckets without a token of this or a later checkpoint."""
         try:
             self._commit(key, buckets, files)
         except driver().Error as error:
@@ -297,7 +300,7 @@ class PostgresSession(TableSession):
             raise
 
     def close(self) -> None:
-        """Disconnects."""
+        """Closes the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -352,7 +355,7 @@ class PostgresSession(TableSession):
         return self._connection
 
     def _missing(self, connection: PostgresConnection, key: CommitKey, buckets: Set[int]) -> frozenset[int]:
-        """Returns the buckets that have not been committed."""
+        """Returns the buckets that have no token of this or a later checkpoint."""
         rows = connection.rows(
             f"SELECT bucket FROM {self._tokens} WHERE sink = {literal(key.sink)} AND job_id = {literal(key.job_id)} "
             f"AND checkpoint_id >= {key.checkpoint_id} AND bucket IN ({', '.join(map(str, sorted(buckets)))})"
@@ -360,7 +363,7 @@ class PostgresSession(TableSession):
         return frozenset(buckets) - {bucket for (bucket,) in rows}
 
     def _store_tokens(self, connection: PostgresConnection, key: CommitKey, buckets: Set[int]) -> bool:
-        """Stores the tokens. Returns False if another process has stored one of them, or a later one."""
+        """Stores the tokens. Returns False if another process has stored the same or a later token meanwhile."""
         values = f"{literal(key.sink)}, {literal(key.job_id)}, bucket, {key.checkpoint_id}"
         stored = connection.run(
             f"INSERT INTO {self._tokens} AS stored (sink, job_id, bucket, checkpoint_id) SELECT {values} "
@@ -386,7 +389,10 @@ class PostgresSession(TableSession):
         return count
 
     def _merge(self, connection: PostgresConnection, file: int | None) -> None:
-        """Applies the rows of one file. Each key occurs once in it. `file` is None if there is only one file."""
+        """Applies the rows of one file.
+
+        Each key occurs only once in a file. `file` is None if there is only one file.
+        """
         write = self._client.write
         place = place_of(write.schema, write.table)
         of_file = "TRUE" if file is None else f"staged.{FILE} = {file}"
@@ -431,13 +437,13 @@ _SESSION = {
 
 
 def _sent(column: TableColumn) -> str:
-    """Returns the SQL for a value of the temporary table in the type of the column."""
+    """Returns the SQL expression for a value in the temporary table, cast to the type of the column."""
     value = f"staged.{identifier(column.name)}"
     return f"CAST({value} AS {column.type_text})" if column.cast else value
 
 
 def type_in_postgres(data_type: pa.DataType) -> str | None:
-    """Returns the type that stores values of an Arrow type, None if there is none."""
+    """Returns the PostgreSQL type that stores values of an Arrow type, or None if there is none."""
     types = pa.types
     if types.is_integer(data_type):
         width = data_type.bit_width * (1 if types.is_signed_integer(data_type) else 2)
@@ -510,7 +516,7 @@ def _column(
     deterministic: bool,
     labels: Sequence[str] | None,
 ) -> TableColumn:
-    """Returns a column from a row of PostgreSQL's catalog."""
+    """Converts a row of PostgreSQL's catalog to a `TableColumn`."""
     column = TableColumn(name, type_text, None, None, nullable, nullable or has_default or bool(generated))
     if generated:
         return replace(column, why_not="is computed by the database")
@@ -552,7 +558,7 @@ def _column(
 
 
 def numeric_type(modifier: int) -> pa.DataType | None:
-    """Returns the decimal type for a modifier of numeric(precision, scale), None if Arrow has none."""
+    """Returns the Arrow type for a type modifier of numeric(precision, scale), or None if Arrow has none."""
     return decimal_type((modifier - 4) >> 16 & 0xFFFF, ((modifier - 4 & 0x7FF) ^ 1024) - 1024)
 
 

@@ -1,4 +1,5 @@
-"""`QueryClient` runs queries: `PostgresQueries` through ADBC, `AlchemyQueries` through SQLAlchemy. `Rows` decodes rows.
+"""`QueryClient` executes queries: `PostgresQueries` through ADBC, `AlchemyQueries` through SQLAlchemy. `Rows` reads the
+results.
 
 Rows have exactly the types that the program expects. A value that does not fit its type is an error.
 """
@@ -32,47 +33,47 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import plain_schema
 
 BATCH_BYTES = 4 << 20
-"""About the size of the batches that the driver of PostgreSQL makes."""
+"""Approximate size in bytes of the batches that the PostgreSQL driver returns."""
 
 ROWS_AT_ONCE = 10_000
-"""Rows that SQLAlchemy fetches at once."""
+"""Number of rows that SQLAlchemy fetches at a time."""
 
 
 def is_postgres(address: str) -> bool:
-    """Returns whether an address is one of libpq, not a URL of SQLAlchemy."""
+    """Returns whether an address is a PostgreSQL address (libpq), and not a URL of SQLAlchemy for another database."""
     return "://" not in address or address.startswith(("postgresql://", "postgres://"))
 
 
 class QueryClient(ABC):
-    """Runs queries of a database. It travels to the tasks with the program."""
+    """Executes queries in a database. It is pickled with the program."""
 
     @abstractmethod
     def schema(self, query: str) -> pa.Schema:
-        """Returns the columns of a query. Raises ConfigurationError."""
+        """Returns the columns of a query's result. Raises ConfigurationError."""
 
     @abstractmethod
     def one_row(self, query: str) -> tuple[Any, ...]:
-        """Returns the only row of a query. Raises ConfigurationError."""
+        """Executes a query that returns one row, and returns it. Raises ConfigurationError."""
 
     @abstractmethod
     def quoted(self, name: str) -> str:
-        """Returns a name of a column as SQL writes it."""
+        """Returns a column name as a quoted SQL identifier."""
 
     @abstractmethod
     def sorted_by(self, field: pa.Field) -> str:
-        """Returns the expression by which rows are sorted for one column."""
+        """Returns the SQL expression by which rows are sorted for one column."""
 
     @abstractmethod
     def batches(self, query: str, schema: pa.Schema) -> Rows:
-        """Starts a query, and returns its rows as batches of the schema."""
+        """Starts a query. Its rows are read as batches with this schema."""
 
 
 class Rows(ABC):
-    """Batches of a running query. Errors of the driver are DatabaseError, or ConfigurationError if they repeat."""
+    """Reads the result of a running query. Errors are DatabaseError, or ConfigurationError if they are permanent."""
 
     @abstractmethod
     def next(self) -> pa.RecordBatch | None:
-        """Returns the next rows, None at the end."""
+        """Returns the next rows, or None at the end."""
 
     @abstractmethod
     def close(self) -> None:
@@ -85,22 +86,22 @@ class Rows(ABC):
 _NUMBERS = ("bool", "int2", "int4", "int8", "float4", "float8")
 _TEXTS = ("text", "varchar", "bpchar", "name", "bytea", "json", "jsonb")
 _READ = frozenset([*_NUMBERS, *_TEXTS, "date", "time", "timestamp", "timestamptz"])
-"""Types of PostgreSQL whose values ADBC returns exactly."""
+"""PostgreSQL types whose values ADBC returns exactly."""
 
 
 @dataclass(frozen=True)
 class PostgresQueries(QueryClient):
-    """Queries of PostgreSQL. `given` has types for columns whose type has no limits, such as numeric."""
+    """Executes queries in PostgreSQL. `given` has the types of columns whose type is not limited, such as numeric."""
 
     dsn: str
     given: pa.Schema
     where: str
-    """The step, for errors."""
+    """The name of the step, for errors."""
     advice: str = "cast it to text in the query"
-    """The advice for a column of a type that is not supported."""
+    """Advice in the error for a column of an unsupported type."""
 
     def schema(self, query: str) -> pa.Schema:
-        """Returns the columns of a query, with the types of `given` where it names them."""
+        """Returns the columns of a query's result. Types in `given` take precedence."""
         rows = self._started(f"SELECT * FROM ({query}\n) AS part LIMIT 0")
         try:
             found = rows.reader.schema
@@ -143,7 +144,7 @@ class PostgresQueries(QueryClient):
         return given
 
     def one_row(self, query: str) -> tuple[Any, ...]:
-        """Returns the only row of a query."""
+        """Executes a query that returns one row, and returns it. Raises ConfigurationError."""
         try:
             connection = PostgresConnection(self.dsn)
             try:
@@ -159,16 +160,19 @@ class PostgresQueries(QueryClient):
             raise ConfigurationError(f"{self.where}: {first_line(error)}") from error
 
     def quoted(self, name: str) -> str:
-        """Returns a name as PostgreSQL writes it."""
+        """Returns a column name as a quoted SQL identifier."""
         return identifier(name)
 
     def sorted_by(self, field: pa.Field) -> str:
-        """Returns the column, as text in the order of bytes where it is text: json has no order of its own."""
+        """Returns the column for ORDER BY.
+
+        Text columns are sorted by bytes, and json is cast to text, because it has no order.
+        """
         column = f"part.{identifier(field.name)}"
         return f'{column}::text COLLATE "C"' if pa.types.is_string(field.type) else column
 
     def batches(self, query: str, schema: pa.Schema) -> Rows:
-        """Starts a query."""
+        """Starts a query. Its rows are read as batches with this schema."""
         try:
             return self._started(query, schema)
         except ConfigurationError as error:
@@ -191,7 +195,7 @@ class PostgresQueries(QueryClient):
 
 
 class PostgresRows(Rows):
-    """Rows of a query, which ADBC decodes from PostgreSQL's binary COPY. `on_close` is called at the end."""
+    """The result of a query as Arrow batches, which ADBC decodes from binary COPY. `close` also calls `on_close`."""
 
     def __init__(
         self, cursor: Any, schema: pa.Schema | None, where: str, on_close: Callable[[], None] | None = None
@@ -203,7 +207,7 @@ class PostgresRows(Rows):
         self.reader: pa.RecordBatchReader = cursor.fetch_record_batch()
 
     def next(self) -> pa.RecordBatch | None:
-        """Returns the next rows in the types of the schema."""
+        """Returns the next rows, cast to the schema, or None at the end."""
         assert self._schema is not None
         try:
             batch = self.reader.read_next_batch()
@@ -231,17 +235,17 @@ _READ_AS = {
     "float64": frozenset({"float32", "float64"}),
     "text": _NUMBERS_OF | {"text", "bool", "date", "time", "naive", "zoned"},
 }
-"""The kinds of types that values of a kind may be read as. Each value is then exact, or an error."""
+"""The kinds of types to which values of each kind may be converted. A value that would not be exact is an error."""
 
 
 def _is_read_as(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether values of a type keep their meaning as another. A number is no time, and a time has its zone."""
+    """Returns whether values of one type keep their meaning in another type. A number never becomes a time."""
     kind = kind_of(found)
     return kind_of(wanted) in _READ_AS.get(kind, {kind})
 
 
 def _exact(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
-    """Returns a column in its type. Raises ConfigurationError for a value that the type cannot hold."""
+    """Casts a column to the type of a field. Raises ConfigurationError for a value that the type cannot represent."""
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     try:
         check_finite(values, field.name, where)
@@ -300,15 +304,15 @@ _DAY = {"us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 
 @dataclass(frozen=True)
 class AlchemyQueries(QueryClient):
-    """Queries of a database at a URL of SQLAlchemy. Its drivers return no types, so the program gives them."""
+    """Executes queries in a database at a URL of SQLAlchemy. Its drivers return no types, so the program gives them."""
 
     url: str
     given: pa.Schema
     where: str
-    """The step, for errors."""
+    """The name of the step, for errors."""
 
     def schema(self, query: str) -> pa.Schema:
-        """Returns the given columns, after a check that the query has exactly these."""
+        """Returns the given columns, after checking that the query returns exactly these."""
         rows = self._started(f"SELECT * FROM ({query}\n) AS part WHERE 1 = 0", self.given, ConfigurationError)
         names = list(rows.result.keys())
         rows.close()
@@ -320,7 +324,7 @@ class AlchemyQueries(QueryClient):
         return self.given
 
     def one_row(self, query: str) -> tuple[Any, ...]:
-        """Returns the only row of a query."""
+        """Executes a query that returns one row, and returns it. Raises ConfigurationError."""
         rows = self._started(query, self.given, ConfigurationError)
         try:
             return tuple(rows.result.one())
@@ -328,19 +332,19 @@ class AlchemyQueries(QueryClient):
             rows.close()
 
     def quoted(self, name: str) -> str:
-        """Returns a name as this database writes it."""
+        """Returns a column name as a quoted identifier in this database's syntax."""
         quoted: str = engine_of(self.url, self.where).dialect.identifier_preparer.quote_identifier(name)
         return quoted
 
     def sorted_by(self, field: pa.Field) -> str:
-        """Returns the column, in the order of bytes where it is text."""
+        """Returns the column for ORDER BY. Text columns are sorted by bytes."""
         column = f"part.{self.quoted(field.name)}"
         if not pa.types.is_string(field.type) and not pa.types.is_large_string(field.type):
             return column
         return f"{column} COLLATE BINARY" if self.url.startswith("sqlite") else f"BINARY {column}"
 
     def batches(self, query: str, schema: pa.Schema) -> Rows:
-        """Starts a query."""
+        """Starts a query. Its rows are read as batches with this schema."""
         return self._started(query, schema, DatabaseError)
 
     def _started(self, query: str, schema: pa.Schema, failure: type[ConfigurationError | DatabaseError]) -> AlchemyRows:
@@ -365,7 +369,7 @@ class AlchemyQueries(QueryClient):
 
 
 class AlchemyRows(Rows):
-    """Rows of a query, which the driver returns as Python values. `on_close` is called at the end."""
+    """The result of a query, converted from the driver's Python values. `close` also calls `on_close`."""
 
     def __init__(self, result: Any, schema: pa.Schema, where: str, on_close: Callable[[], None] | None = None) -> None:
         self.result = result
@@ -374,7 +378,7 @@ class AlchemyRows(Rows):
         self._on_close = on_close
 
     def next(self) -> pa.RecordBatch | None:
-        """Returns the next rows."""
+        """Returns the next rows, or None at the end."""
         try:
             rows = self.result.fetchmany(ROWS_AT_ONCE)
         except alchemy().exc.SQLAlchemyError as error:
@@ -406,11 +410,11 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "zoned": (datetime.datetime,),
     "interval": (datetime.timedelta,),
 }
-"""The Python values of drivers that are read as a kind of types. Texts are read as all but binary."""
+"""The Python types of drivers' values that are accepted for each kind of types. Text is accepted for all but binary."""
 
 
 def _from_python(values: Sequence[Any], field: pa.Field, where: str) -> pa.Array:
-    """Returns Python values of a driver as a column. SQLite has times as text and booleans as numbers."""
+    """Converts a driver's Python values to a column. SQLite returns times as text and booleans as numbers."""
     kind = kind_of(field.type)
     types = {type(value) for value in values if value is not None}
     try:

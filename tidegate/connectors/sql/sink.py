@@ -1,13 +1,13 @@
 """`DatabaseSink` writes rows to a table of a database, exactly once.
 
-- A writer keeps rows in files in checkpoint storage, in the types that the database gets. With keys each file has at
-  most one row for each key, the newest, and its rows are sorted by bucket.
-- After the checkpoint completed, the committer reads the files and writes their rows and the tokens
-  `(sink, job, bucket) -> checkpoint` in one transaction. A bucket that has the token already is skipped.
+- A writer stores rows in files in checkpoint storage, in the types that are sent to the database. With keys each file
+  has at most one row for each key, the newest, and its rows are sorted by bucket.
+- After the checkpoint completed, the committer reads the files and writes their rows and the tokens `(sink, job,
+  bucket) -> checkpoint` in one transaction. A bucket that has the token already is skipped.
 
 Rows without keys may be in any bucket, so a subtask uses only its first one. Rows with keys are in the bucket of their
-key group. So a subtask that takes a key over after a rescale also takes over its rows that are not committed yet, and
-commits them before newer ones.
+key group. So a subtask that takes over a key after rescaling also takes over the key's uncommitted rows, and commits
+them before newer rows.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.user_values import value_text
 
 FILE_BYTES = 32 << 20
-"""A writer writes a file when its rows have this many bytes. A commit has one file in memory."""
+"""Size in bytes of buffered rows at which a writer writes a file. A commit has one file in memory."""
 
 _KINDS = ("+I", "+U", "-U", "-D")
 _COMES = 2
-"""Kinds before this position mark added rows."""
+"""Kinds in `_KINDS` before this index mark added rows."""
 
 _RANGE = struct.Struct("<IQQ")
-"""The rows of a bucket in a file: number of the file in its checkpoint, first row, number of rows."""
+"""Binary format of a bucket's rows in a file: number of the file in its checkpoint, first row, number of rows."""
 
 
 @dataclass(frozen=True)
 class DatabaseSink(CommittingSink):
     """A sink for rows of `schema`. `columns` are the columns of the table, in the order of the stream.
 
-    `kind_column` is the column with the kind of changes, or None.
+    `kind_column` is the column with the kind of change ("+I", "-D", …), or None.
     """
 
     client: TableClient
@@ -67,12 +67,12 @@ class DatabaseSink(CommittingSink):
 
     @property
     def accepts_changes(self) -> bool:  # type: ignore[override]
-        """Returns True if rows have the kind of a change."""
+        """Returns True if the rows have a column with the kind of change."""
         return self.kind_column is not None
 
     @property
     def sent(self) -> pa.Schema:
-        """Returns the columns of rows in files, as the database gets them."""
+        """Returns the columns of rows in files, with the types that are sent to the database."""
         sent = sent_schema(self.schema, self.columns)
         return sent if self.kind_column is None else sent.append(pa.field(DELETED, pa.bool_()))
 
@@ -93,10 +93,10 @@ def database_sink(
     kind_column: str | None = None,
     buckets: int = DEFAULT_BUCKETS,
 ) -> DatabaseSink:
-    """Returns the sink for rows of a schema, after all checks of its table. Raises ConfigurationError.
+    """Checks the table, and returns the sink for rows of a schema. Raises ConfigurationError.
 
     - `create`: whether to create the table if it does not exist.
-    - `kind_column`: the column with the kind of changes, which the table does not have.
+    - `kind_column`: the column with the kind of change, which is not written to the table.
     """
     write = client.write
     if kind_column is not None:
@@ -109,7 +109,7 @@ def database_sink(
 
 
 class DatabaseWriter(CommittingWriter):
-    """Writes the rows of one subtask to files."""
+    """Writes the rows of one subtask to files in checkpoint storage."""
 
     def __init__(self, sink: DatabaseSink, context: CommittingContext) -> None:
         self._sink, self._context = sink, context
@@ -118,11 +118,11 @@ class DatabaseWriter(CommittingWriter):
         self._bytes = 0
         self._files = 0
         self._ranges: dict[int, list[bytes]] = defaultdict(list)
-        """The rows of each bucket since the last checkpoint."""
+        """The encoded row ranges (`_RANGE`) of each bucket since the last checkpoint."""
         self._paths: dict[int, list[str]] = defaultdict(list)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Keeps rows, and writes a file when there are enough."""
+        """Buffers rows, and writes a file when the buffer is large enough."""
         if not batch.num_rows:
             return
         self._batches.append(batch)
@@ -159,7 +159,7 @@ class DatabaseWriter(CommittingWriter):
         self._files += 1
 
     def _sent_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[tuple[int, int]]]:
-        """Returns rows as they are sent, sorted by bucket, and the number of rows in each bucket."""
+        """Returns rows cast to the sent types and sorted by bucket, and the number of rows in each bucket."""
         where, columns, kinds = self._sink.client.where, self._sink.columns, self._sink.kind_column
         if not self._keys:
             rows = conform(batch, columns, frozenset(), where)
@@ -186,7 +186,7 @@ class DatabaseWriter(CommittingWriter):
         return buckets
 
     def _changes(self, batch: pa.RecordBatch, kinds: str) -> pa.RecordBatch:
-        """Returns rows with the column `DELETED`. A deleted row needs its key alone, so other columns become null."""
+        """Returns rows with the column `DELETED`. Deleted rows have nulls in all columns except the keys."""
         comes = rows_that_come(batch, kinds)
         where, columns, keys = self._sink.client.where, self._sink.columns, frozenset(self._keys)
         kept = conform(batch.filter(comes), columns, keys, where)
@@ -201,7 +201,10 @@ class DatabaseWriter(CommittingWriter):
 
 
 def rows_that_come(batch: pa.RecordBatch, kinds: str) -> NDArray[np.bool_]:
-    """Returns True for each added row of a batch of changes, False for each retracted row. Raises ValueError."""
+    """Returns True for each added row of a batch of changes, False for each retracted row.
+
+    Raises ValueError for an unknown kind.
+    """
     column = plain(batch.column(kinds))
     found = pc.index_in(column, pa.array(_KINDS, column.type))
     if found.null_count:
@@ -212,7 +215,7 @@ def rows_that_come(batch: pa.RecordBatch, kinds: str) -> NDArray[np.bool_]:
 
 
 def newest_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
-    """Returns the last row of each key, in their order."""
+    """Returns the last row of each key, in their original order."""
     import polars as pl
 
     frame = pl.DataFrame(pa.table({name: batch.column(name) for name in keys}))
@@ -222,13 +225,13 @@ def newest_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
 
 
 class DatabaseCommitter(Committer):
-    """Commits what one subtask has prepared."""
+    """Commits the rows that one subtask has prepared."""
 
     def __init__(self, uid: str, files: SinkFiles, session: TableSession, sink: DatabaseSink) -> None:
         self._uid, self._files, self._session, self._sink = uid, files, session, sink
 
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
-        """Writes the rows of the buckets that are not committed yet, and their tokens."""
+        """Writes the rows and tokens of buckets that are not committed yet."""
         by_bucket: dict[int, list[Committable]] = defaultdict(list)
         for committable in committables:
             by_bucket[committable.bucket].append(committable)
@@ -248,11 +251,11 @@ class DatabaseCommitter(Committer):
             self._session.commit(key, by_bucket.keys(), files)
 
     def close(self) -> None:
-        """Disconnects."""
+        """Closes the database session."""
         self._session.close()
 
     def _rows(self, path: str, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
-        """Returns ranges of the rows of a file."""
+        """Reads the given ranges (first row, number of rows) of a file."""
         with pa.ipc.open_stream(pa.py_buffer(self._files.read(path))) as stream:
             rows = one_batch(stream.read_all(), path)
         sent = self._sink.sent

@@ -1,10 +1,10 @@
-"""`SqlSource`: the rows of a query, read in ranges of a column, which subtasks share.
+"""`SqlSource`: reads the rows of a query in ranges of a column, which are distributed over subtasks.
 
 A split is a range of the values of `partition_by`. The ranges cover every value, so each row is in exactly one of them.
 Rules:
 
-- A query has no order, and positions need one. So rows of a range are sorted by the partition column and then by all
-  other columns. Rows that are equal in all of them are interchangeable.
+- Positions need a fixed order of rows. So rows of a range are sorted by the partition column and then by all other
+  columns. Rows that are equal in all columns are interchangeable.
 - A range is read by one statement, and so sees one state of the table. Ranges are read at different times: rows that
   move to another range meanwhile may be missed or read twice. Read a table, or select rows, that do not change.
 - A position contains the number of rows and the sum of their hashes. A reader that continues there, after a failure or
@@ -35,10 +35,10 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 @wire
 @dataclass(frozen=True, slots=True)
 class RangePosition:
-    """A range of values, and the rows of it that were read. `low` and `high` are literals of SQL; None is no limit.
+    """A range of the partition column, and the position in it. `low` and `high` are SQL literals; None is no limit.
 
-    `low` is the first value, `high` is the first value of the next range. `digest` is the sum of the hashes of the
-    rows, modulo 2^64.
+    `low` is the first value, `high` is the first value of the next range. `rows` rows were read, and `digest` is the
+    sum of their hashes, modulo 2^64.
     """
 
     low: str | None
@@ -65,7 +65,10 @@ class SqlSource:
         )
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError for splits of another source. A restored job reads the ranges of its first run."""
+        """Raises ConfigurationError for splits of a checkpoint that another kind of source wrote.
+
+        A restored job reads the ranges that were chosen at its first submission.
+        """
         if strange := [s.split_id for s in splits if s.payload and not isinstance(decode(s.payload), RangePosition)]:
             raise ConfigurationError(
                 f"its split {strange[0]!r} is not a range of a query; give the source of the checkpoint, or start "
@@ -77,7 +80,7 @@ class SqlSource:
         return SqlReader(self)
 
     def statement(self, part: RangePosition) -> str:
-        """Returns the query for the rows of a range, in their order."""
+        """Returns the SQL query for the rows of a range, with ORDER BY."""
         client = self.client
         names = ", ".join(f"part.{client.quoted(name)}" for name in self.schema.names)
         first = [] if self.partition_by is None else [self.partition_by]
@@ -101,12 +104,12 @@ class SqlReader:
     def __init__(self, source: SqlSource) -> None:
         self._source = source
         self._open: tuple[str, RangePosition] | None = None
-        """The range that is being read, and the position after the rows that were returned."""
+        """The id of the range that is being read, and the position after the rows that were returned."""
         self._rows: Rows | None = None
         self._held: pa.RecordBatch | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns the next rows of a range. Raises ConfigurationError if its earlier rows have changed."""
+        """Returns the next rows of a range. Raises ConfigurationError if the rows before the position have changed."""
         position = decode(split.payload)
         assert isinstance(position, RangePosition)
         if self._open != (split.split_id, position):
@@ -149,7 +152,7 @@ class SqlReader:
             )
 
     def _next(self, rows_max: int) -> pa.RecordBatch | None:
-        """Returns the next rows, at most `rows_max`, or None at the end."""
+        """Returns the next rows, up to `rows_max`, or None at the end."""
         assert self._rows is not None
         while self._held is None or not self._held.num_rows:
             self._held = self._rows.next()
@@ -160,14 +163,14 @@ class SqlReader:
 
 
 def _digest(batch: pa.RecordBatch) -> int:
-    """Returns the sum of the hashes of rows, which does not depend on how they are cut into batches."""
+    """Returns the sum of the hashes of rows, which does not depend on their division into batches."""
     return int(np.sum(hash_columns(batch, batch.schema.names), dtype=np.uint64))
 
 
 def ranges_of(
     client: QueryClient, query: str, schema: pa.Schema, partition_by: str, count: int
 ) -> tuple[RangePosition, ...]:
-    """Returns ranges that cover all values of a column. Raises ConfigurationError for a column with nulls.
+    """Divides all values of a column into up to `count` ranges. Raises ConfigurationError for a column with nulls.
 
     The first and the last range have no limit, so rows that are added outside later are in one of them.
     """
@@ -190,7 +193,7 @@ def ranges_of(
 
 
 def check_partition_column(client: QueryClient, schema: pa.Schema, partition_by: str) -> None:
-    """Raises ConfigurationError unless the column exists, and has a type that can be cut into ranges."""
+    """Raises ConfigurationError unless the column exists, and has a type that can be divided into ranges."""
     if partition_by not in schema.names:
         raise ConfigurationError(
             f"from_sql: there is no column {partition_by!r} for partition_by; it has {schema.names}; name one of these"
@@ -202,7 +205,7 @@ def check_partition_column(client: QueryClient, schema: pa.Schema, partition_by:
 
 
 def sql_source(address: str, query: str, given: pa.Schema, partition_by: str | None, count: int) -> SqlSource:
-    """Returns the source of a query. Connects to check it, and to choose ranges. Raises ConfigurationError."""
+    """Creates the source of a query. Connects to check the query and to choose ranges. Raises ConfigurationError."""
     if not isinstance(query, str) or not query.strip():
         raise ConfigurationError(f"from_sql: query={query!r}; give a SELECT")
     if " " not in query.strip():
@@ -224,7 +227,9 @@ def sql_source(address: str, query: str, given: pa.Schema, partition_by: str | N
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Raises ConfigurationError for columns whose rows cannot be compared after a failure."""
+    """Raises ConfigurationError for duplicate names, and for types whose values cannot be hashed and compared after
+    a failure.
+    """
     if len(set(schema.names)) < len(schema.names):
         raise ConfigurationError(f"from_sql: the query has two columns of one name: {schema.names}; name them by AS")
     for field in schema:
@@ -236,7 +241,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def _literals(data_type: pa.DataType) -> Callable[[int], str]:
-    """Returns the function that writes a number as a literal of a type of partition columns."""
+    """Returns a function that converts a number to an SQL literal of the partition column's type."""
     types = pa.types
     if types.is_integer(data_type):
         return str
@@ -252,7 +257,7 @@ def _literals(data_type: pa.DataType) -> Callable[[int], str]:
 
 
 def _as_number(value: object) -> int:
-    """Returns a value of a partition column as an integer: days or microseconds since 1970."""
+    """Converts a value of a partition column to an integer: itself, or days or microseconds since 1970."""
     if isinstance(value, datetime.datetime):
         naive = value if value.tzinfo is None else value.astimezone(datetime.UTC).replace(tzinfo=None)
         return (naive - _EPOCH) // datetime.timedelta(microseconds=1)

@@ -1,1 +1,1 @@
-"""DataFrames as sources, staged in files that replay exactly, and tables as DataFrames."""
+"""DataFrames as sources, staged in files that can be replayed exactly, and tables as DataFrames."""

@@ -1,16 +1,17 @@
 """Checks a simulated job from outside against the invariants of `docs/architecture.md`.
 
-`job_observer.py` observes the job and passes everything on to `job_oracle.py` and to the oracles of single subjects.
+`job_observer.py` observes the job, and forwards its observations to `job_oracle.py` and to the oracles of single
+topics.
 """
 
 from __future__ import annotations
 
 
 class InvariantViolated(Exception):
-    """An invariant does not hold. `number` is its number in `docs/architecture.md`.
+    """Raised if an invariant does not hold. `number` is its number in `docs/architecture.md`.
 
-    The class is not one of tidegate's errors. The oracle that watches storage raises it in the middle of an effect, and
-    effects turn tidegate's errors into events, after which the job would continue.
+    The class does not derive from TidegateError. The oracle that watches storage raises it during an effect, and
+    drivers convert tidegate's errors to events, after which the job would continue.
     """
 
     def __init__(self, number: int, message: str) -> None:

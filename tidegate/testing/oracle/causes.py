@@ -1,12 +1,12 @@
 """Checks that a coordinator logs before it acts, and that each event of the log names its cause (invariant 8).
 
 A crash between an action and its log entry is rare in a run, and damage from it is rarer still. So `Ledger` checks each
-instruction: the event from which the machine derived it must be in the log, because a successor
-would otherwise miss it. The instruction must also carry the number of that event.
+instruction: the event from which the state machine derived the instruction must be in the log, because a successor
+would otherwise miss the instruction. The instruction must also have the number of that event.
 
-Drivers find causes by the names of orders. `CausesOracle` uses what was observed: which instruction was carried out
-when I/O or a timer started, from which event it followed, and from which events tasks received the orders that they
-answer. Rules:
+Drivers find causes by the names of orders. `CausesOracle` uses observations instead: which instruction was executed
+when I/O or a timer started, from which event it followed, and from which events the orders followed that tasks answer.
+Rules:
 
 - The events of a log are numbered without gaps, over all coordinators.
 - An event names a cause that is in an earlier entry of the log.
@@ -38,7 +38,7 @@ from tidegate.storage.ids import EventId
 from tidegate.testing.oracle import InvariantViolated
 
 ORDERS_MAX = 2 * CHECKPOINTS_MAX
-"""Number of remembered orders to tasks, of each kind. It is more than drivers remember."""
+"""Number of remembered orders to tasks, of each kind. Drivers remember fewer."""
 _Told = tuple[str, int]
 """The kind of an order to tasks, with its attempt, checkpoint or generation."""
 _WITHOUT = (
@@ -50,26 +50,30 @@ _WITHOUT = (
     co.ProcessGivenUp,
     co.StorageWentAway,
 )
-"""Classes of events that do not answer an order."""
+"""Classes of events that are not an answer to an order."""
 
 
 class CausesOracle:
-    """Checks the causes of one job, over all of its coordinators."""
+    """Checks the causes of the logged events of one job, over all of its coordinators."""
 
     def __init__(self) -> None:
         self._told: dict[str, dict[int, set[int]]] = {"deploy": {}, "trigger": {}, "complete": {}, "ask": {}}
-        """Events from which orders to tasks followed, by kind of order and by attempt, checkpoint or generation."""
+        """Numbers of the events from which orders to tasks followed, by kind of order and by attempt, checkpoint or
+        generation.
+        """
         self._unsent: dict[int, set[int]] = {}
-        """Events from which the notification of a complete checkpoint followed, sent or not, by checkpoint."""
+        """Numbers of the events from which the notification of a complete checkpoint followed, sent or not, by
+        checkpoint.
+        """
         self._hooks: dict[int, int] = {}
-        """For each checkpoint with hooks, the number of the event that the hooks were triggered."""
+        """For each checkpoint with master hooks, the number of the event that the hooks were triggered."""
         self._next_index = self._next_event = 0
         """Number of the next entry and of the next event, as far as observed."""
         self._went_away: int | None = None
-        """Number of the newest event that storage went away."""
+        """Number of the newest event that reports an outage of storage."""
 
     def carried_out(self, number: int, instruction: do.CoordinatorInstruction) -> None:
-        """Observes that an instruction is carried out, which follows from event `number`."""
+        """Records that an instruction is executed, which follows from event `number`."""
         match instruction:
             case do.DeployAttempt(attempt=about):
                 kind = "deploy"
@@ -87,14 +91,14 @@ class CausesOracle:
             del told[min(told)]
 
     def decided(self, number: int, instruction: do.CoordinatorInstruction) -> None:
-        """Observes that an instruction follows from event `number`, which its coordinator begins to log."""
+        """Records that an instruction follows from event `number`, which its coordinator begins to log."""
         if isinstance(instruction, do.NotifyCompleted):
             self._unsent.setdefault(int(instruction.checkpoint_id), set()).add(number)
             if len(self._unsent) > ORDERS_MAX:
                 del self._unsent[min(self._unsent)]
 
     def of_tasks(self, event: CoordinatorEvent) -> frozenset[int] | None:
-        """Returns the events from which a task received the order that `event` answers.
+        """Returns the numbers of the events from which the order followed that `event` answers.
 
         Returns None if tasks do not send events of this kind.
         """
@@ -104,11 +108,11 @@ class CausesOracle:
         return frozenset() if isinstance(event, co.TaskReachedEndOfData | co.TaskFinished) else None
 
     def of_trigger(self, checkpoint_id: int) -> int | None:
-        """Returns the event from which a checkpoint was triggered, or None."""
+        """Returns the number of the event from which a checkpoint was triggered, or None."""
         return max(self._told["trigger"].get(checkpoint_id, ()), default=None)
 
     def replayed(self, next_index: int, next_event: int) -> None:
-        """Checks where a coordinator that has read the log will continue it."""
+        """Checks the position at which a coordinator that has read the log will continue it."""
         if next_index >= self._next_index:
             if next_event < self._next_event:
                 raise InvariantViolated(8, f"the next event is {next_event}, and {self._next_event - 1} is in the log")
@@ -116,7 +120,10 @@ class CausesOracle:
             self._next_event = next_event
 
     def logged(self, entry: LogEntry, true: Truths) -> None:
-        """Checks an entry that was written. `true` holds the causes of the events that its coordinator has received."""
+        """Checks an entry that was written.
+
+        `true` has the actual causes of the events that its coordinator has received.
+        """
         number = entry.first_event
         if number is None or len(entry.causes) != len(entry.events):
             raise InvariantViolated(8, f"entry {entry.index} has no numbers, or not a cause for each event")
@@ -158,7 +165,9 @@ class CausesOracle:
         return true.take(event)
 
     def _induced_by(self, event: CoordinatorEvent) -> int | None:
-        """Returns the event from which an order for the checkpoint of `event` would have followed, or None."""
+        """Returns the number of the event from which an order for the checkpoint of `event` would have followed, or
+        None.
+        """
         match event:
             case co.CheckpointAcknowledged(checkpoint_id=about) | co.CheckpointDeclined(checkpoint_id=about):
                 return self._hooks.get(int(about))
@@ -170,19 +179,23 @@ class CausesOracle:
 
 
 class Truths:
-    """Keeps the causes of the events that one coordinator has received and not yet logged, in order of arrival."""
+    """Stores the actual causes of events that one coordinator has received and not yet logged, in order of arrival."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[CoordinatorEvent, frozenset[int] | None]] = deque()
 
     def heard(self, event: CoordinatorEvent, causes: frozenset[int] | None) -> None:
-        """Adds a received event with its causes. `None` if its order was not observed, for example because a test
-        breaks the driver.
+        """Adds a received event with its causes.
+
+        None if its order was not observed, for example because a test breaks the driver.
         """
         self._heard.append((event, causes))
 
     def take(self, event: CoordinatorEvent) -> frozenset[int] | None:
-        """Returns the causes of an event that is logged. Earlier events that are not logged are dropped."""
+        """Returns the causes of an event that is logged, or None if unknown.
+
+        Drops earlier events that are not logged.
+        """
         if all(heard is not event for heard, _ in self._heard):
             return None
         while True:
@@ -210,9 +223,9 @@ def _answered_by_task(event: CoordinatorEvent) -> _Told | None:
 
 @dataclass(slots=True, eq=False)
 class _Fact:
-    """An event that the machine has handled, with the instructions that follow from it.
+    """An event that the state machine has handled, and the instructions that follow from it.
 
-    `number` is its number in the log, or None before it is logged.
+    `number` is the number of the event in the log, or None before it is logged.
     """
 
     event: CoordinatorEvent
@@ -225,29 +238,32 @@ CarriedOut = Callable[[do.CoordinatorInstruction, CoordinatorEvent, Instructions
 
 
 class Ledger:
-    """Records what the machine of one coordinator incarnation has decided, and which events are logged.
+    """Records the instructions of one coordinator's state machine, and which events are logged.
 
-    `carried_out` is called with each instruction that is carried out, the event it follows from, and all instructions
-    that follow from that event.
+    `carried_out` is called with each executed instruction, the event from which it follows, and all instructions that
+    follow from that event.
     """
 
     def __init__(self, causes: CausesOracle, note: Callable[..., None], carried_out: CarriedOut | None = None) -> None:
-        """`note` adds an event that is logged to the trace, with its number and the number of its `cause`."""
+        """`note` adds a logged event to the trace, with its number and the number of its `cause`."""
         self.cause: int | None = None
-        """The event from which the current action of the coordinator follows, or None if unknown."""
+        """Number of the event from which the coordinator's current action follows, or None if unknown."""
         self._causes = causes
         self._note = note
         self._carried_out = carried_out
         self._truths = Truths()
         self._answers: int | None = None
         self._waiting: dict[int, deque[_Fact]] = {}
-        """Events that are not logged, by identity. A message that arrives twice is one event that is handled twice."""
+        """Events that are not logged yet, by object id.
+
+        A message that arrives twice is one event that is handled twice.
+        """
         self._follows: dict[int, tuple[do.CoordinatorInstruction, _Fact]] = {}
-        """Instructions that are not carried out yet, with the event they follow from."""
+        """Instructions that are not executed yet, with the event from which each follows, by object id."""
         self._hear: Callable[[CoordinatorEvent], None] | None = None
 
     def watch(self, host: CoordinatorDriver, machine: CoordinatorMachine, event_log: EventLog) -> None:
-        """Observes a driver from now on."""
+        """Starts observing a coordinator driver, its state machine and its event log."""
         decide = machine.handle
         log = event_log.append
         carry_out = host._carry_out
@@ -320,7 +336,10 @@ class Ledger:
                 del self._waiting[id(event)]
 
     def hear(self, event: CoordinatorEvent, cause: int | None) -> None:
-        """Delivers the answer to an instruction that followed from event `cause` to the coordinator."""
+        """Delivers the answer to an instruction to the coordinator.
+
+        `cause` is the event from which the instruction followed.
+        """
         assert self._hear is not None
         self._answers = cause
         try:
@@ -329,8 +348,9 @@ class Ledger:
             self._answers = None
 
     def done(self, instruction: do.CoordinatorInstruction) -> int | None:
-        """Checks that an instruction may be carried out. Returns the number of the event it follows from, or None if
-        unknown.
+        """Checks that an instruction may be executed: its event must be logged.
+
+        Returns the number of the event, or None if unknown.
         """
         _, fact = self._follows.pop(id(instruction), (None, None))
         if fact is None:

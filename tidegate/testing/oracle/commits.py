@@ -1,4 +1,4 @@
-"""`CommitsOracle` checks the commits of sinks that commit in their tasks (invariant 6). Rules:
+"""`CommitsOracle` checks the commits of sinks whose tasks commit (invariant 6). Rules:
 
 - Only rows that a completed checkpoint stores are committed.
 - At the end of a job that has finished, or was stopped with a savepoint, all of these rows are committed.
@@ -15,7 +15,7 @@ from tidegate.testing.oracle import InvariantViolated
 from tidegate.testing.oracle.coverage import Coverage
 
 _Key = tuple[str, str, int, int]
-"""Uid of the sink, job, checkpoint and bucket."""
+"""Uid of the sink, job id, checkpoint id and bucket of prepared rows."""
 
 
 class CommitsOracle:
@@ -25,19 +25,19 @@ class CommitsOracle:
         """`restored`: the checkpoint that the job starts from, or None."""
         self._coverage = coverage
         self._covered: dict[_Key, int] = {}
-        """For each sink and bucket, the prepared rows of completed checkpoints, each with the first checkpoint that has
-        them; 0 for a checkpoint of another job.
+        """The prepared rows of completed checkpoints, each with the first checkpoint that has them; 0 for a
+        checkpoint of another job.
         """
         self._confirmed: set[_Key] = set()
         if restored is not None:
             self._add(restored, 0)
 
     def completed(self, metadata: CheckpointMetadata) -> None:
-        """Observes that a checkpoint is complete."""
+        """Records that a checkpoint is complete."""
         self._add(metadata, int(metadata.checkpoint_id))
 
     def ordered(self, rows: PreparedRows) -> None:
-        """Observes that a task orders a commit."""
+        """Records that a task starts a commit. Raises InvariantViolated if no completed checkpoint has the rows."""
         unknown = [key for key in _keys([rows]) if key not in self._covered]
         if unknown:
             raise InvariantViolated(6, f"sink {rows.uid!r} commits {unknown[0]}, which no completed checkpoint covers")
@@ -45,18 +45,21 @@ class CommitsOracle:
             self._coverage.saw("commit_repeated")
 
     def confirmed(self, rows: PreparedRows) -> None:
-        """Observes that a task has received the answer to a commit."""
+        """Records that a commit of a task succeeded."""
         self._confirmed.update(_keys([rows]))
         self._coverage.saw("committed_in_task")
 
     def deployed(self, number: int) -> None:
-        """Observes that tasks start from this checkpoint of the job. Newer ones may be damaged."""
+        """Records that tasks start from this checkpoint of the job.
+
+        Newer checkpoints may be damaged, and their rows are dropped.
+        """
         dropped = [key for key, first in self._covered.items() if first > number and key not in self._confirmed]
         for key in dropped:
             del self._covered[key]
 
     def ended(self, status: str) -> None:
-        """Checks the end of the job."""
+        """Checks at the end of the job that all rows of completed checkpoints are committed."""
         left = self._covered.keys() - self._confirmed
         if left and status in ("finished", "suspended"):
             raise InvariantViolated(6, f"the job {status}, and {len(left)} commits are missing, such as {min(left)}")

@@ -22,18 +22,18 @@ from tidegate.testing.oracle.files_at_rest import handles_of
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
 
 REMEMBERED = 100
-"""Number of completed checkpoints whose sizes are remembered, which is more than a history has."""
+"""Number of completed checkpoints whose metadata is remembered. The coordinator's history has fewer."""
 
 
 class RecordsOracle:
-    """Checks the coordinator's statistics of one job and the savepoints that users receive. Rules:
+    """Checks the coordinator's statistics for one job, and the savepoints that users receive. Rules:
 
     - Counts of checkpoints agree with each other and with the completed checkpoints, and no duration is negative.
     - Sizes of a completed checkpoint agree with the files in its metadata. In-flight bytes are more than 0 exactly when
-      there was in-flight data. The bytes written for it are at least the size of its own files, and at most the size of
-      all of them.
-    - A savepoint that a user has received is whole in its own folder, and holds the same as its checkpoint. A savepoint
-      folder that no user has received is deleted, also if its copy ends after the job.
+      there was in-flight data. The bytes written for the checkpoint are at least the size of its own files, and at most
+      the size of all its files.
+    - A savepoint that a user has received is complete in its own folder, and equals its checkpoint. A savepoint folder
+      that no user has received is deleted, also if its copy ends after the job.
     """
 
     def __init__(self, disk: SimulatedDisk, spec: JobSpec) -> None:
@@ -52,7 +52,7 @@ class RecordsOracle:
             del self._completed[next(iter(self._completed))]
 
     def answered(self, answer: CompleteRequest) -> None:
-        """Checks that a savepoint which a user receives is whole."""
+        """Checks that a savepoint whose path a user receives is complete."""
         path = answer.path
         number = answer.checkpoint_id
         original = None if number is None else self._completed.get(int(number))
@@ -93,9 +93,7 @@ class RecordsOracle:
             self._check_record(record)
 
     def savepoints_not_given(self) -> int:
-        """Returns the number of savepoints of a running job that have completed as checkpoints, but that no user has
-        received.
-        """
+        """Returns the number of savepoints that have completed as checkpoints, but whose path no user has received."""
         return self._plain_savepoints - len(self._given)
 
     def _check_record(self, record: CheckpointRecord) -> None:
@@ -126,7 +124,7 @@ class RecordsOracle:
             )
 
     def check_folders(self) -> None:
-        """Checks that only savepoints which users have received are left. A lost coordinator may still be copying."""
+        """Checks that only savepoints remain that users have received. A lost coordinator may still be copying one."""
         mark = f"/{savepoint_name(self._spec.job_id, CheckpointId(0)).removesuffix('0')}"
         for name in self._disk.files:
             before, found, rest = name.partition(mark)
@@ -136,7 +134,10 @@ class RecordsOracle:
 
 
 def _own_bytes(job_id: JobId, checkpoint_id: CheckpointId, subtask: SubtaskState) -> int:
-    """Returns the bytes of state certainly written for a checkpoint. An inlined layer may belong to an older one."""
+    """Returns the bytes of state that were certainly written for a checkpoint.
+
+    An inlined layer may belong to an older one.
+    """
     own = f"{CheckpointLayout(job_id).shared_checkpoint_dir(checkpoint_id)}/"
     sizes = [(layer.path, layer.size_bytes) for layer in subtask.layers]
     sizes += [(file.path, file.size_bytes) for file in subtask.native_files]
@@ -145,7 +146,7 @@ def _own_bytes(job_id: JobId, checkpoint_id: CheckpointId, subtask: SubtaskState
 
 
 def _without_places(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """Returns metadata without the places of files, in which a checkpoint and its savepoint agree."""
+    """Returns the metadata without the paths of files, so that a checkpoint can be compared with its savepoint."""
     subtasks = tuple(subtask.moved(lambda _: "") for subtask in metadata.subtasks)
     return replace(metadata, subtasks=subtasks, origin_root=None)
 
@@ -155,13 +156,13 @@ def check_limits(
 ) -> bool:
     """Checks that a checkpoint may start while others are pending (invariant 10).
 
-    Pending checkpoints are known from the barriers that start them. Rules:
+    `pending` are the kinds of pending checkpoints, observed from the barriers that start them. Rules:
 
     - A checkpoint waits while the maximum number of checkpoints and savepoints is pending.
     - A savepoint waits only for other savepoints. With unaligned checkpoints it waits for everything that is pending.
     - The savepoint of a stop waits for nothing, because the stop has aborted everything that was pending.
 
-    Returns whether it has gone ahead of a pending checkpoint. Raises InvariantViolated.
+    Returns whether the savepoint has overtaken a pending checkpoint. Raises InvariantViolated.
     """
     if kind.stops:
         return False
@@ -177,7 +178,7 @@ def check_limits(
 
 
 def check_held(machine: TaskMachine, abort: ev.CheckpointAborted) -> None:
-    """Checks that a task holds back nothing of a checkpoint whose abort it has received. Raises InvariantViolated."""
+    """Checks that a task blocks no channel for a checkpoint whose abort it has received. Raises InvariantViolated."""
     obeyed = abort.attempt == machine.attempt and abort.generation == machine.fence.generation
     if obeyed and abort.checkpoint_id in machine._checkpoints.held:
         raise InvariantViolated(

@@ -1,4 +1,4 @@
-"""Checks copies of state: savepoints in folders of their own, and local copies on the disks of nodes."""
+"""Checks copies of state: savepoints in their own folders, and local copies on the disks of nodes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from tidegate.testing.world.disk import SimulatedDisk
 
 
 class CopiesOracle:
-    """Checks how one coordinator copies savepoints into folders of their own.
+    """Checks how one coordinator copies savepoints into their own folders.
 
-    A copy is in progress from its order until its answer. A savepoint that was given up meanwhile is still copied.
+    A copy is in progress from its order until its answer, also if the savepoint is aborted meanwhile.
     Rules:
 
-    - Only one copy of a savepoint is in progress at a time. The answer to the first would be taken for the answer to
-      the second (4).
+    - Only one copy of a savepoint is in progress at a time. Otherwise the answer to the first copy could be mistaken
+      for the answer to the second (4).
     - A folder is not deleted while a copy writes to it, because half of it would reappear afterwards (5).
-    - No more copies are in progress than the limit allows, plus one of a stop. Each may hold a thread for as long as
-      its folder is unreachable (10).
-    - A copy, except of a stop, is of a checkpoint that has completed (4). That checkpoint stays until its copy has
+    - No more copies are in progress than the limit allows, plus one for a stop-with-savepoint. Each may block a thread
+      while its folder is unreachable (10).
+    - Except for a stop, a copy is made only of a completed checkpoint (4). That checkpoint stays until its copy has
       ended or was ordered to stop (5).
 
-    A coordinator only tracks its own copies, so each has an oracle of its own. `completed` are the numbers of the
-    completed checkpoints, and grows with them.
+    A coordinator only tracks its own copies, so each has its own oracle. `completed` contains the numbers of the
+    completed checkpoints, and grows during the run.
     """
 
     def __init__(self, completed: Container[int]) -> None:
         self._completed = completed
         self._under_way: set[int] = set()
         self._stopped: set[int] = set()
-        """Savepoints in progress whose copy was ordered to stop."""
+        """Savepoints whose copy is in progress and was ordered to stop."""
 
     @property
     def under_way(self) -> Collection[int]:
-        """Savepoints whose copy was ordered and not answered yet."""
+        """Returns the savepoint numbers whose copy was ordered and not answered yet."""
         return self._under_way
 
     def ordered(self, instruction: do.CoordinatorInstruction) -> None:
-        """Checks an instruction of the coordinator."""
+        """Checks an instruction of the coordinator that copies or deletes a savepoint or deletes a checkpoint."""
         if isinstance(instruction, do.WriteSavepoint):
             number = int(instruction.metadata.checkpoint_id)
             if number in self._under_way:
@@ -72,23 +72,24 @@ class CopiesOracle:
             raise InvariantViolated(5, f"savepoint {instruction.checkpoint_id} is deleted while it is being copied")
 
     def heard(self, event: co.CoordinatorEvent) -> None:
-        """Observes an event that reaches the coordinator."""
+        """Records an event that arrives at the coordinator."""
         if isinstance(event, co.SavepointWritten | co.SavepointWriteFailed):
             self._under_way.discard(int(event.checkpoint_id))
 
 
 class SavepointFoldersOracle:
-    """Checks the savepoints of one job by the files that appear and disappear: which are whole, and stay whole.
+    """Checks, by observing created and deleted files, which savepoints of one job are complete, and that they stay
+    complete.
 
-    It observes the events of all coordinators. A replaced coordinator may still be copying. Rules:
+    The oracle observes the events of all coordinators, because a replaced coordinator may still be copying. Rules:
 
-    - Once a coordinator was notified that a savepoint is given up, the savepoint is not whole, and never becomes
-      whole (4).
+    - Once a coordinator was notified that a savepoint is aborted, the savepoint is not complete, and never becomes
+      complete (4).
     - A tombstone is never deleted, because a late copy has to find it (4).
-    - Both coordinators agree whether the copy or the tombstone was written first. If the copy was too late, it is not
-      reported as whole. If a coordinator gives up a savepoint that is whole, it is notified of that (4).
-    - When the job is over, a whole savepoint belongs to a completed checkpoint (5), or its copy became whole when the
-      job ended, which does not wait long for copies.
+    - Both coordinators agree whether the copy or the tombstone was written first. A copy that was too late is not
+      reported as complete. If a coordinator aborts a savepoint that is complete, it is notified of that (4).
+    - When the job has ended, a complete savepoint belongs to a completed checkpoint (5), or its copy completed while
+      the job ended.
     """
 
     def __init__(self, disk: SimulatedDisk, job_id: JobId, coverage: Coverage) -> None:
@@ -122,7 +123,7 @@ class SavepointFoldersOracle:
         self._whole.discard(-1 if number is None else number)
 
     def heard(self, event: co.CoordinatorEvent) -> None:
-        """Checks an event that reaches a coordinator, which may have been replaced."""
+        """Checks an event about a savepoint that arrives at a coordinator, which may have been replaced."""
         if isinstance(event, co.SavepointDiscarded):
             self._discarded(int(event.checkpoint_id), event.exported)
         elif isinstance(event, co.SavepointWritten):
@@ -149,25 +150,26 @@ class SavepointFoldersOracle:
                 raise InvariantViolated(5, f"savepoint {number} is whole, and its checkpoint has never completed")
 
     def _number(self, name: str) -> int | None:
-        """Returns the number of the savepoint whose `_metadata` this is, or None for another file."""
+        """Returns the number of the savepoint whose `_metadata` file has this name, or None for another file."""
         folder, _, last = name.rpartition("/")
         found = parse_savepoint_name(folder.rpartition("/")[2]) if last == METADATA_NAME else None
         return int(found[1]) if found is not None and found[0] == self._job_id else None
 
 
 FIRST = CheckpointId(1)
-"""The number of the first checkpoint. Copies of the changelog that were written before it are stored with it, and are
-kept longer than it.
+"""Number of the first checkpoint.
+
+Copies of the changelog that were written before it are stored with it, and are kept longer.
 """
 
 
 class NodeCopiesOracle:
-    """Checks the local copies of the tasks of one job after a checkpoint has ended. Rules:
+    """Checks the local copies of one job's tasks after a checkpoint has completed or was aborted. Rules:
 
     - No copy of an aborted checkpoint is left (5). A later reader with a file of that name would restore it, as in
       KAFKA-20685.
-    - Of checkpoints before a complete one, only copies are left on which that one builds or to which it refers (5).
-      Otherwise the disk would fill up.
+    - After a completed checkpoint, copies of older checkpoints remain only if that checkpoint builds on them or refers
+      to them (5). Otherwise the disk would fill up.
 
     The contents of copies are not checked. They may be damaged, and using a damaged copy would show as wrong rows (6).
     """
@@ -185,7 +187,7 @@ class NodeCopiesOracle:
     def completed(self, folder: NodeFolder, task: TaskId, checkpoint_id: CheckpointId, base: Collection[str]) -> None:
         """Checks that a task has deleted the copies that its completed checkpoint does not need.
 
-        `base` are the files on which the checkpoint builds.
+        `base` are the paths of files on which the checkpoint builds.
         """
         metadata = self._files.present.get(checkpoint_id)
         if metadata is None:

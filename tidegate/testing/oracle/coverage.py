@@ -62,11 +62,11 @@ EFFECTS = {
     "commit_repeated": "a restored task committed rows again that were committed before",
     "acknowledged_together": "one message had acknowledgements of several subtasks",
 }
-"""For each effect, what must have been seen for it to count."""
+"""Description of each effect: the observation that counts as one occurrence."""
 
 
 class Coverage:
-    """Counts the effects of one run."""
+    """Counts the observed effects of one simulated run."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -78,7 +78,9 @@ class Coverage:
 
 
 def coverage_table(runs: Counter[str], times: Counter[str]) -> str:
-    """Returns a table of all effects: in how many runs each was seen, and how many times in total."""
+    """Returns a table of all effects: the number of runs in which each was observed, and the total number of
+    occurrences.
+    """
     width = max(map(len, EFFECTS))
     lines = [f"{'effect':<{width}}{'runs':>9}{'times':>12}  what was seen"]
     lines += [f"{name:<{width}}{runs[name]:>9,}{times[name]:>12,}  {what}" for name, what in EFFECTS.items()]

@@ -1,4 +1,4 @@
-"""Checks the checkpoints, the event log and the tables of a job by the files that appear and disappear."""
+"""Checks the checkpoints, the event log and the tables of a job by observing created and deleted files."""
 
 from __future__ import annotations
 
@@ -118,12 +118,14 @@ class FilesOracle:
         self._completes(metadata)
 
     def _there(self) -> list[int]:
-        """Returns the completed checkpoints that were not deleted."""
+        """Returns the numbers of the completed checkpoints that were not deleted."""
         names = ((n, f"{self._root}/{self._layout.metadata(m.checkpoint_id)}") for n, m in self.present.items())
         return [number for number, name in names if name in self._disk.files]
 
     def own_names(self, number: int) -> list[str]:
-        """Returns the name of the metadata of a checkpoint, followed by the state files that only it refers to."""
+        """Returns the path of a checkpoint's metadata, followed by the state files to which only this checkpoint
+        refers.
+        """
         metadata = self.present[number]
         handles = (subtask.handle for subtask in metadata.subtasks)
         states = [f"{self._root}/{h.path}" for h in handles if h is not None and h.path is not None]
@@ -133,7 +135,7 @@ class FilesOracle:
     def damage(self, number: int, unreadable: bool) -> None:
         """Records that a checkpoint can no longer be restored.
 
-        If `unreadable`, its metadata is damaged, and it is unknown which files belong to it.
+        `unreadable`: its metadata is damaged, so it is unknown which files belong to it.
         """
         self.damaged.add(number)
         if unreadable:
@@ -183,7 +185,9 @@ class FilesOracle:
     # --- layers ---------------------------------------------------------------------------------------------------
 
     def built_on(self, number: int, lineage: IncrementalBase) -> None:
-        """Records that a snapshot builds on files of an older checkpoint, which stay until this checkpoint is over."""
+        """Records that a snapshot builds on files of an older checkpoint, which must stay until this checkpoint has
+        ended.
+        """
         names = frozenset(f"{self._root}/{path}" for path in lineage.paths)
         gone = names - self._disk.files.keys()
         if gone:
@@ -191,22 +195,22 @@ class FilesOracle:
         self._built_on[number] = self._built_on.get(number, frozenset()) | names
 
     def given_up(self, number: int) -> None:
-        """Records that a checkpoint never completes. The files it was built on may be deleted."""
+        """Records that a checkpoint was aborted. The files on which it was built may be deleted."""
         self._built_on.pop(number, None)
 
     def attempt_is_over(self) -> None:
-        """Records that no task takes part in a pending checkpoint any more, or only tasks of a lost coordinator."""
+        """Records that the attempt has ended: its pending checkpoints no longer need the files on which they build."""
         self._built_on.clear()
 
     def writers_of(self, metadata: CheckpointMetadata) -> set[int]:
-        """Returns the checkpoints for which the shared files of this checkpoint were written."""
+        """Returns the numbers of the checkpoints for which this checkpoint's shared files were written."""
         start = len(self._layout.shared_dir()) + 1
         log = f"{self._layout.changelog_dir()}/"
         paths = (path for s in metadata.subtasks for path in s.shared_paths if not path.startswith(log))
         return {int(path[start:].partition("/")[0].removeprefix("chk-")) for path in paths}
 
     def unneeded_folders(self) -> int:
-        """Folders of shared files older than the newest checkpoint to which no checkpoint refers."""
+        """Returns the number of shared folders, older than the newest checkpoint, to which no checkpoint refers."""
         needed = {f"chk-{number}" for metadata in self.present.values() for number in self.writers_of(metadata)}
         folders = self._disk.names(f"{self._root}/{self._layout.shared_dir()}")
         newest = self.newest or 0
@@ -214,8 +218,9 @@ class FilesOracle:
         return sum(int(name.removeprefix("chk-")) < newest for name in own)
 
     def _check_lineage(self, metadata: CheckpointMetadata) -> None:
-        """Checks that shared files belong to the checkpoint or to a completed one. Other files may be deleted at any
-        time.
+        """Checks that shared files belong to the checkpoint itself or to a completed one.
+
+        Any other file could be deleted at any time.
         """
         layout = self._layout
         own = f"{layout.shared_checkpoint_dir(metadata.checkpoint_id)}/", f"{layout.changelog_dir()}/"
@@ -232,10 +237,10 @@ class FilesOracle:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def check_end(self, retained: Iterable[int], tables: Iterable[str], undecided: Collection[int] = ()) -> None:
-        """Checks at the end of the job that all retained files exist and that nothing else is left (invariant 5).
+        """Checks at the end of the job that all retained files exist and that no other files are left (invariant 5).
 
-        `tables` are the tables in which nothing of this job still waits to be committed. `undecided` are checkpoints
-        that may still complete, because the job has given up.
+        `tables` are the tables for which all commits of this job are done. `undecided` are checkpoints that may still
+        complete, because the job has given up.
         """
         keep = set()
         retained = list(retained)
@@ -268,7 +273,7 @@ class FilesOracle:
 
 
 def handles_of(metadata: CheckpointMetadata) -> list[StateHandle]:
-    """Returns every handle of a checkpoint."""
+    """Returns all state handles of a checkpoint."""
     return [handle for subtask in metadata.subtasks for handle in subtask.handles]
 
 
@@ -289,10 +294,11 @@ RETAINED_MIN = 2
 
 
 class Damager:
-    """Damages completed checkpoints of one job, as disks and people do.
+    """Damages completed checkpoints of one simulated job: their metadata, or a state file that belongs to one
+    checkpoint only.
 
-    It damages the metadata, or a state file that belongs to one checkpoint alone. Of the checkpoints that a restart
-    could choose, the newest or the one before it stays whole, so that the job can continue.
+    Of the checkpoints that a restart could choose, the newest or the previous one stays undamaged, so that the job can
+    continue.
     """
 
     def __init__(self, disk: SimulatedDisk, files: FilesOracle, retained: int) -> None:
@@ -301,9 +307,7 @@ class Damager:
         self._retained = retained
 
     def completed(self, number: int) -> None:
-        """Sometimes damages a checkpoint once the coordinator is notified that it is complete. It is not read before a
-        restore.
-        """
+        """Damages a completed checkpoint with some probability, when the coordinator is notified of its completion."""
         files = self._files
         world = self._disk.world
         before = [n for n in files.present if n < number and n not in files.passed_over]

@@ -1,10 +1,11 @@
-"""Observes one simulated job from outside, passes everything on to the oracles, and counts what the run exercised.
+"""Observes one simulated job from outside, forwards observations to the oracles, and counts the effects that the run
+exercised.
 
 The simulated ports call it for each instruction, message and answer. Rules:
 
-- It counts only what happened. `in_flight_restored` counts when a checkpoint with in-flight data was restored, not when
-  unaligned checkpoints were enabled.
-- Anything that no job may ever do raises `InvariantViolated` at once.
+- It counts only effects that happened. `in_flight_restored` counts when a checkpoint with in-flight data was restored,
+  not when unaligned checkpoints were enabled.
+- A violation raises `InvariantViolated` at once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ATTEMPT_IS_OVER = (CheckpointFailureReason.JOB_FAILOVER, CheckpointFailureReaso
 
 
 class Watch:
-    """Observes one job. `restored` is the checkpoint from which the job was started, or None."""
+    """Observes one simulated job. `restored` is the checkpoint from which the job was started, or None."""
 
     def __init__(self, oracle: Oracle, coverage: Coverage, restored: CheckpointMetadata | None = None) -> None:
         self.oracle = oracle
@@ -69,7 +70,7 @@ class Watch:
     # --- tasks ----------------------------------------------------------------------------------------------------
 
     def task_does(self, machine: TaskMachine, instruction: task_do.TaskInstruction) -> None:
-        """Observes an instruction of a task machine."""
+        """Records and checks an instruction of a task's state machine."""
         match instruction:
             case task_do.SendFrame():
                 self.oracle.sent(instruction)
@@ -137,13 +138,13 @@ class Watch:
     # --- coordinator ----------------------------------------------------------------------------------------------
 
     def asked(self, request: co.CheckpointRequested) -> None:
-        """Observes a request of a user."""
+        """Records a checkpoint or savepoint request of a user."""
         self._asked[request.request] = request.kind
         if self._open:
             self.coverage.saw("request_held_back")
 
     def answered(self, answer: do.CompleteRequest) -> None:
-        """Observes the answer to a request. A coordinator that took over may repeat it, but not change it."""
+        """Checks the answer to a request. A new coordinator may repeat an answer, but not change it."""
         before = self.answers.setdefault(answer.request, answer)
         both = before.checkpoint_id is not None and answer.checkpoint_id is not None
         if both and (before.checkpoint_id, before.path) != (answer.checkpoint_id, answer.path):
@@ -162,7 +163,7 @@ class Watch:
                 self.coverage.saw("stop_with_savepoint")
 
     def told(self, event: ev.TaskEvent) -> None:
-        """Observes an event that the coordinator sends to a task."""
+        """Records and checks an event that the coordinator sends to a task."""
         if isinstance(event, ev.CheckpointTriggered):
             number = int(event.checkpoint_id)
             if number in self._open:
@@ -209,7 +210,7 @@ class Watch:
             self.damager.completed(number)
 
     def reported(self, event: co.CoordinatorEvent) -> None:
-        """Observes an event that reaches the coordinator."""
+        """Records an event that arrives at the coordinator."""
         match event:
             case co.CheckpointAcknowledged():
                 key = (int(event.checkpoint_id), str(event.task))
@@ -226,11 +227,11 @@ class Watch:
     # --- attempts and the end -------------------------------------------------------------------------------------
 
     def cancelled(self) -> None:
-        """Observes that the tasks of the attempt are stopped."""
+        """Records that the tasks of the attempt are stopped."""
         self.oracle.files.attempt_is_over()
 
     def deployed(self, attempt: int, restore: RestorePoint | None, tasks: Sequence[TaskId], by: int) -> None:
-        """Observes the start of an attempt. `by` is the generation of the coordinator that ordered it."""
+        """Checks the start of an attempt. `by` is the generation of the coordinator that ordered it."""
         spec = self.oracle.spec
         self.failover.deployed(attempt, tasks, self.oracle.completed, by)
         self.takeovers.deployed(tasks, by)
@@ -257,7 +258,7 @@ class Watch:
 
     @property
     def unanswered(self) -> list[str]:
-        """Returns the requests without an answer, sorted."""
+        """Returns the names of the requests without an answer, sorted."""
         return sorted(self._asked.keys() - self.answers.keys())
 
     def ended(self, state: CoordinatorState) -> None:

@@ -1,14 +1,15 @@
-"""Checks the invariants of `docs/architecture.md` from outside, without trusting the machines.
+"""Checks the invariants of `docs/architecture.md` for a simulated job, without using the state of its coordinator.
 
-It observes which frames channels carry, which elements tasks take from them, where snapshots cut them, and every change
-of a file.
+It records the frames that channels carry, the elements that tasks take from them, the positions of snapshots in them,
+and every change of a file.
 
-The cut of an exactly-once checkpoint (invariant 3), for each channel, in rows of the attempt that took it:
+The cut of an exactly-once checkpoint (invariant 3), for each channel, in rows of the attempt that took the checkpoint:
 
     put by the sender before its snapshot == taken by the receiver before its own + stored as in flight
 
-Restored rows that the receiver had not taken are in flight again. For a sender that had finished, the cut is at its
-end. An at-least-once checkpoint may have taken more rows than were put before the barrier, but never fewer.
+Restored in-flight rows that the receiver has not taken yet are in flight again. If the sender had finished, the cut is
+at the end of the channel. An at-least-once checkpoint may have taken more rows than were put before the barrier, but
+never fewer.
 """
 
 from __future__ import annotations
@@ -45,17 +46,20 @@ from tidegate.testing.oracle.task_oracles import (
 from tidegate.testing.world.disk import SimulatedDisk
 
 COMPLETED_WAITING_MAX = 8
-"""Number of completed checkpoints, beyond the retained ones, that may still exist: commits and deletions take time."""
+"""How many completed checkpoints may still exist in addition to the retained ones. Commits and deletions take time."""
 PROBES_LATE = 3
-"""A task that waits for credit must have requested it before `probe_ms` times this number has passed."""
+"""A task that waits for credit must have requested it within `probe_ms` times this number."""
 
 UNNEEDED_FOLDERS_MAX = 4 * COMPLETED_WAITING_MAX
-"""Number of folders of shared files that may wait to be deleted. Layers that are merged are all deleted at once."""
+"""How many folders of shared files may exist without a reference from a checkpoint.
+
+Layers that are merged become unreferenced together.
+"""
 
 
 @dataclass(slots=True)
 class _Cut:
-    """The positions at which one checkpoint cuts the channels, as far as tasks have taken their snapshots."""
+    """The positions at which one checkpoint cuts the channels, from the snapshots that tasks have taken so far."""
 
     attempt: int
     taken: dict[TaskId, dict[ChannelId, int]] = field(default_factory=dict)
@@ -68,7 +72,7 @@ class _Cut:
 
 
 class Oracle:
-    """Checks one job."""
+    """Checks one job during a simulation. A violated invariant raises InvariantViolated."""
 
     def __init__(
         self,
@@ -133,9 +137,9 @@ class Oracle:
     def deployed(
         self, attempt: int, restored: int | None, from_itself: bool, tasks: Iterable[TaskId] | None = None
     ) -> None:
-        """Checks the start of an attempt of these tasks; None means all tasks.
+        """Checks the start of an attempt of these tasks. None means all tasks.
 
-        It must be restored from the newest completed checkpoint of this job, if there is one. Damage is found only by
+        It must be restored from the newest completed checkpoint of this job, if there is one. Damage is only found by
         reading, so a damaged checkpoint may be tried first, and then the newest undamaged one.
         """
         newest = self.files.newest_whole
@@ -161,18 +165,21 @@ class Oracle:
         self._cuts.clear()
 
     def finished(self, attempt: int, task: TaskId) -> None:
-        """Observes that a task reports its end."""
+        """Records that a task has reported its end."""
         if attempt == self.attempts.get(task):
             self._finished.add(task)
 
     def is_current(self, machine: TaskMachine) -> bool:
-        """Returns whether a task belongs to its newest attempt, and is not one that was given up and lives on."""
+        """Returns whether a task belongs to its newest attempt.
+
+        A task of an older attempt may continue to run for a while.
+        """
         return machine.attempt == self.attempts.get(machine.descriptor.task)
 
     # --- channels -------------------------------------------------------------------------------------------------
 
     def sent(self, frame: do.SendFrame) -> None:
-        """Checks a frame that leaves its sender."""
+        """Checks a frame that leaves its sender: it must continue where the previous frame of the channel ended."""
         if frame.attempt != self.attempts.get(self._sender[frame.channel]):
             return
         self._starving_since_ms.pop(frame.channel, None)
@@ -185,7 +192,7 @@ class Oracle:
         self._sent_rows[frame.channel] = self._sent_rows.get(frame.channel, 0) + _rows(frame.elements)
 
     def before_turn(self, machine: TaskMachine) -> bool:
-        """Returns whether the outputs of a task are certainly full, so that it must not take more input."""
+        """Returns whether an output of a task is certainly full, so that the task must not take more input."""
         limit = machine.descriptor.limits.queue_bytes_max
         return any(
             sum(element.nbytes for element in output.queue if isinstance(element, pa.RecordBatch)) >= limit
@@ -194,7 +201,7 @@ class Oracle:
         )
 
     def after_event(self, machine: TaskMachine, event: ev.TaskEvent, full: bool, now_ms: int) -> None:
-        """Checks the queues that a machine may have changed by handling an event."""
+        """Checks the queues of a task after its machine has handled an event."""
         if not self.is_current(machine):
             return
         self.moments.after_event(machine, event)
@@ -261,7 +268,7 @@ class Oracle:
     # --- cuts -----------------------------------------------------------------------------------------------------
 
     def snapshot_taken(self, machine: TaskMachine, snapshot: do.PersistSnapshot) -> None:
-        """Checks the snapshot of a task when its synchronous part is done."""
+        """Checks the snapshot of a task after its synchronous part."""
         if not self.is_current(machine):
             return
         if any(number < snapshot.checkpoint_id for number in self._cuts):
@@ -280,7 +287,7 @@ class Oracle:
                 cut.waiting[channel] = waiting
 
     def channels_stored(self, machine: TaskMachine, stored: do.PersistChannelState) -> None:
-        """Observes the in-flight rows of a snapshot of a task."""
+        """Records the in-flight rows that a task has stored with its snapshot."""
         if not self.is_current(machine):
             return
         cut = self._cut(stored.checkpoint_id)
@@ -291,12 +298,12 @@ class Oracle:
             cut.recovered[part.channel] = cut.recovered.get(part.channel, 0) + again
 
     def acknowledged(self, machine: TaskMachine, checkpoint_id: int) -> None:
-        """Observes that a task acknowledges its part."""
+        """Records that a task has acknowledged its part of a checkpoint."""
         if self.is_current(machine) and (cut := self._cuts.get(checkpoint_id)) is not None:
             cut.acknowledged.add(machine.descriptor.task)
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Observes that the coordinator has aborted a checkpoint. Later work of tasks for it is ignored."""
+        """Records that the coordinator has aborted a checkpoint. Later work of tasks for it is ignored."""
         self._cuts.pop(checkpoint_id, None)
 
     def _cut(self, checkpoint_id: int) -> _Cut:

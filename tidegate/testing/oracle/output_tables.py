@@ -1,4 +1,4 @@
-"""Checks which rows tables show, and loses entries of their logs as a fault."""
+"""Checks which rows tables show, and injects the loss of entries of their logs as a fault."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from tidegate.testing.world.disk import TABLE_LOG, SimulatedDisk, SimulatedStore
 
 T = TypeVar("T")
 Covered = Mapping[tuple[JobId, CheckpointId], frozenset[str]]
-"""Full names of all data files that a checkpoint covers, including files that earlier checkpoints cover."""
+"""The full names of all data files that each checkpoint covers, including the files that earlier checkpoints cover."""
 
 
 class TablesOracle:
-    """Checks what the tables show that one job writes, and when that changes.
+    """Checks what the tables of one job show, and when that changes.
 
-    It does not depend on how a log describes that. The files that a checkpoint covers follow from the metadata of the
-    checkpoints behind it: first the checkpoints of its attempt, then the ones before the checkpoint from which the
-    attempt was restored, also if that is of another job. Rules:
+    It does not use the format of the log. The files that a checkpoint covers follow from the metadata of the
+    checkpoints before it: first the checkpoints of its attempt, then the ones before the checkpoint from which the
+    attempt was restored, even if that belongs to another job. Rules:
 
-    - After a commit of checkpoint N, a table shows exactly the files that N covers, each once. It shows nothing that
-      came after a checkpoint from which the job has continued.
-    - Nothing else changes what is shown: no claim, no restart, no truncation of the log. A compaction changes the files
-      but not the rows, which `MergedFiles` checks.
+    - After the commit of checkpoint N, a table shows exactly the files that N covers, each once. It shows no file from
+      after a checkpoint from which the job has been restored.
+    - Nothing else changes what a table shows: no claim, no restart, no truncation of the log. A compaction changes the
+      files but not the rows, which `MergedFiles` checks.
 
-    `inherited` are the files that checkpoints of earlier jobs cover. `histories` is for how many ms each table, by URL,
-    keeps files that it no longer shows.
+    `inherited` are the files that checkpoints of earlier jobs cover. `histories` has, for each table URL, for how many
+    ms the table keeps files that it no longer shows.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class TablesOracle:
         self._origin = self._start = self.covered[job_id, checkpoint_id]
 
     def deployed(self, restored: int | None) -> None:
-        """Records the start of an attempt, from a checkpoint of the job itself, or (None) from where the job was
-        started.
+        """Records the start of an attempt from a checkpoint of the job itself.
+
+        None means: from where the job was started.
         """
         own = None if restored is None else self.covered.get((self._job_id, CheckpointId(restored)))
         self._start = self._origin if own is None else own
@@ -92,9 +93,9 @@ class TablesOracle:
     def may_go(self, name: str, checkpoints: Iterable[int]) -> bool:
         """Returns whether a data file of a task or of a compaction may be deleted.
 
-        No table shows it, or has shown it within its history. The rows that each of these checkpoints covers must still
-        exist: in larger files or, for a file of a compaction, in the files that it was made of. If another job owns the
-        table by now, the checkpoints of this one do not count.
+        No table may show it or have shown it within its history. The rows that each of these checkpoints covers must
+        still exist: in larger files or, for a file that a compaction wrote, in the files that it merged. If the table
+        belongs to another job by now, the checkpoints of this job do not count.
         """
         if any(name in shown for shown in self._shown.values()):
             return False
@@ -117,11 +118,14 @@ class TablesOracle:
         )
 
     def is_merged(self, name: str) -> bool:
-        """Returns whether a compaction has made a file."""
+        """Returns whether a compaction has written this file."""
         return bool(self._merged.compactions_of(name))
 
     def lost(self, table: str, first: int) -> None:
-        """Records that the log of a table has lost its entries from `first` on. It then shows what it showed before."""
+        """Records that the log of a table has lost its entries from number `first` on.
+
+        From then on the earlier rows are expected.
+        """
         self._holes[table] = min(first, self._holes.get(table, first))
         self._readers.pop(table, None)
         self._shown.pop(table, None)
@@ -210,11 +214,11 @@ def data_files_of(metadata: CheckpointMetadata) -> frozenset[str]:
 
 
 class MergedFiles:
-    """Checks that a compaction does not change the rows that a table shows, for all tables of a simulation.
+    """Checks, for all tables of a simulation, that a compaction does not change the rows that a table shows.
 
-    It does not depend on how a log describes that. It compares the files that a table shows before and after an entry,
-    and reads the rows of both. Rows that only mark a key as deleted may be dropped. Then the whole table must show the
-    same rows without them.
+    It does not use the format of the log. It compares the files that a table shows before and after an entry, and reads
+    the rows of both. A compaction may drop rows that only mark a key as deleted. In that case the whole table must show
+    the same rows without them.
     """
 
     def __init__(self, disk: SimulatedDisk, coverage: Coverage) -> None:
@@ -228,7 +232,7 @@ class MergedFiles:
         disk.created.append(self._file_created)
 
     def originals(self, names: list[str]) -> list[str]:
-        """Returns the original files behind these files, with compactions undone, in no particular order."""
+        """Returns the files that tasks wrote and from which compactions made these files. The order is undefined."""
         found = Counter(names)
         for new, replaced in reversed(self._merged):
             if all(found[name] for name in new):
@@ -237,7 +241,9 @@ class MergedFiles:
         return list(found.elements())
 
     def stand_for(self, name: str, covered: frozenset[str]) -> bool:
-        """Returns whether existing files have the rows of a file, and otherwise only rows of `covered` files."""
+        """Returns whether other existing files contain the rows of a file, and apart from them only rows of
+        `covered` files.
+        """
         return any(
             name in originals and originals <= covered and new <= self._disk.files.keys()
             for new, _ in self._merged
@@ -245,11 +251,11 @@ class MergedFiles:
         )
 
     def compactions_of(self, name: str) -> list[frozenset[str]]:
-        """Returns the original files of each compaction that has made this file."""
+        """Returns the original files of each compaction that has written this file."""
         return [frozenset(self.originals(list(new))) for new, _ in self._merged if name in new]
 
     def lost(self, table: str, first: int) -> None:
-        """Records that the log of a table has lost its entries from `first` on."""
+        """Records that the log of a table has lost its entries from number `first` on."""
         self._holes[table] = min(first, self._holes.get(table, first))
         self._readers.pop(table, None)
         self._before.pop(table, None)
@@ -294,7 +300,7 @@ class MergedFiles:
             )
 
     def _shown(self, table: str, snapshot: TableSnapshot, files: tuple[DataFile, ...]) -> Counter[str]:
-        """Returns the rows that readers of these files see."""
+        """Returns the rows that readers of these files see, with the number of each."""
         rows: pa.Table = read_files(SimulatedStore(self._disk, table), snapshot.info, files)
         return Counter(map(repr, shown_rows(newest_rows(rows, snapshot.info)).to_pylist() if files else ()))
 
@@ -306,34 +312,34 @@ class MergedFiles:
 
 
 REPORT = "has lost entries"
-"""Part of the error of a job that has noticed the loss."""
+"""Part of the error message with which a job reports the loss of entries."""
 LOST_MAX = 3
-"""The greatest number of entries that are lost at once."""
+"""The largest number of entries that are lost at once."""
 _SNAPSHOT = "snapshot-"
 
 
 class TableLosses:
-    """Loses acknowledged entries of table logs, as a storage does that is set back to an older state.
+    """Deletes acknowledged entries of table logs, as if storage had been reset to an older state.
 
-    The newest entries vanish before the next commit, or between two jobs. Rules:
+    The newest entries disappear before the next commit, or between two jobs. Rules:
 
     - The next commit or restore reports the loss (`REPORT`), or the missing rows are committed again, so that the table
-      is right. `TablesOracle` detects a commit that omits them. The comparison at the end detects a job that finishes
+      is correct. `TablesOracle` detects a commit that omits them. The comparison at the end detects a job that finishes
       without them.
-    - An entry that is in a snapshot of the log is not lost by losing its file, so it stays. The first entry stays too,
-      because without it there is no table.
+    - An entry that is contained in a snapshot of the log is not lost with its file, so it is not deleted. The first
+      entry is not deleted either, because without it the table does not exist.
     """
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
         self.tables: set[str] = set()
-        """Tables whose logs have lost entries."""
+        """The tables whose logs have lost entries."""
         self.listeners: list[Callable[[str, int], None]] = []
-        """Called with the URL of a table and its first lost entry."""
+        """Called with the URL of a table and the number of its first lost entry."""
         disk.creating.append(self._before_commit)
 
     def between_jobs(self) -> None:
-        """Lets each table lose entries while no job runs."""
+        """Lets each table lose entries, with the probability `table_loss`, while no job runs."""
         for table in sorted({name.partition(f"/{TABLE_LOG}")[0] for name in self._disk.files if TABLE_LOG in name}):
             self._maybe_lose(table)
 

@@ -33,15 +33,15 @@ _TIMERS_OF_THE_WHOLE_JOB = ("timeout", "deploy", "deploy-delayed", "export", "vo
 class FailoverOracle:
     """Checks that a failure restarts exactly the failed tasks and the tasks connected to them.
 
-    It does not use the coordinator's regions, but follows the channels of the graph. Rules:
+    It does not use the regions of the coordinator, but follows the channels of the graph. Rules:
 
-    - A deployment consists of whole regions. No channel leads from a task that restarts to a task that continues.
+    - A deployment consists of complete regions. No channel leads from a task that restarts to a task that continues.
     - A region restarts because one of its tasks has failed since it was deployed, or because of an event that concerns
-      the whole job. Otherwise it keeps its attempt, and receives events of checkpoints in that attempt.
+      the whole job. Otherwise it stays in its attempt and receives the events of checkpoints in that attempt.
     - Until a restored job has a checkpoint of its own, it is unknown which vertices have union list state. A failure
-      then counts for all tasks that union list state may connect to it. This still holds if the first checkpoint
+      then counts for all tasks that union list state may connect to it. This still applies if the first checkpoint
       completes before they restart.
-    - A deployment by a replaced coordinator does not count as begun. Its successor has read in the log that the
+    - A deployment by a replaced coordinator does not count as started. Its successor finds in the log that the
       deployment was due, and repeats it.
     """
 
@@ -75,7 +75,7 @@ class FailoverOracle:
         """
 
     def heard(self, event: co.CoordinatorEvent) -> None:
-        """Observes an event that the coordinator receives and does not ignore."""
+        """Records an event that the coordinator receives and does not ignore."""
         if isinstance(event, co.TaskFailed):
             if event.attempt == self._attempts.get(event.task):
                 self._failed.add(event.task)
@@ -106,7 +106,10 @@ class FailoverOracle:
             self._whole |= isinstance(event, _OF_THE_WHOLE_JOB)
 
     def told(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Checks an event for a task. It must belong to the attempt of the task, or to an earlier one."""
+        """Checks an event that is sent to a task.
+
+        It must belong to the current attempt of the task or to an earlier one.
+        """
         if isinstance(event, ev.TasksStarted):
             self._starting.discard(task)
         attempt = getattr(event, "attempt", None)
@@ -116,7 +119,7 @@ class FailoverOracle:
             )
 
     def deployed(self, attempt: int, tasks: Iterable[TaskId], completed: int, by: int) -> None:
-        """Checks that coordinator `by` restarts exactly the tasks it must.
+        """Checks that coordinator `by` restarts exactly the tasks that must restart.
 
         `completed` is the number of completed checkpoints of this job.
         """
@@ -150,7 +153,10 @@ class FailoverOracle:
         self._failed -= again
 
     def _touched(self, tied: set[VertexId]) -> set[TaskId]:
-        """Returns the failed tasks and all tasks connected to them, by channels or by being of a vertex in `tied`."""
+        """Returns the failed tasks and all tasks connected to them by channels.
+
+        All tasks of a vertex in `tied` are connected.
+        """
         found = set(self._failed)
         to_visit = list(self._failed)
         while to_visit:
@@ -164,33 +170,33 @@ class FailoverOracle:
 
 
 NUMBERS_MAX = 1_000
-"""Number of checkpoints whose coordinator is remembered."""
+"""For how many checkpoints the coordinator that triggered them is stored."""
 
 
 class TakeoverOracle:
-    """Checks that tasks which a new coordinator adopts obey only that coordinator.
+    """Checks that tasks obey only the newest coordinator that has adopted them.
 
     It uses the generations of coordinators and the numbers of checkpoints. Rules:
 
-    - A task that has received an order of a coordinator ignores orders of older ones.
+    - A task that has received an order from a coordinator ignores orders from older ones.
     - A coordinator does not end a process that obeys a newer one.
-    - A number belongs to one checkpoint, triggered by one coordinator.
-    - A coordinator that has asked the tasks for their state triggers no checkpoint until all of them have answered or
-      are deployed anew.
+    - A checkpoint number belongs to one checkpoint, triggered by one coordinator.
+    - A coordinator that has requested the state of the tasks triggers no checkpoint until each of them has answered or
+      was deployed again.
     """
 
     def __init__(self, spec: JobSpec, coverage: Coverage) -> None:
         self._tasks = frozenset(spec.tasks)
         self._coverage = coverage
         self._asked: dict[int, set[TaskId]] = {}
-        """Tasks without an answer, by the generation of the coordinator that has requested it."""
+        """The tasks that have not answered yet, by the generation of the coordinator that sent the request."""
         self._deployed_since = False
         """True if tasks were deployed since the newest coordinator started."""
         self._numbers: dict[int, int] = {}
-        """Generation that has triggered each checkpoint."""
+        """The generation of the coordinator that triggered each checkpoint."""
 
     def heard(self, event: co.CoordinatorEvent) -> None:
-        """Observes an event that a coordinator receives and does not ignore."""
+        """Records an event that a coordinator receives and does not ignore."""
         if isinstance(event, co.CoordinatorStarted):
             self._deployed_since = False
         elif isinstance(event, co.TaskAnswered):
@@ -200,7 +206,7 @@ class TakeoverOracle:
                 self._coverage.saw("tasks_adopted")
 
     def deployed(self, tasks: Iterable[TaskId], by: int) -> None:
-        """Observes a deployment. Coordinator `by` and older ones no longer wait for answers of these tasks."""
+        """Records a deployment. Coordinator `by` and older ones no longer wait for answers from these tasks."""
         again = set(tasks)
         self._deployed_since = True
         for generation, asked in self._asked.items():
@@ -233,7 +239,10 @@ class TakeoverOracle:
             raise InvariantViolated(8, f"coordinator {generation} ends the process {process}, which obeys {newest}")
 
     def obeyed(self, task: TaskId, what: str, generation: int, newest: int) -> None:
-        """Checks an order that a task has obeyed. `newest` is the newest generation that the task had orders from."""
+        """Checks an order that a task has obeyed.
+
+        `newest` is the newest generation from which the task has received orders.
+        """
         if generation < newest:
             raise InvariantViolated(8, f"{task} obeys coordinator {generation} ({what}) after coordinator {newest}")
 
@@ -241,8 +250,8 @@ class TakeoverOracle:
 class RestartWatch:
     """Checks that restarts follow the restart strategy of a job: whether there is a next attempt, and when it starts.
 
-    The check counts failures itself. A lost coordinator may lose a decision with it, so the check runs only until the
-    first coordinator is lost. `put_off` is called for each wait that is longer than the previous one.
+    It counts failures itself. A decision may be lost together with a coordinator, so it checks only until the first
+    coordinator is lost. `put_off` is called for each wait that is longer than the previous one.
     """
 
     def __init__(self, strategy: RestartStrategy, put_off: Callable[[], None]) -> None:
@@ -259,7 +268,7 @@ class RestartWatch:
         event: co.CoordinatorEvent,
         instructions: Sequence[do.CoordinatorInstruction],
     ) -> None:
-        """Checks an instruction that is carried out. `instructions` are all that followed from `event`."""
+        """Checks an instruction that is executed. `instructions` are all instructions that followed from `event`."""
         match instruction:
             case do.StartTasks():
                 self._runs_since_ms = event.at_ms

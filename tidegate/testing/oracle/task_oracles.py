@@ -1,4 +1,6 @@
-"""Checks which splits tasks read, which frames they exchange within a process, and what they restore."""
+"""Checks the splits that tasks read, the frames that they exchange within a process, and the event time that they
+restore.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ from tidegate.testing.oracle.coverage import Coverage
 
 
 class SplitsOracle:
-    """Checks that each split of a source is in exactly one place, where the coordinator assigns splits.
+    """Checks that each split of a source is in exactly one place, if the coordinator assigns the splits.
 
-    It does not trust the coordinator. It reads the snapshots of tasks, and the pool of the checkpoint that is then
-    completed. For each such source:
+    It does not use the state of the coordinator, but reads the snapshots of tasks and the pool in each completed
+    checkpoint. For each such source:
 
-        splits in the snapshots of its subtasks + splits in the pool == all splits of the source, and none twice
+        splits in the snapshots of its subtasks + splits in the pool == all splits of the source, each once
 
-    A subtask that had finished before has no snapshot. It has read the splits of its last one.
+    A subtask that had finished before has no snapshot. It has read the splits of its last snapshot.
     """
 
     def __init__(self, spec: JobSpec, coverage: Coverage) -> None:
@@ -41,16 +43,16 @@ class SplitsOracle:
         }
         self._coverage = coverage
         self._cuts: dict[int, dict[TaskId, dict[str, bool]]] = {}
-        """For each checkpoint and task, the splits of its snapshot, and whether each is read to the end."""
+        """The splits in the snapshot of each task, by checkpoint and task. True: the split is read to its end."""
         self._last: dict[TaskId, dict[str, bool]] = {}
-        """Splits of the last snapshot of each task in its attempt, as in `_cuts`."""
+        """The splits in the last snapshot of each task in its attempt, as in `_cuts`."""
         self._given: dict[TaskId, set[str]] = {}
-        """Splits that each task was assigned in its attempt."""
+        """The splits that were assigned to each task in its attempt."""
         self._back: set[tuple[TaskId, str]] = set()
-        """Splits that were assigned to tasks which have failed since."""
+        """The splits that were assigned to tasks which have failed since then."""
 
     def deployed(self, tasks: Iterable[TaskId]) -> None:
-        """Observes the start of an attempt."""
+        """Records the start of an attempt."""
         for task in tasks:
             self._last.pop(task, None)
             self._back |= {(task, split_id) for split_id in self._given.pop(task, ())}
@@ -88,7 +90,7 @@ class SplitsOracle:
         self._cuts.setdefault(int(snapshot.checkpoint_id), {})[task] = held
 
     def completes(self, metadata: CheckpointMetadata, finished: set[TaskId]) -> None:
-        """Checks the splits of a completed checkpoint. `finished` are the tasks that it holds as finished."""
+        """Checks the splits of a completed checkpoint. `finished` are the tasks that it records as finished."""
         cut = self._cuts.get(int(metadata.checkpoint_id), {})
         for source in set(self._sources.values()):
             tasks = [task for task, of in self._sources.items() if of is source]
@@ -128,22 +130,22 @@ class SplitsOracle:
 class AlignmentOracle:
     """Checks that no task reads a split that is too far ahead of its watermark group.
 
-    The limit is the group watermark that the task received last in its attempt. The position of a split in event time
-    follows from the rows that the task has processed.
+    The limit follows from the group watermark that the task received last in its attempt. The position of a split in
+    event time follows from the rows that the task has processed.
     """
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._heard: dict[tuple[TaskId, AttemptNumber], int] = {}
-        """Group watermark that each task has received, by task and attempt."""
+        """The group watermark that each task received last, by task and attempt."""
 
     def heard(self, machine: TaskMachine, event: ev.WatermarkAnnounced) -> None:
-        """Observes the group watermark that a task receives."""
+        """Records the group watermark that a task receives."""
         if event.attempt == machine.attempt:
             self._heard[machine.descriptor.task, machine.attempt] = event.watermark_ms
 
     def reads(self, machine: TaskMachine, split_id: str) -> None:
-        """Checks a split that a task reads."""
+        """Checks that the split that a task reads is within the limit of its group."""
         task = machine.descriptor.task
         source = self._spec.aligned_source(task)
         if source is None or machine.source is None:
@@ -165,7 +167,7 @@ def _watermark_ms(machine: TaskMachine, split_id: str) -> int:
 
 
 class _Frame(NamedTuple):
-    """A frame that was sent and has not arrived."""
+    """A frame that was sent and has not arrived yet."""
 
     attempt: AttemptNumber
     channel: ChannelId
@@ -176,10 +178,10 @@ class _Frame(NamedTuple):
 
 
 class LocalQueuesOracle:
-    """Checks the frames that subtasks of one process send each other (invariant 1). Rules:
+    """Checks the frames that subtasks of one process send to each other (invariant 1). Rules:
 
     - A frame arrives once, in order, in the process and in the attempt in which it was sent.
-    - It arrives before a subtask of that process takes its next turn, unless its receiver is over.
+    - It arrives before a subtask of that process takes its next turn, unless its receiver has ended.
     - When a process ends, the frames in its queue are lost.
     """
 
@@ -191,18 +193,18 @@ class LocalQueuesOracle:
             for channel in channels
             if workers[graph.sender(channel)] == workers[graph.receiver(channel)]
         }
-        """Receiver of each channel between subtasks of one worker."""
+        """The receiver of each channel between subtasks of one worker."""
         self._sent: dict[str, deque[_Frame]] = {}
 
     def sent(self, process: str, frame: do.SendFrame) -> bool:
-        """Records a frame. Returns whether it stays within its process."""
+        """Records a sent frame. Returns whether it stays within its process."""
         if frame.channel not in self._receivers:
             return False
         self._sent.setdefault(process, deque()).append(_Frame(frame.attempt, frame.channel, frame.first_sequence))
         return True
 
     def arrived(self, process: str, event: ev.FrameArrived) -> None:
-        """Checks a frame that arrives. Earlier frames of another attempt no longer arrive."""
+        """Checks a frame that arrives. Frames of other attempts that were sent before it no longer arrive."""
         if event.channel not in self._receivers:
             return
         frame = _Frame(event.attempt, event.channel, event.first_sequence)
@@ -214,8 +216,9 @@ class LocalQueuesOracle:
                 raise InvariantViolated(1, f"{frame} comes in {process} before {before}, which was sent before it")
 
     def turn(self, process: str, running: Mapping[TaskId, AttemptNumber]) -> None:
-        """Checks that all frames have arrived before a turn. `running` are the subtasks of the process and their
-        attempts.
+        """Checks that all frames have arrived before a turn.
+
+        `running` has the subtasks of the process with their attempts.
         """
         sent = self._sent.get(process)
         if not sent:
@@ -226,7 +229,7 @@ class LocalQueuesOracle:
         sent.clear()
 
     def ended(self, process: str) -> bool:
-        """Observes the end of a process. Returns whether frames were in its queue."""
+        """Records the end of a process. Returns whether frames were in its queue."""
         return bool(self._sent.pop(process, None))
 
 
@@ -237,18 +240,18 @@ Moments = dict[tuple[OperatorUid, int], int]
 
 
 class MomentsOracle:
-    """Checks that a restore gives operators the event time that they had in the snapshot.
+    """Checks that a restore gives operators the same event time as in the snapshot.
 
-    Windows, joins and state with a time to live keep it for each key group. If it moved back, a late row would be
-    accepted. The output does not show that for certain, because where channels meet, it depends on their order which
-    row is late. So event time is recorded when a snapshot is taken, and compared when a task is restored.
+    Windows, joins and state with a time to live store it for each key group. If it moved back, a late row would be
+    accepted. The output does not always show that, because which row is late can depend on the order of channels. So
+    event time is recorded when a snapshot is taken, and compared when a task is restored.
     """
 
     def __init__(self) -> None:
         self._of: dict[int, Moments] = {}
 
     def snapshot_taken(self, checkpoint_id: int, machine: TaskMachine) -> None:
-        """Records the event time of a task when the synchronous part of a snapshot is done."""
+        """Records the event time of a task after the synchronous part of its snapshot."""
         if machine._operators_finished:
             return
         self._of.setdefault(checkpoint_id, {}).update(_moments(machine))
@@ -256,7 +259,7 @@ class MomentsOracle:
             del self._of[min(self._of)]
 
     def after_event(self, machine: TaskMachine, event: ev.TaskEvent) -> None:
-        """Compares the event time of a task that was restored from a checkpoint of this job."""
+        """Compares the event time of a task that was restored from a checkpoint of this job with the recorded one."""
         if not isinstance(event, ev.TaskRestored) or event.finished or event.checkpoint_id is None:
             return
         then = self._of.get(event.checkpoint_id, {})
@@ -283,14 +286,14 @@ def _moments(machine: TaskMachine) -> Iterator[tuple[tuple[OperatorUid, int], in
 _ROWS_MAX = 1_000
 
 Session = tuple[str, int, int]
-"""Key, start and end of a session in ms."""
+"""The key of a session, its start and its end in ms."""
 
 
 class RestoredSessions:
-    """Counts sessions that tasks were restored with and that grow by later rows.
+    """Counts sessions that were restored and then extended by later rows.
 
-    The rows of the output show whether such sessions are right. A task is observed as long as sessions are open that it
-    was restored with.
+    The rows of the output show whether such sessions are correct. A task is watched as long as a session is open with
+    which it was restored.
     """
 
     def __init__(self, coverage: Coverage) -> None:
@@ -298,7 +301,7 @@ class RestoredSessions:
         self._open: weakref.WeakKeyDictionary[TaskMachine, set[Session]] = weakref.WeakKeyDictionary()
 
     def after_event(self, machine: TaskMachine, event: ev.TaskEvent) -> None:
-        """Observes a restore, or the end of a turn."""
+        """Records the open sessions after a restore, and counts the extended ones after a turn."""
         if isinstance(event, ev.TaskRestored):
             restored = set(_sessions(machine))
             if restored:

@@ -1,6 +1,6 @@
-"""The ports of the simulated world: messages that arrive late, twice or not at all, and I/O that fails.
+"""The ports of the simulated runtime: messages arrive late, twice or not at all, and I/O fails.
 
-The reports of all subtasks of a process in one round travel in one message, and so do the coordinator's messages to
+All reports of the subtasks of a process in one round are sent in one message, as are the messages of the coordinator to
 them. A message is lost or repeated as a whole.
 """
 
@@ -39,32 +39,33 @@ from tidegate.testing.world.disk import SimulatedDisk
 from tidegate.testing.world.virtual_time import World
 
 CUT_OFF_MS = 1_000
-"""Longest delay in ms of messages from a coordinator that was cut off."""
+"""Longest additional delay in ms of messages from a coordinator that was replaced but still runs."""
 RECOVERY_MS = 300
-"""Time in ms until a successor of a lost coordinator starts."""
+"""Time in ms until the successor of a lost coordinator starts."""
 CHANCES_OF_A_COPY = 100
-"""Number of draws for the loss of a coordinator while it copies a savepoint. It is large, because a copy takes as long
-as many other events.
+"""How often it is drawn whether the coordinator is lost while it copies a savepoint.
+
+It is large, because a copy takes as long as many other events.
 """
 TAKEOVER_DROP = 0.1
 _UNSURE = (co.CheckpointAcknowledged, co.TaskAnswered)
 """Reports that may be lost or arrive twice."""
 COORDINATOR = "coordinator"
 ROUND_MS_MAX = 5
-"""A process sends the reports of its subtasks in one message after at most this time."""
+"""After at most this time in ms a process sends the reports of its subtasks in one message."""
 STORAGE = "storage"
 """The name in the trace for hooks, and for files that are written or deleted."""
 
 
 class JobInTheWorld(Protocol):
-    """The interface that ports use of their job, which is a `SimulatedJob`."""
+    """The interface of `SimulatedJob` that the ports use."""
 
     world: World
     watch: Watch
     context: JobContext
     disk: SimulatedDisk
     coordinator: CoordinatorDriver | None
-    """The coordinator in charge, or None while it is lost."""
+    """The coordinator in charge, or None while there is none."""
     coordinator_crashes: int
     processes: SimulatedProcesses
     nodes: SimulatedNodes
@@ -81,7 +82,7 @@ class JobInTheWorld(Protocol):
 
 
 class WatchedHost(TaskDriver):
-    """A task driver that shows the watch all events and instructions of its machine."""
+    """A task driver that reports all events and instructions of its machine to the oracles."""
 
     def __init__(
         self, machine: TaskMachine, effects: TaskEffects, port: SimulatedSubtask, watch: Watch, world: World
@@ -91,12 +92,12 @@ class WatchedHost(TaskDriver):
         self._world = world
         self._process = port.process
         self._ordered: ev.CoordinatorOrder | None = None
-        """The coordinator order that the machine is handling now, or None."""
+        """The order of a coordinator that the machine is handling now, or None."""
         self._heard_of = ev.UNFENCED
-        """Generation of the newest coordinator that the task has received an order from."""
+        """Generation of the newest coordinator from which the task has received an order."""
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
-        """Handles an event under observation."""
+        """Handles an event, and lets the oracles check the result."""
         if isinstance(event, TryAgain):
             super().handle(event)
             return
@@ -132,7 +133,7 @@ class WatchedHost(TaskDriver):
 
 
 class _Network:
-    """The transport between processes of the simulated world. It delays, loses and repeats messages."""
+    """The simulated network between processes. It delays, loses and repeats messages."""
 
     def __init__(self, job: JobInTheWorld, subtask: SimulatedSubtask, to: TaskId) -> None:
         self._job = job
@@ -140,7 +141,7 @@ class _Network:
         self._to = to
 
     def send(self, frame: task_do.SendFrame) -> None:
-        """Sends a frame. Frames of a channel arrive in order, except for repeated frames."""
+        """Sends a frame to the receiver. Frames of a channel arrive in order, except for repeated frames."""
         job = self._job
         world = self._job.world
         receiver = self._to
@@ -158,7 +159,7 @@ class _Network:
             world.after(world.delay_ms() * 2, _again(world, arrive))
 
     def grant(self, grant: task_do.GrantCredit) -> None:
-        """Sends a grant of credit, which may be lost."""
+        """Sends a grant of credit to the sender of the channel. It may be lost."""
         job = self._job
         world = self._job.world
         sender = self._to
@@ -175,7 +176,7 @@ class _Network:
 
 
 class SimulatedSubtask(Subtask):
-    """One subtask of one attempt in a simulated process, with its access to the world."""
+    """One subtask of one attempt in a simulated process, with its access to network, storage and clock."""
 
     virtual = True
 
@@ -204,7 +205,7 @@ class SimulatedSubtask(Subtask):
         super().send_frame(frame)
 
     def note(self, frame: task_do.SendFrame) -> None:
-        """Adds a frame that is sent to the trace."""
+        """Adds a sent frame to the trace."""
         job = self._job
         receiver = self._job.context.graph.receiver(frame.channel)
         barrier = next((element for element in frame.elements if isinstance(element, Barrier)), None)
@@ -215,7 +216,7 @@ class SimulatedSubtask(Subtask):
         return _Network(self._job, self, neighbour)
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Queues a report for the next message of the process."""
+        """Adds a report to the next message of the process to the coordinator."""
         unreported = self.process.unreported
         job = self._job
         world = self._job.world
@@ -263,7 +264,7 @@ class SimulatedSubtask(Subtask):
 def send_reports(job: JobInTheWorld, process: SimulatedProcess) -> None:
     """Sends the reports that the subtasks of a process have queued, in one message.
 
-    Reports that may be lost are lost together and repeated together. All other reports always arrive.
+    The reports that may be lost are lost together and repeated together. All other reports always arrive.
     """
     if not process.acts(partial(send_reports, job, process)):
         return
@@ -299,7 +300,7 @@ def _cause(job: JobInTheWorld, event: CoordinatorEvent) -> int | None:
 
 
 class _Told(NamedTuple):
-    """A message to a task, and the event of the log that caused it."""
+    """A message to a task, and the number of the log event that caused it."""
 
     task: TaskId
     event: ev.TaskEvent
@@ -307,19 +308,19 @@ class _Told(NamedTuple):
 
 
 class SimulatedCoordinatorPort:
-    """One coordinator incarnation's access to the world."""
+    """The access of one coordinator incarnation to network, storage and clock."""
 
     def __init__(self, job: JobInTheWorld) -> None:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
         self.ledger = Ledger(job.watch.causes, job.world.note, self._carried_out)
         self._unsent: dict[WorkerId, list[_Told]] = {}
-        """Messages to the tasks of each slot that leave together."""
+        """Messages to the tasks of each slot that are sent together."""
         self._copies = CopiesOracle(job.watch.oracle.files.numbers)
         self._is_copy = False
-        """True if the instruction that is carried out copies a savepoint."""
+        """True while an instruction is executed that copies a savepoint."""
         self.savepoint_io = 0
-        """Number of copies and deletions of savepoints in progress."""
+        """How many copies and deletions of savepoints are in progress."""
         self.host: CoordinatorDriver | None = None
         self.effects: CoordinatorEffects | None = None
 
@@ -357,11 +358,11 @@ class SimulatedCoordinatorPort:
         )
 
     def _late_ms(self) -> int:
-        """Draws the extra delay of messages, which is long if this coordinator has been replaced."""
+        """Returns a random additional delay of messages in ms. It is long if this coordinator has been replaced."""
         return self._job.world.between(0, CUT_OFF_MS) if self._job.coordinator is not self.host else 0
 
     def send(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Queues an event for the next message to the process of the task."""
+        """Adds an event to the next message to the process of the task."""
         job = self._job
         job.watch.told(event)
         job.watch.failover.told(task, event)
@@ -434,7 +435,7 @@ class SimulatedCoordinatorPort:
         self.run_io(counted)
 
     def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
-        """Delivers an event of the coordinator itself: a timer or the result of I/O."""
+        """Delivers an event that the coordinator has caused itself: a timer or the result of I/O."""
         assert self.host is not None
         self._copies.heard(event)
         self._job.watch.oracle.savepoints.heard(event)
@@ -503,7 +504,7 @@ class SimulatedCoordinatorPort:
             job.world.after(RECOVERY_MS, job.start_coordinator)
 
     def halt(self, reason: str, *, fenced: bool) -> None:
-        """Stops the coordinator for good. If it is in charge, the job has failed."""
+        """Stops the coordinator permanently. If it is in charge, the job has failed."""
         job = self._job
         host = self.host
         assert host is not None
@@ -516,15 +517,15 @@ class SimulatedCoordinatorPort:
 
 
 def _lost_in_a_takeover(world: World) -> bool:
-    """Draws whether a request or an answer of a takeover is lost.
+    """Returns at random whether a request or an answer of a takeover is lost.
 
-    There are few of them, so they are lost more often than other messages.
+    There are few of these messages, so they are lost more often than other messages.
     """
     return world.faulty and world.random.random() < TAKEOVER_DROP
 
 
 def _delay_ms(world: World, due_at_ms: int, delay_ms: int) -> int:
-    """Returns how long a timer takes. If the wall clock is never set, the timer fires exactly when it is due."""
+    """Returns the delay of a timer in ms. If the wall clock is never set, the timer fires exactly when it is due."""
     return delay_ms if world.clock_is_set else max(0, due_at_ms - world.now_ms)
 
 
@@ -543,29 +544,30 @@ def _raise(error: Exception) -> None:
 
 
 class WatchedEffects(TaskEffects):
-    """Task effects that show the oracle of local copies each deletion of copies."""
+    """Task effects that report each deletion of local copies to the oracle."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        """Takes the arguments of `TaskEffects`."""
+        """Takes the same arguments as `TaskEffects`."""
         super().__init__(*args, **named)
         self.copies_oracle: NodeCopiesOracle | None = None
         self._bases: dict[CheckpointId, frozenset[str]] = {}
         self._completed: CheckpointId | None = None
-        """The newest completed checkpoint that the task was notified of. Later notifications of older checkpoints are
-        ignored.
+        """The newest completed checkpoint of which the task was notified.
+
+        Notifications of older checkpoints are then ignored.
         """
 
     def persist(
         self, instruction: task_do.PersistSnapshot, sync_ms: int
     ) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
-        """Remembers on which files a written part of a checkpoint builds."""
+        """Stores the part of a checkpoint, and records on which files it is based."""
         event = super().persist(instruction, sync_ms)
         if isinstance(event, ev.SnapshotPersisted):
             self._bases[event.checkpoint_id] = frozenset() if instruction.base is None else instruction.base.paths
         return event
 
     def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
-        """Deletes copies, and then shows the result to the oracle."""
+        """Deletes copies that are no longer needed, and then lets the oracle check the remaining ones."""
         super().checkpoint_over(event)
         if self.copies_oracle is None or self._copies is None:
             return

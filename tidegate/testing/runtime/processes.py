@@ -1,23 +1,23 @@
 """The processes of a simulated job and their nodes, which hang, are lost or are cut off.
 
-A slot has one process at a time. It runs the next attempts of its subtasks too, unless it has died. Rules:
+A slot has one process at a time. It also runs the next attempts of its subtasks, unless it has died. Rules:
 
-- When a process ends, all its subtasks end. The keyed state that stopped subtasks have left in it is lost, and so are
+- When a process ends, all its subtasks end. Keyed state that stopped subtasks have left in it is lost, and so are
   frames between its subtasks and unsent reports. Each subtask that had not finished has failed.
-- A subtask that raises an error fails alone. Its process stays, with the state of other subtasks.
-- Frames between subtasks of a process go through its queue. They are never lost, repeated or late.
+- A subtask that raises an error fails alone. Its process continues, with the state of its other subtasks.
+- Frames between subtasks of a process use its queue. They are never lost, repeated or late.
 - A process that hangs neither receives nor sends. The current coordinator notices that after `silence_ms`. A
-  coordinator that was cut off takes all processes for hung after that time.
-- A process that hangs or was evicted gets no further subtask. A new process with empty memory replaces it.
-- A process may die before one of its subtasks has begun, while it restores state or waits for other subtasks that do.
-- A process ignores a replaced coordinator that orders it to leave. It cannot refuse a kill, so the oracle checks kills.
-- A process stays on its node for life. A new one starts on any node that answers.
+  coordinator that was cut off considers all processes as hung after that time.
+- A process that hangs or was evicted gets no more subtasks. A new process with empty memory replaces it.
+- A process may die before one of its subtasks runs, while it restores state or waits for other subtasks that do so.
+- A process ignores the order of a replaced coordinator to leave. It cannot refuse a kill, so the oracle checks kills.
+- A process never moves to another node. A new one starts on any node that can be reached.
 - When a node is lost, its disk and all processes on it are lost, and sometimes the coordinator. Another node with an
   empty disk replaces it.
-- A node that is cut off reaches neither storage nor other nodes. It stands still: messages for its processes, and
-  answers of storage, are held and delivered in the same order when the link is back. A process that should stop a task
-  and does not receive that is replaced.
-- A cut may end with the loss of the node.
+- A node that is cut off reaches neither storage nor other nodes. Messages for its processes and answers of storage are
+  queued, and delivered in the same order when the connection is restored. A process that should stop a task and does
+  not receive the order is replaced.
+- A node that was cut off may be lost at the end.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ DETECTION_MS_MAX = 500
 """Longest time in ms until the death of a process or the failure of a subtask is noticed."""
 NODES = 3
 LOST_WITH_A_CUT = 0.25
-"""Probability that a node is lost at the end of a cut."""
+"""Probability that a node that was cut off is lost at the end."""
 _NOT_BEGUN = (TaskStatus.CREATED, TaskStatus.READY)
 
 
 class JobOfProcesses(Protocol):
-    """The interface that processes and nodes use of their job, which is a `SimulatedJob`."""
+    """The interface of `SimulatedJob` that processes and nodes use."""
 
     world: World
     watch: Watch
@@ -68,7 +68,7 @@ class JobOfProcesses(Protocol):
 
 
 class SimulatedProcess(Worker):
-    """One process, which is the worker of a slot until it ends."""
+    """One process: the worker of a slot until it ends."""
 
     def __init__(self, job: JobOfProcesses, graph: JobGraph, wiring: Wiring, slot: WorkerId, name: str) -> None:
         super().__init__(graph, wiring)
@@ -86,25 +86,26 @@ class SimulatedProcess(Worker):
         self._takes_in_soon = False
 
     def obeys(self, generation: int) -> None:
-        """Records that a coordinator has sent something to the process."""
+        """Records that a coordinator of this generation has sent a message to the process."""
         self.obeyed = max(generation, self.obeyed)
 
     def has(self, subtask: Subtask) -> bool:
-        """Returns whether a subtask runs in the process."""
+        """Returns whether this subtask runs in the process."""
         return not self.gone and self.subtasks.get(subtask.task) is subtask
 
     def acts(self, action: Callable[[], object]) -> bool:
         """Returns whether the process can act now.
 
-        If its node is cut off, `action` is held and runs when the link is back.
+        If its node is cut off, `action` is queued and runs when the connection is restored.
         """
         if self.gone or self.hangs:
             return False
         return not self._job.hold_if_cut(self, action)
 
     def guarded(self, subtask: Subtask, action: Callable[[], object]) -> bool:
-        """Runs an action of a subtask as `Worker` does, if the process can act. Frames between its subtasks are
-        delivered soon after.
+        """Runs an action of a subtask like `Worker`, if the process can act.
+
+        Frames between its subtasks are delivered soon afterwards.
         """
         if not self.has(subtask) or not self.acts(lambda: self.guarded(subtask, action)):
             return False
@@ -120,7 +121,7 @@ class SimulatedProcess(Worker):
             self._takes_in_soon = False
 
     def turn_of(self, subtask: Subtask) -> None:
-        """Delivers the frames between subtasks, then gives this subtask its turn."""
+        """Delivers the frames between subtasks, and then runs one turn of this subtask."""
         self.take_in()
         if self.has(subtask):
             running = {task: each.attempt for task, each in self.subtasks.items()}
@@ -128,23 +129,25 @@ class SimulatedProcess(Worker):
             self.guarded(subtask, subtask.host.turn)
 
     def let_go(self, task: TaskId) -> Subtask | None:
-        """Stops a subtask, and keeps its keyed state for its next attempt. Returns the stopped subtask, also if it had
-        finished; None if it is not in this process.
+        """Stops a subtask, and keeps its keyed state for its next attempt.
+
+        Returns the stopped subtask, even if it had finished, or None if it is not in this process.
         """
         over = self.finished.pop(task, None)
         return self.stop(task) or over
 
     @property
     def unfinished(self) -> dict[TaskId, AttemptNumber]:
-        """Returns the subtasks that would fail if the process ended, with their attempts. Subtasks whose end is not
-        reported yet are included.
+        """Returns the subtasks that would fail if the process ended, with their attempts.
+
+        Subtasks that have finished but not reported it yet are included.
         """
         silent = {event.task for event in self.unreported if isinstance(event, co.TaskFinished)}
         running = {task: subtask.attempt for task, subtask in self.subtasks.items()}
         return running | {task: subtask.attempt for task, subtask in self.finished.items() if task in silent}
 
     def end(self) -> dict[TaskId, AttemptNumber]:
-        """Ends the process with everything in it. Returns the subtasks that have failed, with their attempts."""
+        """Ends the process with all its subtasks. Returns the subtasks that have failed, with their attempts."""
         failed = self.unfinished
         self.gone = True
         self.subtasks.clear()
@@ -155,7 +158,7 @@ class SimulatedProcess(Worker):
 
 
 class _Seen(NamedTuple):
-    """A process, with the attempts of its subtasks when it last answered."""
+    """A process, with the attempts of its subtasks when it answered last."""
 
     process: SimulatedProcess
     attempts: dict[TaskId, AttemptNumber]
@@ -164,7 +167,7 @@ class _Seen(NamedTuple):
 class SimulatedProcesses:
     """The processes of one job.
 
-    `silence_ms` is the time after which a process that does not answer counts as hung, or 0 if it never does.
+    `silence_ms` is the time in ms after which a process that does not answer counts as hung; 0 if it never does.
     """
 
     def __init__(self, job: JobOfProcesses, graph: JobGraph, wiring: Wiring, silence_ms: int) -> None:
@@ -179,7 +182,7 @@ class SimulatedProcesses:
         self._of: dict[WorkerId, SimulatedProcess] = {}
 
     def of(self, task: TaskId) -> SimulatedProcess:
-        """Returns the process of a subtask, or the process that it was in last."""
+        """Returns the process of a subtask, or the process in which it ran last."""
         slot = self._slots[task]
         return self._of[slot] if slot in self._of else self._start(slot)
 
@@ -202,7 +205,7 @@ class SimulatedProcesses:
         return [self._of[slot] for slot in sorted(self._of)]
 
     def staff(self, process: SimulatedProcess, given_up: Collection[str], generation: int) -> SimulatedProcess:
-        """Assigns subtasks to a process. Returns it, or the new process that replaces it."""
+        """Prepares a process for new subtasks. Returns it, or a new process if it hangs or was given up."""
         if process.hangs or process.name in given_up:
             self.end(process, "another process takes its place")
             process = self._of[process.slot]
@@ -210,7 +213,10 @@ class SimulatedProcesses:
         return process
 
     def dies_early(self, subtask: Subtask) -> bool:
-        """Sometimes lets the process of a subtask that has not begun die. Returns whether it died."""
+        """Ends, with the probability `restore_crash`, the process of a subtask that does not run yet.
+
+        Returns whether it did.
+        """
         job = self._job
         faults = self._job.world.faults
         process = subtask.worker
@@ -225,7 +231,7 @@ class SimulatedProcesses:
         return True
 
     def hang(self, process: SimulatedProcess) -> None:
-        """Lets a process hang from now on."""
+        """Makes a process hang from now on."""
         self._job.world.note(process.name, "hangs, with", *process.subtasks)
         process.hangs = True
         self._job.world.after(self._silence_ms, lambda: self._notice(process))
@@ -239,7 +245,7 @@ class SimulatedProcesses:
             self._find_hung(self._job.coordinator, _Seen(process, process.unfinished))
 
     def silent(self, processes: Iterable[SimulatedProcess], still: Callable[[SimulatedProcess], bool]) -> None:
-        """Lets unreachable processes count as hung if that lasts for `silence_ms`."""
+        """Makes the coordinator consider processes as hung if they stay unreachable for `silence_ms`."""
         seen = list(processes)
         if self._silence_ms:
             self._job.world.after(self._silence_ms, lambda: self._notice_silence(seen, still))
@@ -257,7 +263,7 @@ class SimulatedProcesses:
                 self._find_hung(coordinator, _Seen(process, process.unfinished))
 
     def cut_off(self, coordinator: CoordinatorDriver) -> None:
-        """Lets a coordinator that is cut off take all processes for hung after `silence_ms`."""
+        """Makes a coordinator that is cut off consider all processes as hung after `silence_ms`."""
         if self._silence_ms:
             seen = [_Seen(process, process.unfinished) for process in self.known if process.unfinished]
             self._job.world.after(self._silence_ms, lambda: self._find_all_hung(coordinator, seen))
@@ -277,7 +283,7 @@ class SimulatedProcesses:
         self._job.hear(coordinator, co.ProcessGivenUp(at_ms, name, reason))
 
     def kill(self, name: str, generation: int) -> None:
-        """Carries out a kill that a coordinator has requested."""
+        """Executes a kill that a coordinator has requested."""
         process = next((process for process in self.known if process.name == name), None)
         if self._job.over or process is None:
             return
@@ -287,14 +293,14 @@ class SimulatedProcesses:
         self.end(process, f"coordinator {generation} has ended it")
 
     def leave(self, generation: int) -> None:
-        """Lets a coordinator that cannot continue order all processes to end."""
+        """Ends all processes that obey a coordinator which cannot continue."""
         for process in self.known:
             if not self._job.over and process.unfinished and may_obey(generation, process.obeyed):
                 self._job.watch.takeovers.killed(process.name, generation, process.obeyed)
                 self.end(process, f"coordinator {generation} has ordered it to leave")
 
     def end(self, process: SimulatedProcess, reason: str) -> None:
-        """Ends a process with everything in it, and starts another one for its slot."""
+        """Ends a process with all its subtasks, and starts a new one for its slot."""
         job = self._job
         if len(process.subtasks) > 1:
             job.watch.coverage.saw("slot_lost")
@@ -317,16 +323,19 @@ class SimulatedNodes:
     def __init__(self, job: JobOfProcesses) -> None:
         self._job = job
         self._of: dict[str, int] = {}
-        """Node of each process, by the name of the process."""
+        """The node of each process, by the name of the process."""
         self._cut: dict[int, None] = {}
         self._held: dict[str, deque[Callable[[], object]]] = {}
-        """Actions for processes on nodes that are cut off, by process name, to run when the link is back."""
+        """Actions for processes on nodes that are cut off, by process name.
+
+        They run when the connection is restored.
+        """
         self._faults = 0
         self._folders: dict[int, SimulatedNodeFolder] = {}
         self._disks = 0
 
     def folder(self, node: int) -> SimulatedNodeFolder:
-        """Returns the folder on the local disk of a node."""
+        """Returns the folder for local copies on the disk of a node."""
         if node not in self._folders:
             self._disks += 1
             seed = f"disk {self._disks} of {self._job.world.seed}"
@@ -334,7 +343,7 @@ class SimulatedNodes:
         return self._folders[node]
 
     def of(self, process: SimulatedProcess) -> int:
-        """Returns the node of a process, which is drawn when the process starts."""
+        """Returns the node of a process. It is chosen at random when the process starts."""
         name = process.name
         if name not in self._of:
             there = [node for node in range(NODES) if node not in self._cut] or list(range(NODES))
@@ -346,11 +355,11 @@ class SimulatedNodes:
         return bool(self._cut) and self.of(process) in self._cut
 
     def hold(self, process: SimulatedProcess, action: Callable[[], object]) -> None:
-        """Holds an action for a process whose node is cut off."""
+        """Queues an action for a process whose node is cut off."""
         self._held.setdefault(process.name, deque()).append(action)
 
     def maybe_fail(self, process: SimulatedProcess) -> None:
-        """Sometimes loses the node of a process, or cuts it off."""
+        """Loses the node of a process, or cuts it off, each with its probability."""
         world = self._job.world
         if self._faults >= world.faults.nodes_max or self.is_cut(process):
             return
@@ -364,8 +373,9 @@ class SimulatedNodes:
         return [process for process in self._job.processes.known if self.of(process) == node]
 
     def _held_on(self, node: int) -> list[str]:
-        """Returns the processes on a node for which something is held. Processes that have ended may have I/O in
-        progress.
+        """Returns the names of the processes on a node for which actions are queued.
+
+        A process that has ended may still have I/O in progress.
         """
         return [name for name in self._held if self._of[name] == node]
 

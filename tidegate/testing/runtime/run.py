@@ -2,8 +2,8 @@
 
 `simulate` and our own random jobs are built on it.
 
-A `Simulation` holds one world with one disk. Jobs run in it one after the other, so that a later job can be restored
-from what an earlier one has stored. Messages that were still in flight when a job ended arrive while the next one runs.
+A `Simulation` has one world with one disk. Jobs run in it one after the other, so that a later job can be restored from
+files that an earlier one has stored. Messages that were in flight when a job ended arrive while the next one runs.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from tidegate.testing.world.virtual_time import World
 STORAGE = "sim://checkpoints"
 SAVEPOINTS = "sim://savepoints"
 COPIES = "copies"
-"""Folder of local copies on the disk of each node."""
+"""The folder of local copies on the disk of each node."""
 JOB_NAME = "simulated"
 STEPS_MAX = 400_000
 DEPLOY_TIMEOUT_MS = 120_000
-"""Longest time for a deployment. No function takes long to open here, and a run has to end."""
+"""Longest time for a deployment in ms. Functions open quickly here, and a run must end."""
 
 Build = Callable[[StreamEnvironment], Any]
 Slots = Literal["shared", "halves", "apart"]
 Rows = dict[str, Counter[str]]
-"""Rows of each table, by URL."""
+"""The rows of each table, with the number of each, by URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """The parts that run the protocol. Tests of the oracle replace them by broken parts."""
+    """The classes that run the protocol. Tests of the oracle replace them by classes with errors."""
 
     task_machine: Callable[..., TaskMachine] = TaskMachine
     task_effects: Callable[..., TaskEffects] = WatchedEffects
@@ -72,7 +72,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A user request `at_ms` after the start of the job: a snapshot of this kind, or a cancellation (None)."""
+    """A request of a user `at_ms` after the start of the job: a snapshot of this kind, or (None) a cancellation."""
 
     at_ms: int
     kind: SnapshotKind | None
@@ -94,28 +94,31 @@ class JobSetting:
     allow_non_restored_state: bool = False
     settle_ms_max: int = 3_600_000
     adoption_timeout_ms: int | None = None
-    """The setting of the same name in the `JobSpec`."""
+    """The setting with the same name in `JobSpec`."""
     sources: Callable[[Source], Source] | None = None
-    """Replaces each source before the job starts; None leaves sources as they are."""
+    """Replaces each source before the job starts. None: sources are not replaced."""
     log_entries: int | None = None
-    """Number of log entries after which a snapshot of the event log is stored; None for the usual number."""
+    """After how many log entries a snapshot of the event log is stored. None: the default."""
     local_aggregation: CombiningMode = "auto"
-    """Mode of local aggregation, in which rows are combined before they are sent."""
+    """Mode of local aggregation, which combines rows before they are sent."""
     local_copies: bool = False
-    """If True, tasks keep copies of their state on the disks of their nodes."""
+    """True: tasks keep copies of their state on the disks of their nodes."""
     slots: Slots = "shared"
-    """Subtasks that share a process: subtask i of every step, of every other step (`halves`), or a single one
-    (`apart`).
+    """Which subtasks share a process.
+
+    `shared`: subtask i of all steps. `halves`: subtask i of every other step. `apart`: each subtask has its own
+    process.
     """
     hurries: bool = False
-    """If True, slow tasks become fast after the last fault, because no later checkpoint is restored. That makes runs
-    shorter.
+    """True: slow tasks become fast after the last fault, because no later checkpoint is restored.
+
+    That makes runs shorter.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """The result of one job. `rows` is None if the job did not reach its end."""
+    """The result of one job. `rows` is None if the job did not finish."""
 
     job: SimulatedJob
     violation: str | None
@@ -125,22 +128,22 @@ class JobRun:
     restarts: int
     virtual_ms: int
     settled_ms: int
-    """Time from the last possible fault to the end, in ms."""
+    """The time from the last possible fault to the end, in ms."""
     rows: Rows | None
     answers: dict[str, do.CompleteRequest]
     lost_entries: bool = False
     """True if the log of a table has lost entries by the end of the job."""
     cut_short: bool = False
-    """True if a stop has ended the data. The answer to it may be lost with a coordinator that dies."""
+    """True if a stop has ended the input early. Its answer may be lost with a coordinator that dies."""
 
     @property
     def reports_loss(self) -> bool:
-        """Returns True if the job has failed and reports that the log of a table has lost entries."""
+        """Returns whether the job has failed with the report that the log of a table has lost entries."""
         return self.lost_entries and self.status == "failed" and REPORT in (self.reason or "")
 
 
 class Simulation:
-    """A world, its disk, and the jobs that run in it."""
+    """One world, its disk, and the jobs that run in it."""
 
     def __init__(self, seed: int, faults: Faults, protocol: Protocol | None = None) -> None:
         self.seed = seed
@@ -163,19 +166,19 @@ class Simulation:
         return SimulatedStore(self.disk, url)
 
     def ledger(self, name: str) -> Ledger:
-        """Returns the ledger of this name in this world."""
+        """Returns the ledger with this name, and creates it at the first call."""
         return self._ledgers.setdefault(name, Ledger(self.world))
 
     def replication_slot(self, name: str, data: pa.Table, splits: int) -> ReplicationSlot:
-        """Returns the slot of this name in this world. It gets `data` when it is created."""
+        """Returns the replication slot with this name. The first call creates it with the rows of `data`."""
         return self._replication_slots.setdefault(name, ReplicationSlot(data, splits))
 
     def run(self, setting: JobSetting) -> JobRun:
-        """Runs one job to its end. Raises what `build` and planning raise."""
+        """Runs one job to its end. Raises the errors of `build` and of planning."""
         return self.finish(self.prepare(setting), setting.settle_ms_max)
 
     def prepare(self, setting: JobSetting) -> SimulatedJob:
-        """Returns a job that is planned and not yet started. Raises what `build` and planning raise."""
+        """Returns a job that is planned and not yet started. Raises the errors of `build` and of planning."""
         world = self.world
         if self._jobs:
             world.faults_again()
@@ -301,7 +304,7 @@ class Simulation:
 
 
 def _in_slots(graph: JobGraph, slots: Slots) -> JobGraph:
-    """Returns the graph with other slots."""
+    """Returns the graph with the slot sharing of this setting."""
     if slots == "halves":
         vertices = (replace(v, slot_group=f"half {number % 2}") for number, v in enumerate(graph.vertices))
         return replace(graph, vertices=tuple(vertices))
@@ -309,9 +312,9 @@ def _in_slots(graph: JobGraph, slots: Slots) -> JobGraph:
 
 
 def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:
-    """Describes how the rows of a job differ from the expected rows, as a violation. Returns None if they agree.
+    """Returns a text that describes how the rows of a job differ from the expected ones, or None if they are equal.
 
-    With `at_least`, each row may be there more often. With `at_most`, rows may be missing.
+    With `at_least`, rows may exist more often than expected. With `at_most`, rows may be missing.
     """
     for table, rows in expected.items():
         missing = rows - found[table]
@@ -324,7 +327,7 @@ def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: 
 
 
 def counted(rows: Sequence[Sequence[object]]) -> Counter[str]:
-    """Counts rows, as text, for comparison."""
+    """Returns how often each row occurs, with rows as text so that they can be compared."""
     return Counter(repr(tuple(row)) for row in rows)
 
 
@@ -352,13 +355,13 @@ def _place(error: BaseException) -> str:
 
 
 class _Environment(StreamEnvironment):
-    """An environment whose sources are replaced by other sources."""
+    """An environment that replaces the sources of a pipeline."""
 
     changed: Callable[[Source], Source] | None = None
     ledger: Callable[[str], Ledger]
-    """Returns the ledger of this name in the simulated world."""
+    """Returns the ledger with this name in the simulated world."""
     replication_slot: Callable[[str, pa.Table, int], ReplicationSlot]
-    """Returns the slot of this name in the simulated world, with these rows in this number of splits."""
+    """Returns the slot with this name in the simulated world, with these rows in this number of splits."""
 
     def from_source(
         self,
@@ -369,7 +372,7 @@ class _Environment(StreamEnvironment):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Returns a stream over the replaced source."""
+        """Returns a stream over the source that replaces this one."""
         changed = source if self.changed is None else self.changed(source)
         return super().from_source(
             changed, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
@@ -377,7 +380,7 @@ class _Environment(StreamEnvironment):
 
 
 class _PlanOnly:
-    """Stands in for the runtime while a pipeline is planned. A simulation runs submissions itself."""
+    """Replaces the runtime while a pipeline is planned. A simulation runs submissions itself."""
 
     memory_url = "simulated-memory:"
     sends_functions = False
@@ -389,14 +392,14 @@ class _PlanOnly:
         """Accepts every graph."""
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
-        """Accepts everything, because `submit` raises."""
+        """Accepts everything, because `submit` raises an error in any case."""
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
         """Returns an empty list."""
         return []
 
     def attach(self, name: str) -> tuple[JobCard, RunningJob]:
-        """Raises ConfigurationError, because no job runs here."""
+        """Raises ConfigurationError, because no jobs run here."""
         raise ConfigurationError("simulate() runs the pipeline: there is no job to attach to while it is built")
 
     def submit(self, submission: Submission) -> RunningJob:

@@ -1,9 +1,9 @@
-"""One job in virtual time, with the drivers, machines and effects of every runtime.
+"""One job in virtual time, with the same drivers, machines and effects as in every runtime.
 
-A crash destroys everything in a process: the drivers of all subtasks of a slot with their queues and state. Messages
-that were sent and I/O that was started are not lost. A task that is stopped leaves its keyed state to its next attempt,
-because its process lives on (`processes.py`). A coordinator that is cut off instead of killed continues as a zombie
-next to its successor.
+A crash destroys the content of a process: the drivers of all subtasks of a slot with their queues and state. Messages
+that were sent and I/O that was started are not lost. A stopped task leaves its keyed state to its next attempt, because
+its process continues (`processes.py`). A coordinator that is cut off instead of killed continues as a zombie at the
+same time as its successor.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from tidegate.testing.world.virtual_time import World
 
 ANSWERS_MS_MAX = 10_000
 CHANCES_OF_A_TAKEOVER = 3
-"""Number of draws for the loss of a coordinator during a takeover. It is large, because this phase is short."""
+"""How often it is drawn whether the coordinator is lost during a takeover. It is large, because this phase is short."""
 GRAVES_MAX = 50
-"""Number of dead coordinators that are remembered, because their I/O may still be in progress."""
+"""How many dead coordinators are kept in memory, because their I/O may still be in progress."""
 TURN_MS_MAX = (5, 20, 200)
-"""Longest wait in ms for a turn, drawn for each task. Tasks of different speed cause back-pressure."""
+"""Longest wait in ms for a turn. One of them is drawn for each task. Tasks of different speed cause back-pressure."""
 MakeMachine = Callable[..., TaskMachine]
 MakeEffects = Callable[..., TaskEffects]
 
 
 class SimulatedJob:
-    """Runs one submission to its end in a world."""
+    """Runs one submission in a world until it ends."""
 
     def __init__(
         self,
@@ -115,8 +115,9 @@ class SimulatedJob:
         return SimulatedStore(self.disk, url)
 
     def run(self, steps_max: int, settle_ms_max: int) -> CoordinatorState:
-        """Runs to the end. Raises InvariantViolated(7) if the job hangs, or is not over `settle_ms_max` after the last
-        fault.
+        """Runs the job to its end.
+
+        Raises InvariantViolated(7) if it hangs, or has not ended `settle_ms_max` after the last fault.
         """
         self.start_coordinator()
         world = self.world
@@ -137,7 +138,7 @@ class SimulatedJob:
         return self.ended
 
     def _await_answers(self) -> None:
-        """Runs until requests from just before the end are answered. A lost coordinator may lose its answers."""
+        """Runs until all requests from just before the end are answered. Answers may be lost with a coordinator."""
         world = self.world
         end_ms = world.now_ms + ANSWERS_MS_MAX
         while self.watch.unanswered and not self.coordinator_crashes:
@@ -145,8 +146,9 @@ class SimulatedJob:
                 raise InvariantViolated(7, f"{self.watch.unanswered[0]} was never answered")
 
     def _await_copies(self) -> None:
-        """Runs until copies of savepoints have ended. The end of a job does not wait for them, and they must leave
-        nothing.
+        """Runs until all copies of savepoints have ended.
+
+        The end of a job does not wait for them. They must leave no files behind.
         """
         world = self.world
         port = self._ended_by
@@ -170,7 +172,7 @@ class SimulatedJob:
     # --- coordinator ----------------------------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
-        """Starts a coordinator incarnation, which replays the log and takes over."""
+        """Starts a coordinator incarnation, which replays the event log and takes over the job."""
         event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
         try:
             machine, position = replay(event_log)
@@ -201,7 +203,10 @@ class SimulatedJob:
             self.hear(host, event)
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Delivers a message to the coordinator, if there is one."""
+        """Delivers a message to the coordinator in charge.
+
+        If there is none, it is lost or delivered to the next one.
+        """
         self.maybe_lose_coordinator()
         if self.coordinator is None and self._is_lost(event):
             self.world.note(type(event).__name__, "finds no coordinator")
@@ -215,7 +220,7 @@ class SimulatedJob:
     def _is_lost(self, event: CoordinatorEvent) -> bool:
         """Returns whether a message is lost because there is no coordinator.
 
-        Half of the messages of tasks are. Users repeat their requests until they are answered.
+        Half of the messages of tasks are lost. Users repeat their requests until they are answered.
         """
         by_users = isinstance(event, co.CheckpointRequested | co.CancelRequested)
         return self.spec.adoption_timeout_ms is not None and not by_users and self.world.random.random() < 0.5
@@ -229,7 +234,10 @@ class SimulatedJob:
         check_requests(len(coordinator.machine.state.requests))
 
     def maybe_lose_coordinator(self, chances: int = 1) -> None:
-        """Sometimes kills the coordinator, or cuts it off so that it lives on as a zombie. A successor takes over."""
+        """With some probability kills the coordinator, or cuts it off so that it continues as a zombie.
+
+        A successor takes over.
+        """
         world = self.world
         if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
             return
@@ -252,13 +260,13 @@ class SimulatedJob:
         self.world.after(RECOVERY_MS, self.start_coordinator)
 
     def lost_with(self, host: CoordinatorDriver) -> bool:
-        """Returns whether I/O is lost together with its dead coordinator. Half of the I/O in progress is."""
+        """Returns whether I/O is lost because its coordinator is dead. This applies to half of the I/O in progress."""
         return host in self._graves and self.world.random.random() < 0.5
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt, by: CoordinatorDriver, cause: int | None) -> None:
-        """Starts the tasks of an attempt, in place of the previous ones. A stale order is ignored."""
+        """Starts the tasks of an attempt, which replace the tasks of the previous one. An outdated order is ignored."""
         if instruction.attempt <= self._deployed:
             return
         self._deployed = instruction.attempt
@@ -275,7 +283,7 @@ class SimulatedJob:
             )
 
     def _begin(self, process: SimulatedProcess, tasks: Collection[TaskId], instruction: do.DeployAttempt) -> None:
-        """Starts tasks in a process."""
+        """Starts tasks in a process, and restores their state."""
         subtasks = [self._make_subtask(process, task, tasks, instruction) for task in tasks]
         for subtask in subtasks:
             process.add(subtask)
@@ -301,7 +309,7 @@ class SimulatedJob:
         return subtask
 
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None:
-        """Stops tasks, except tasks of a newer attempt, for which the order is stale."""
+        """Stops tasks. If one of them belongs to a newer attempt, the order is outdated and ignored."""
         tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
         if instruction.attempt < self._deployed and any(self._attempt(task) > instruction.attempt for task in tasks):
             return
@@ -316,7 +324,7 @@ class SimulatedJob:
         return -1 if subtask is None else subtask.attempt
 
     def _drop_tasks(self, tasks: Iterable[TaskId]) -> None:
-        """Stops tasks. A process that does not receive this is ended."""
+        """Stops tasks. A process that does not receive the order is ended."""
         for process, of_process in self.processes.by_process(tasks).items():
             stopped = [subtask for task in of_process if (subtask := process.let_go(task)) is not None]
             if stopped and not process.hangs and self.nodes.is_cut(process):
@@ -324,7 +332,7 @@ class SimulatedJob:
         self.watch.cancelled()
 
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Delivers an event to a task, if it runs. A finished task answers a coordinator that takes over."""
+        """Delivers an event to a task, if it runs. A finished task only answers a coordinator that takes over."""
         process = self.processes.of(task)
         if (subtask := process.subtasks.get(task)) is not None:
             process.guarded(subtask, partial(subtask.host.handle, event))
@@ -335,7 +343,7 @@ class SimulatedJob:
             over.host.handle(event)
 
     def hold_if_cut(self, process: SimulatedProcess, action: Callable[[], object]) -> bool:
-        """Returns whether the node of a process is cut off. If so, `action` runs when the link is back."""
+        """Returns whether the node of a process is cut off. If so, `action` runs when the connection is restored."""
         if not self.nodes.is_cut(process):
             return False
         self.nodes.hold(process, action)
@@ -380,7 +388,7 @@ class SimulatedJob:
         process.turn_of(subtask)
 
     def failed(self, subtask: Subtask, reason: str) -> None:
-        """Reports that a subtask has failed. Its process lives on."""
+        """Reports that a subtask has failed. Its process continues."""
         self.world.note(subtask.task, "has failed:", reason)
         task = subtask.task
         attempt = subtask.attempt
@@ -401,7 +409,7 @@ class SimulatedJob:
             raise InvariantViolated(8, "the event log does not give the state of the coordinator that wrote it")
 
     def end(self, port: SimulatedCoordinatorPort) -> None:
-        """Ends the job."""
+        """Ends the job, and checks its event log."""
         assert port.host is not None and port.effects is not None
         self._drop_tasks(self.context.graph.tasks())
         state = port.host.machine.state
@@ -418,7 +426,7 @@ class SimulatedJob:
 
 
 class _Wiring:
-    """The callbacks of `Worker` in the simulator."""
+    """The callbacks that `Worker` uses in the simulator."""
 
     def __init__(self, job: SimulatedJob) -> None:
         self._job = job
@@ -430,8 +438,9 @@ class _Wiring:
         self._job.world.after(delay_ms, action)
 
     def failed(self, subtask: Subtask, error: BaseException) -> None:
-        """Reports a failed subtask. Any other error is an error of the simulation, an oracle or a function, and is
-        raised.
+        """Reports a subtask that has failed with an error of the protocol or of storage.
+
+        Any other error comes from the simulation, an oracle or a function, and is raised.
         """
         if not isinstance(error, ProtocolError | StorageError):
             raise error
@@ -447,6 +456,6 @@ class _Wiring:
 
 
 def _rows_are_next(machine: TaskMachine) -> bool:
-    """Returns whether the next turn of a task processes rows, its source or its timers."""
+    """Returns whether the next turn of a task processes rows, its source or its timers, not a control element."""
     channel = machine._inputs.next_channel(machine._checkpoints.blocks)
     return channel is None or bool(channel.recovered) or isinstance(channel.queue[0], pa.RecordBatch)

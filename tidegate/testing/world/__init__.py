@@ -1,1 +1,1 @@
-"""Virtual time, random choices, storage and faults of a simulation, all determined by one seed."""
+"""Virtual time, random choices, storage and faults of a simulation. All of it is determined by one seed."""

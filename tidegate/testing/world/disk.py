@@ -12,15 +12,15 @@ from tidegate.storage.files.store import Buffer
 from tidegate.testing.world.virtual_time import World
 
 DECISIVE_TRIES = 4
-"""Files that decide what is complete and what is visible fail this many times as often as others.
+"""Operations on files that decide what is complete or visible fail this many times as often as other operations.
 
-They are few among many files.
+There are few of these files among many others.
 """
 TABLE_LOG = "_tidegate/log/"
 
 
 class SimulatedDisk:
-    """Stores all files of a simulation by full name, and notifies listeners of changes."""
+    """Stores all files of a simulation by full name, and calls listeners when files change."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -31,12 +31,12 @@ class SimulatedDisk:
         self.created: list[Callable[[str, bytes], None]] = []
         self.deleted: list[Callable[[str], None]] = []
         self.past: Mapping[str, bytes] = {}
-        """Files that the current operation has read before, and that may have been deleted since."""
+        """Files that the current operation has read earlier. They may have been deleted since then."""
         self.reliable = False
-        """If True, operations never fail. Oracles set it while they read."""
+        """True: operations never fail. Oracles set it while they read."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Adds a whole file and notifies listeners."""
+        """Adds a complete file and calls the listeners."""
         self.files[name] = data
         child = name
         while "/" in child:
@@ -50,7 +50,7 @@ class SimulatedDisk:
             listener(name, data)
 
     def remove(self, name: str) -> None:
-        """Deletes a file, if it exists, and notifies listeners."""
+        """Deletes a file, if it exists, and calls the listeners."""
         if self.files.pop(name, None) is None:
             return
         child = name
@@ -66,11 +66,11 @@ class SimulatedDisk:
             listener(name)
 
     def names(self, folder: str) -> list[str]:
-        """Returns the names directly under a folder, sorted."""
+        """Returns the names of files and folders directly in a folder, sorted."""
         return sorted(self._folders.get(folder, ()))
 
     def below(self, folder: str) -> list[str]:
-        """Returns the full names of all files in a folder and its folders."""
+        """Returns the full names of all files in a folder and its subfolders."""
         found: list[str] = []
         for name in self.names(folder):
             path = f"{folder}/{name}"
@@ -84,7 +84,7 @@ class SimulatedDisk:
 
 
 class SimulatedStore:
-    """Gives access to the part of the disk under one URL."""
+    """The store for the part of the disk under one URL. Operations fail with the probability `storage`."""
 
     for_one_thread = True
     """True, because operations from several threads could not be replayed."""
@@ -99,7 +99,7 @@ class SimulatedStore:
         return self._url
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        """Writes a whole file and returns its size in bytes."""
+        """Writes a complete file and returns its size in bytes."""
         data = b"".join(bytes(chunk) for chunk in chunks)
         fails_after = self._maybe_fail("write", path)
         self._disk.put(self._name(path), data)
@@ -133,7 +133,7 @@ class SimulatedStore:
         return self._name(path) in self._disk.files
 
     def list(self, prefix: str) -> list[str]:
-        """Returns the names directly under a folder."""
+        """Returns the names of files and folders directly in a folder, sorted."""
         self._fail_if(self._maybe_fail("list", prefix), "list", prefix)
         return self._disk.names(self._name(prefix))
 
@@ -149,7 +149,7 @@ class SimulatedStore:
             self.delete(path)
 
     def delete_tree(self, prefix: str) -> None:
-        """Deletes a folder with everything below it."""
+        """Deletes a folder with all its files and subfolders."""
         fails_after = self._maybe_fail("delete_tree", prefix)
         for name in self._disk.below(self._name(prefix)):
             self._disk.remove(name)
@@ -181,7 +181,7 @@ class SimulatedStore:
 
 
 REFUSED = 0.05
-"""Probability that the disk is full for a file, while faults happen."""
+"""Probability that the disk is full when a file is written, while faults happen."""
 WRONG = 0.1
 """Probability that a file is stored with wrong bytes, while faults happen."""
 
@@ -189,8 +189,8 @@ WRONG = 0.1
 class SimulatedNodeFolder:
     """The folder of one node on its local disk, for copies of state. It is lost with the node.
 
-    As on a real node nothing is synced. A copy may therefore be truncated or contain a wrong byte, and readers must
-    check it. The folder draws from a random generator of its own, with `seed`.
+    As on a real node, nothing is synced. A copy may therefore be truncated or contain a wrong byte, and readers must
+    check it. The folder has its own random generator, with `seed`.
     """
 
     def __init__(self, world: World, node: str, seed: str) -> None:
@@ -260,7 +260,7 @@ class SimulatedNodeFolder:
 
 
 class _SimulatedFile:
-    """A file that is still being written."""
+    """A file that is being written."""
 
     def __init__(self, folder: SimulatedNodeFolder, path: str) -> None:
         self._folder = folder
@@ -278,7 +278,7 @@ class _SimulatedFile:
 
 
 class _MappedStore(SimulatedStore):
-    """A store whose files are in memory, so that mapping one is reading it."""
+    """A store whose files are in memory, so that mapping a file reads it."""
 
     def mapped(self, path: str, offset: int, length: int) -> memoryview:
         return memoryview(self.read(path, offset, length))

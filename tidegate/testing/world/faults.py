@@ -1,4 +1,4 @@
-"""`Faults`: what goes wrong in a simulation, and how often."""
+"""`Faults`: which faults happen in a simulation, and how often."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAULT_KINDS = (
     "restore_crash",
     "table_loss",
 )
-"""Fields of `Faults` that are probabilities."""
+"""The fields of `Faults` that are probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Faults:
     - crash: a process dies with all tasks of its slot, per element that one of them processes, at most `crashes_max`
       times in a run.
     - hang: a process stops and no longer answers, per element. It counts as a crash.
-    - heartbeats: a process that does not answer for this long counts as hung. A coordinator that is cut off then takes
-      all of its tasks for hung. None switches the check off, and nothing hangs.
-    - restore_crash: a process dies while a task in it restores its state or waits for other tasks that do, per I/O
+    - heartbeats: a process that does not answer for this long counts as hung. A coordinator that is cut off then
+      considers all of its tasks as hung. None switches the check off, and nothing hangs.
+    - restore_crash: a process dies while a task in it restores its state or waits for other tasks that do so, per I/O
       operation. It counts as a crash.
     - coordinator_crash: the coordinator dies or is cut off, per message to it and per entry of its log, at most
       `coordinator_crashes_max` times.
@@ -46,8 +46,8 @@ class Faults:
     Faults of nodes:
 
     - node_loss: the node of a process is lost with all processes on it, per element.
-    - cut: the node is cut off from storage and from all other nodes, for a time within `cut_for`. It comes back or is
-      lost. Both faults happen at most `nodes_max` times in a run.
+    - cut: the node is cut off from storage and from all other nodes, for a time within `cut_for`. Then it is connected
+      again or lost. Both faults happen at most `nodes_max` times in a run.
 
     Faults of messages:
 
@@ -60,18 +60,20 @@ class Faults:
     - slow: an I/O operation takes up to `slow_by`.
     - slow_copies: the longest time for copying a savepoint into its own folder. None means as long as any I/O
       operation.
-    - damage: a checkpoint is damaged after it has completed. A checkpoint from which the job can continue stays whole,
-      so nothing is damaged where only one is retained.
+    - damage: a checkpoint is damaged after it has completed. One checkpoint from which the job can continue always
+      stays undamaged, so nothing is damaged if only one is retained.
     - table_loss: the log of a table loses its newest entries, although storage had acknowledged them. This may happen
-      before each commit and, for each table, between two jobs. The job must report it, or the table must be right all
-      the same.
-    - outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
+      before each commit and, for each table, between two jobs. The job must report it, or the table must be correct
+      nevertheless.
+    - outage: "from..to", the times after the start between which no storage operation succeeds, independent of
+      `duration`.
 
     Others:
 
-    - clock: how far the wall clock is set back at the first whole second, forth at the next one, and so on, while
-      faults happen. The monotonic clock is not changed. None leaves the wall clock alone.
-    - faults_max: the largest number of faults, whatever their probabilities. Delays do not count. None means no limit.
+    - clock: how far the wall clock is set back after the first whole second, forward after the next one, and so on,
+      while faults happen. The monotonic clock does not change. None: the wall clock is not set.
+    - faults_max: the largest number of faults, whatever their probabilities are. Delays do not count. None means no
+      limit.
     """
 
     crash: float = 0.0
@@ -121,7 +123,7 @@ class Faults:
 
     @property
     def delay_ms(self) -> tuple[int, int]:
-        """Returns the range of message delays in ms."""
+        """Returns the shortest and the longest delay of a message, in ms."""
         return _range_ms("delay", self.delay)
 
     @property
@@ -131,12 +133,12 @@ class Faults:
 
     @property
     def outage_ms(self) -> tuple[int, int]:
-        """Returns start and end of the outage in ms after the start of the run; (0, 0) if there is none."""
+        """Returns start and end of the outage, in ms after the start of the run; (0, 0) if there is none."""
         return (0, 0) if self.outage is None else _range_ms("outage", self.outage)
 
     @property
     def clock_ms(self) -> int:
-        """Returns how far the wall clock is set, in ms; 0 if it is not set."""
+        """Returns how far the wall clock is set back, in ms; 0 if it is not set."""
         return 0 if self.clock is None else parse_duration_ms(self.clock)
 
     @property
@@ -146,7 +148,7 @@ class Faults:
 
     @property
     def copy_ms(self) -> int:
-        """Returns the longest time for copying a savepoint in ms; 0 if a copy takes as long as any I/O operation."""
+        """Returns the longest time for copying a savepoint, in ms; 0 if a copy takes as long as any I/O operation."""
         return 0 if self.slow_copies is None else parse_duration_ms(self.slow_copies)
 
     @property

@@ -1,12 +1,13 @@
-"""`Ledger`: a system outside the jobs to which a sink commits in its tasks, idempotent by token.
+"""`Ledger`: an external system to which a sink commits in its tasks. A commit with the same token has no further
+effect.
 
-It survives every crash, and every copy of its sink commits to it. Its faults are lost requests and lost answers of a
-commit, with the probability of storage faults. It works like Kafka. Rules:
+It survives every crash, and all copies of its sink commit to it. With the probability of storage faults, the request or
+the answer of a commit is lost. It works like Kafka. Rules:
 
 - Rows and the token of a bucket become visible in one transaction.
-- Every second transaction with a lost answer is visible at once. The other ones are left open. They become visible
+- Every second transaction with a lost answer is visible at once. The remaining ones stay open. They become visible
   later: when the next commit of their bucket fences them, or at the end of the run.
-- So a commit fences earlier commits of its bucket first, and then reads the token of the bucket up to the end.
+- So a commit first fences earlier commits of its bucket, and then reads the newest token of the bucket.
 """
 
 from __future__ import annotations
@@ -36,31 +37,34 @@ _Lane = tuple[str, int]
 
 
 class Ledger:
-    """The rows that are visible, and the tokens of each job and bucket."""
+    """The visible rows, and the tokens of each job and bucket."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._visible: Counter[str] = Counter()
         self._tokens: dict[_Lane, list[CommitToken]] = {}
-        """The tokens of visible transactions, the oldest first."""
+        """The tokens of visible transactions, oldest first."""
         self._open: dict[_Lane, list[tuple[CommitToken, list[str]]]] = {}
-        """Transactions that were committed and are not visible yet: their tokens and rows."""
+        """Transactions that were committed and are not visible yet, with their tokens and rows."""
         self._answers_lost = 0
         self.repeated = 0
-        """Number of commits to a bucket that already had the token."""
+        """How many commits went to a bucket that already had the token."""
 
     def __deepcopy__(self, memo: object) -> Ledger:
         return self
 
     @property
     def rows(self) -> Counter[str]:
-        """Returns the rows at the end of a run. Open transactions become visible first."""
+        """Returns the rows at the end of a run, after all open transactions have become visible."""
         for lane in tuple(self._open):
             self._end_open(lane)
         return self._visible
 
     def commit(self, token: CommitToken, rows: dict[int, list[str]]) -> None:
-        """Adds the rows of each bucket, with the token, unless the bucket has it. Raises ConnectionError."""
+        """Adds the rows of each bucket together with the token, unless the bucket already has this token.
+
+        Raises ConnectionError if the request or the answer is lost.
+        """
         if self._world.chance("storage"):
             raise ConnectionError("the ledger cannot be reached")
         written: list[tuple[_Lane, list[str]]] = []
@@ -81,23 +85,26 @@ class Ledger:
             raise ConnectionError("the answer of the ledger is lost")
 
     def _fence(self, lane: _Lane) -> None:
-        """Ends transactions of earlier commits."""
+        """Ends the open transactions of earlier commits."""
         self._end_open(lane)
 
     def _read_token(self, lane: _Lane) -> CommitToken | None:
-        """Returns the newest token that is visible."""
+        """Returns the newest visible token, or None if there is none."""
         tokens = self._tokens.get(lane)
         return tokens[-1] if tokens else None
 
     def _end_open(self, lane: _Lane) -> None:
-        """Makes open transactions visible."""
+        """Makes the open transactions visible."""
         for token, rows in self._open.pop(lane, ()):
             self._visible.update(rows)
             self._tokens.setdefault(lane, []).append(token)
 
 
 class LedgerSink(CommittingSink):
-    """Writes rows to a ledger. Rows of even buckets wait in checkpoint storage, all others in committables."""
+    """Writes rows to a ledger.
+
+    Rows of even buckets are in files in checkpoint storage until the commit, all others in committables.
+    """
 
     buckets = BUCKETS
 
@@ -105,16 +112,16 @@ class LedgerSink(CommittingSink):
         self._ledger = ledger
 
     def open_writer(self, context: CommittingContext) -> CommittingWriter:
-        """Returns a writer."""
+        """Returns the writer of one subtask."""
         return _LedgerWriter(context)
 
     def open_committer(self, context: CommittingContext) -> Committer:
-        """Returns a committer."""
+        """Returns the committer of one subtask."""
         return _LedgerCommitter(self._ledger, context)
 
     @property
     def ledger(self) -> Ledger:
-        """Returns the ledger, which is kept when the sink is gone."""
+        """Returns the ledger, which stays usable after the sink was closed."""
         return self._ledger
 
 

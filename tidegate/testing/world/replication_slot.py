@@ -1,8 +1,8 @@
-"""`ReplicationSlot`: a system outside the jobs that deletes rows when a reader has confirmed them.
+"""`ReplicationSlot`: an external system that deletes rows after a reader has confirmed them.
 
-The slots of PostgreSQL and queues with acknowledgements work like that. A job that confirms a row before a completed
-checkpoint covers it loses that row with its next restore. Like PostgreSQL, the slot then skips deleted rows without an
-error. The rows that are missing in the output show it.
+The slots of PostgreSQL and queues with acknowledgements work in this way. A job that confirms a row before a completed
+checkpoint covers it loses the row with its next restore. Like PostgreSQL, the slot then skips deleted rows without an
+error. So the error is visible only as missing rows in the output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.storage.errors import ConfigurationError
 
 
 class ReplicationSlot:
-    """The rows of each split, and the first row of each that is not deleted."""
+    """The rows of each split, and the number of its first row that is not deleted."""
 
     def __init__(self, data: pa.Table, splits: int) -> None:
         self._data = MemorySource.of(data, splits)
@@ -29,20 +29,23 @@ class ReplicationSlot:
 
     @property
     def data(self) -> MemorySource:
-        """Every row, also the deleted ones."""
+        """Every row, including the deleted ones."""
         return self._data
 
     def confirm(self, number: int, row: int) -> None:
-        """Deletes the rows of a split before `row`."""
+        """Deletes the rows of a split that are before `row`."""
         self._first[number] = max(self._first[number], row)
 
     def first(self, number: int) -> int:
-        """Returns the first row of a split that is not deleted."""
+        """Returns the number of the first row of a split that is not deleted."""
         return self._first[number]
 
 
 class ReplicationSlotSource:
-    """Reads a slot, and confirms the rows of completed checkpoints. The payload of a split is its next row."""
+    """Reads a slot, and confirms the rows of completed checkpoints.
+
+    The payload of a split is the number of its next row.
+    """
 
     unbounded: Literal[True] = True
     notified = True
@@ -56,18 +59,18 @@ class ReplicationSlotSource:
         return self._slot.data.schema
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns the splits from their first rows on."""
+        """Returns all splits, each at its first row."""
         return [SourceSplit(f"{number}", b"0") for number, _ in enumerate(self._slot.data.splits())]
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError if a split of a checkpoint is not in the slot. Positions may differ."""
+        """Raises ConfigurationError if a split of a checkpoint does not exist in the slot. Positions may differ."""
         known = {split.split_id for split in self.splits()}
         strange = [split.split_id for split in splits if split.split_id not in known]
         if strange:
             raise ConfigurationError(f"split {strange[0]!r} does not belong to this slot")
 
     def reader(self) -> SourceReader:
-        """Returns a reader."""
+        """Returns a reader of the rows of the slot."""
         return _SlotReader(self._slot)
 
 
@@ -78,7 +81,7 @@ class _SlotReader:
         self._rows = slot.data.reader()
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of a split, and passes over deleted ones."""
+        """Returns rows of a split. Deleted rows are skipped."""
         number = int(split.split_id)
         row = max(int(split.payload), self._slot.first(number))
         found = self._rows.read(self._splits[number], row, rows_max)
@@ -86,7 +89,7 @@ class _SlotReader:
         return ReadResult(found.batch, next_offset, found.at_end, payload=b"%d" % found.next_offset)
 
     def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
-        """Confirms the rows that a completed checkpoint covers."""
+        """Confirms the rows that a completed checkpoint covers, so that the slot deletes them."""
         for split in splits:
             self._slot.confirm(int(split.split_id), int(split.payload))
 

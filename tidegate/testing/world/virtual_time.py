@@ -1,6 +1,6 @@
-"""`World`: virtual time and random choices, with one queue of actions, one random generator and one seed.
+"""`World`: virtual time and random choices, with one queue of actions and one random generator with a seed.
 
-The trace is stored as tuples and becomes text only when it is read, because most runs succeed and their trace is not
+The trace is stored as tuples and becomes text only when it is read, because most runs succeed and their trace is never
 read.
 """
 
@@ -20,9 +20,9 @@ TRACE_NOTES_MAX = 20_000
 
 
 class Note(NamedTuple):
-    """An event of the trace. With a `receiver` it is a message, which leaves its sender at `at_ms`.
+    """An event of the trace. With a `receiver` it is a message that leaves its sender at `at_ms`.
 
-    `cause` is the number of the event in the coordinator's log from which it follows, or None.
+    `cause` is the number of the event in the coordinator's log that caused it, or None.
     """
 
     at_ms: int
@@ -39,17 +39,19 @@ class Note(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Returns the event and its cause as text, without time and place."""
+        """Returns the event and its cause as text, without time, sender and receiver."""
         why = "" if self.cause is None else f" (from event {self.cause})"
         return " ".join(map(_text, self.what)) + why
 
     def portable(self) -> Note:
-        """Returns a copy in which everything that cannot be pickled, such as unwritten state, is text."""
+        """Returns a copy in which text replaces all objects that cannot be pickled, such as state that is not
+        written yet.
+        """
         return self._replace(what=tuple(part if _can_leave(part) else _text(part) for part in self.what))
 
 
 class World:
-    """Runs actions in the order of their virtual times, and actions of the same time in random order."""
+    """Runs actions in the order of their virtual times. Actions with the same time run in random order."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self.seed = seed
@@ -77,23 +79,26 @@ class World:
 
     @property
     def wall_ms(self) -> int:
-        """Returns the wall clock in ms, which times events. Faults may set it; `now_ms` always moves forward."""
+        """Returns the time of the wall clock in ms, which events use.
+
+        Faults may set it back; `now_ms` never moves back.
+        """
         set_back = self._clock_ms and self.faulty and (self.now_ms - START_MS) // 1_000 % 2
         return self.now_ms - self._clock_ms if set_back else self.now_ms
 
     @property
     def clock_is_set(self) -> bool:
-        """Returns True if the wall clock cannot measure durations, because faults set it."""
+        """Returns whether faults set the wall clock, so that it cannot measure durations."""
         return self._clock_ms > 0
 
     @property
     def faulty(self) -> bool:
-        """Returns True while faults happen."""
+        """Returns whether faults may happen at this time."""
         return self.now_ms < self._faulty_until_ms
 
     @property
     def storage_away(self) -> bool:
-        """Returns True while no storage operation succeeds."""
+        """Returns whether there is an outage of storage at this time."""
         return self._away_from_ms <= self.now_ms < self._away_until_ms
 
     @property
@@ -103,15 +108,15 @@ class World:
 
     @property
     def calm(self) -> bool:
-        """Returns True after the last fault."""
+        """Returns whether no more faults can happen."""
         return self.now_ms >= self.faulty_until_ms
 
     def faults_again(self) -> None:
-        """Lets faults happen again from now on, for as long as at the start."""
+        """Allows faults again from now on, for the same duration as at the start."""
         self._faulty_until_ms = self.now_ms + self.faults.duration_ms
 
     def chance(self, kind: str) -> bool:
-        """Draws whether a fault of this kind happens now. `kind` is one of `FAULT_KINDS`."""
+        """Returns at random whether a fault of this kind happens now. `kind` is one of `FAULT_KINDS`."""
         probability = self._probability[kind]
         if probability <= 0.0 or self.now_ms >= self._faulty_until_ms or self._draw() >= probability:
             return False
@@ -122,26 +127,26 @@ class World:
         return True
 
     def between(self, low: int, high: int) -> int:
-        """Draws a whole number from `low` to `high`, both included."""
+        """Returns a random whole number from `low` to `high`, both included."""
         return low + int(self._draw() * (high - low + 1))
 
     def delay_ms(self) -> int:
-        """Draws how long a message takes now."""
+        """Returns a random delay for a message that is sent now, in ms."""
         low_ms, high_ms = self._delay_ms if self.now_ms < self._faulty_until_ms else (0, 5)
         return low_ms + int(self._draw() * (high_ms - low_ms + 1))
 
     def io_ms(self) -> int:
-        """Draws how long an I/O operation takes now."""
+        """Returns a random duration for an I/O operation that starts now, in ms."""
         if self.chance("slow"):
             return self.between(0, self._slow_ms)
         return int(self._draw() * 21)
 
     def copy_ms(self) -> int:
-        """Draws how long copying a savepoint takes now."""
+        """Returns a random duration for copying a savepoint now, in ms."""
         return self.between(0, self._copy_ms) if self._copy_ms and self.faulty else self.io_ms()
 
     def reads_at_once(self) -> bool:
-        """Draws whether a savepoint is read whole at the beginning of its copy and written at the end."""
+        """Returns at random whether copying a savepoint reads all files at its beginning and writes them at its end."""
         return bool(self._copy_ms) and self.random.random() < 0.5
 
     def after(self, delay_ms: int, action: Callable[[], object]) -> None:
@@ -150,18 +155,18 @@ class World:
         heapq.heappush(self._queue, (self.now_ms + delay_ms, self._draw(), self._number, action))
 
     def after_in_order(self, line: Hashable, delay_ms: int, action: Callable[[], None]) -> None:
-        """Runs an action later, after every earlier action of the same line."""
+        """Runs an action after a delay in ms, and after every earlier action of the same line."""
         due_ms = max(self.now_ms + delay_ms, self._fifo.get(line, 0))
         self._number += 1
         self._fifo[line] = due_ms
         heapq.heappush(self._queue, (due_ms, 2.0 + self._number, self._number, action))
 
     def forget_lines(self) -> None:
-        """Forgets lines whose last action is over, which keeps long runs small."""
+        """Removes lines whose last action has run, so that long runs need little memory."""
         self._fifo = {line: due_ms for line, due_ms in self._fifo.items() if due_ms >= self.now_ms}
 
     def step(self) -> bool:
-        """Runs the next action. Returns False if none is left."""
+        """Runs the next action. Returns False if there is none."""
         if not self._queue:
             return False
         self.now_ms, _, _, action = heapq.heappop(self._queue)
