@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,11 +11,12 @@ from typing import Any, Literal
 import polars as pl
 import pytest
 from confluent_kafka import Producer
-from debezium_events import FILES, TABLE, Event, apply, events
+from debezium_events import FILES, TABLE, Event, apply, avro_events, events
 from kafka_broker import Broker, broker
 from kafka_commits import read
 from kafka_server import KafkaServer
 from local_jobs import NO_RESTART, config, local
+from registry_server import registry_server
 from waiting import LIMIT_S, until
 
 import tidegate as tg
@@ -36,15 +38,16 @@ def names(rows: dict[int, dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((row["id"], row["name"], row["ok"], row["big"], row["f"], row["data"]) for row in rows.values())
 
 
-def follow(servers: str, name: str, add: Callable[[Event], None], folder: Path) -> None:
+def follow(
+    servers: str, waiting: list[Event], form: tg.DebeziumFormat, add: Callable[[Event], None], folder: Path
+) -> None:
     """Add one event after the other, wait for the table after each, and restart the job after some."""
     model: dict[int, dict[str, Any]] = {}
     path: str | None = None
-    waiting = events(name)
     for parallelism, count in ((2, 6), (1, 6), (2, 5), (1, 99)):
         with local(parallelism) as env:
             items = env.from_kafka(
-                servers, topics=["items"], value=TABLE, format=APPLY, keys=["id"], properties=QUICK, uid="items"
+                servers, topics=["items"], value=TABLE, format=form, keys=["id"], properties=QUICK, uid="items"
             )
             sums = items.key_by("ok").aggregate(n=tg.count(), total=tg.sum("big"), emit="changes", uid="sums")
             mode = "append" if path else "error"
@@ -87,7 +90,22 @@ def test_the_table_equals_the_source_after_every_event(
     # This broker has no topics of one partition. All events are in the first.
     monkeypatch.setattr(RecordFormat, "check_partitions", lambda *_: None)
     kafka.add("items", 0, None)  # It makes a topic when somebody writes to it.
-    follow(kafka.servers, name, lambda event: kafka.add("items", 0, event.value, key=event.key), tmp_path)
+    follow(
+        kafka.servers, events(name), APPLY, lambda event: kafka.add("items", 0, event.value, key=event.key), tmp_path
+    )
+
+
+@pytest.mark.slow
+def test_the_table_equals_the_source_after_every_event_in_avro(
+    kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same events with a schema registry."""
+    monkeypatch.setattr(RecordFormat, "check_partitions", lambda *_: None)
+    kafka.add("items", 0, None)
+    with registry_server() as registry:
+        written = avro_events(registry, "items")
+        form = tg.DebeziumFormat(truncates="apply", registry=registry.url)
+        follow(kafka.servers, written, form, lambda event: kafka.add("items", 0, event.value, key=event.key), tmp_path)
 
 
 def test_the_table_equals_the_source_with_apache_kafka(kafka_server: KafkaServer, tmp_path: Path) -> None:
@@ -99,7 +117,7 @@ def test_the_table_equals_the_source_with_apache_kafka(kafka_server: KafkaServer
         producer.produce("items", value=event.value, key=event.key, partition=0)
         assert producer.flush(LIMIT_S) == 0
 
-    follow(kafka_server.servers, FILES[0], add, tmp_path)
+    follow(kafka_server.servers, events(FILES[0]), APPLY, add, tmp_path)
 
 
 def test_events_that_come_again_change_nothing(kafka: Broker, tmp_path: Path) -> None:
@@ -261,6 +279,38 @@ def test_changes_of_an_aggregate_are_events_of_its_keys(kafka_server: KafkaServe
     assert {key for key, _ in read(kafka_server.servers, "groups")} == {b'{"team":"a"}', b'{"team":"b"}'}
 
 
+def test_changes_are_written_and_read_as_events_in_avro(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """With the registry by name. The columns of the reader come from the registry, and so do its refusals."""
+    kafka_server.create("avro-groups", 2)
+    rows = [{"team": team, "x": x} for team, x in (("a", 1.0), ("b", 2.0), ("a", 2.0), ("c", float("nan")))]
+    servers = kafka_server.servers
+    with registry_server() as registry:
+        with local(2, rows_max=1) as env:
+            sums = env.from_rows(rows).key_by("team").aggregate(x=tg.max("x"), n=tg.count(), emit="changes")
+            sums.to_kafka(servers, topic="avro-groups", format="debezium", registry=registry.url, uid="kafka")
+            assert env.execute("job", checkpoints=config(tmp_path / "c")).wait("4min") == "finished"
+        assert sorted(registry.subjects) == ["avro-groups-key", "avro-groups-value"]
+        with local(2) as env:
+
+            def read_back(**settings: Any) -> tg.Stream:
+                given: dict[str, Any] = {"topics": ["avro-groups"], "format": "debezium", "registry": registry.url}
+                return env.from_kafka(servers, **given | {"keys": ["team"], "end": "latest"} | settings)
+
+            for wrong, match in (
+                ({"value": {"team": str, "x": bool}}, "'x' is double in the event, and bool in value="),
+                ({"keys": ["n"]}, r"has the columns \['team'\], and keys= has \['n'\]"),
+                ({"format": APPLY}, "give the registry to the format"),
+            ):
+                with pytest.raises(tg.ConfigurationError, match=match):
+                    read_back(**wrong)
+            table = read_back(properties=QUICK).to_table(str(tmp_path / "t"), mode="upsert", keys=["team"])
+            assert env.execute("job", checkpoints=config(tmp_path / "d")).wait("4min") == "finished"
+    found = {team: (x, n) for team, x, n in table.to_polars().select("team", "x", "n").rows()}
+    assert found.keys() == {"a", "b", "c"}
+    assert (found["a"], found["b"], found["c"][1]) == ((2.0, 2), (2.0, 1), 1)
+    assert math.isnan(found["c"][0])
+
+
 def test_streams_that_cannot_be_changes_in_kafka_are_refused() -> None:
     """In the call, with what to do."""
     with local(1) as env:
@@ -286,7 +336,7 @@ def test_streams_that_cannot_be_changes_in_kafka_are_refused() -> None:
             (changes, {"format": "upsert", "topic": pl.col("to")}, "add 'to' to key="),
             (changes, {"format": "upsert", "partition": "p", **topic}, "add 'p' to key="),
             (changes, {"format": "upsert", "partitioner": "random", **topic}, "choose another partitioner"),
-            (changes, {"format": "changes", **topic}, "give one of 'json', .*'debezium', 'upsert'"),
+            (changes, {"format": "changes", **topic}, "give one of 'json', .*'upsert', .*'debezium'"),
         ):
             with pytest.raises(tg.ConfigurationError, match=reason):
                 stream.to_kafka("localhost:9092", **settings)  # type: ignore[arg-type]

@@ -155,8 +155,10 @@ def _parts_of_changes(
             f"{where}: after a failure events would come again with other rows before them; use "
             'delivery="exactly_once", or format="upsert"'
         )
-    form = parts.format if isinstance(parts.format, DebeziumFormat) else DebeziumFormat()
-    return replace(parts, key=key, format=form, key_format=form)
+    if isinstance(parts.format, DebeziumFormat):
+        return replace(parts, key=key, key_format=parts.format)
+    form = DebeziumFormat(registry=parts.registry)
+    return replace(parts, key=key, format=form, key_format=form, registry=None)
 
 
 def _check_one_place(layout: RecordLayout, partitioner: str, changelog: ChangelogMode) -> None:

@@ -1460,8 +1460,8 @@ class Stream(OtherNames):
           changes also "upsert" (JSON, with the keys of the stream as the default of `key`), and "debezium" or a
           `tg.DebeziumFormat` (events with the row before and the row after; `docs/change-data.md`).
         - `key_format`: the format of keys, as `format`.
-        - `registry`: for "avro", "json_schema" and "protobuf": the address of the schema registry, or a
-          `tg.SchemaRegistry`.
+        - `registry`: for "avro", "json_schema" and "protobuf", and for "debezium" in Avro: the address of the schema
+          registry, or a `tg.SchemaRegistry`.
         - `headers`: a column for each header, by name, or one column with a list of structs (key, value).
         - `partition`: a column with the number of the partition. A null leaves the choice to `partitioner`.
         - `timestamp`: a column of timestamps, or of milliseconds since 1970; by default the time of sending.

@@ -451,11 +451,8 @@ def avro_schema_of(columns: pa.Schema, name: str) -> str:
 
 
 def _field_of(field: pa.Field, path: str, name: str) -> dict[str, Any]:
-    if not _NAME.fullmatch(field.name):
-        raise UnfitSchemaError(
-            f"column {path!r} has a name that Avro does not allow: letters, digits and underscores; rename it"
-        )
-    kind = _avro_type(field.type, path, f"{name}_{field.name}")
+    check_avro_name(field.name, path)
+    kind = avro_type(field.type, path, f"{name}_{field.name}")
     return (
         {"name": field.name, "type": ["null", kind], "default": None}
         if field.nullable
@@ -463,8 +460,19 @@ def _field_of(field: pa.Field, path: str, name: str) -> dict[str, Any]:
     )
 
 
-def _avro_type(kind: pa.DataType, path: str, name: str) -> Schema:
-    """Returns the Avro type for an Arrow type. `name` is the name of a nested record."""
+def check_avro_name(name: str, path: str) -> None:
+    """Raises UnfitSchemaError for a column with a name that Avro does not allow. `path`: the column, for the error."""
+    if not _NAME.fullmatch(name):
+        raise UnfitSchemaError(
+            f"column {path!r} has a name that Avro does not allow: letters, digits and underscores; rename it"
+        )
+
+
+def avro_type(kind: pa.DataType, path: str, name: str) -> Schema:
+    """Returns the type of Avro for a type of Arrow. `name`: name of a record that is made.
+
+    Raises UnfitSchemaError for a type that Avro lacks.
+    """
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_struct(kind):
@@ -474,9 +482,9 @@ def _avro_type(kind: pa.DataType, path: str, name: str) -> Schema:
             "fields": [_field_of(each, f"{path}.{each.name}", name) for each in kind],
         }
     if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
-        return {"type": "map", "values": ["null", _avro_type(kind.item_type, path, f"{name}_value")]}
+        return {"type": "map", "values": ["null", avro_type(kind.item_type, path, f"{name}_value")]}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return {"type": "array", "items": ["null", _avro_type(kind.value_type, path, f"{name}_item")]}
+        return {"type": "array", "items": ["null", avro_type(kind.value_type, path, f"{name}_item")]}
     if pa.types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     if pa.types.is_timestamp(kind):

@@ -24,14 +24,14 @@ _REGISTERED: Mapping[str, Callable[[SchemaRegistry | str | None], Format]] = {
     "avro": lambda registry: AvroFormat(registry=registry),
     "json_schema": lambda registry: JsonSchemaFormat(registry=registry),
     "protobuf": lambda registry: ProtobufFormat(registry=registry),
+    "debezium": lambda registry: DebeziumFormat(registry=registry),
 }
-"""Constructors of the formats that use a schema registry."""
+"""Formats that can have the schemas of a registry."""
 _OTHERS: Mapping[str, Callable[[], Format]] = {
     "json": JsonFormat,
     "csv": CsvFormat,
     "raw": RawFormat,
     "text": lambda: RawFormat(text=True),
-    "debezium": DebeziumFormat,
     "upsert": UpsertFormat,
 }
 

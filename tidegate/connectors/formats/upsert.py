@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.connectors.formats.changes import DELETE_ROW, ROW_KIND, UNCHANGED, UPSERT, version_schema
-from tidegate.connectors.formats.debezium import member_names
+from tidegate.connectors.formats.debezium_json import member_names
 from tidegate.connectors.formats.format import (
     DecodedRecords,
     Format,

@@ -1,0 +1,288 @@
+"""Events of Debezium in JSON: `JsonEvents` and `JsonKeys` parse them, `JsonEventEncoder` writes them.
+
+Rules:
+
+- An event is an object with `op`, `before` and `after`, alone or as the `payload` next to its `schema`, as Kafka
+  Connect's JsonConverter writes it with `schemas.enable`. A key has one of the same two forms.
+- A schema in the event is compared with the columns: scale and unit must be equal, and no column may be missing.
+  Without a schema they cannot be compared, except that a missing column is found in each event.
+- All events of a batch are parsed by Arrow at once.
+- Bytes are Base64. Everything else that has no wire form (`debezium_values.py`) is as in JSON (`json.py`).
+- Events are written without schemas. A row with a value that no event can hold, such as NaN, is bad. If it is the row
+  before a change, the event has only the keys of this row, as from a table without `REPLICA IDENTITY FULL`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+from numpy.typing import NDArray
+
+from tidegate.connectors.formats.debezium_values import (
+    NO_EVENT,
+    Decimals,
+    EventParser,
+    Parsed,
+    add_null_keys,
+    event_schema,
+    field_difference,
+    taken_images,
+    to_wire,
+    wire_type,
+)
+from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, good_payloads
+from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.json_format import json_objects, json_texts
+from tidegate.storage.clock import now_ms
+
+WRITER_VERSION = "1"
+"""Format version of `source` in events that tidegate writes."""
+
+
+class JsonEvents(EventParser):
+    """Parses the events of a table with these columns."""
+
+    def __init__(self, columns: pa.Schema, keys: tuple[str, ...], decimals: Decimals, *, has_source: bool) -> None:
+        self._columns = columns
+        self._decimals = decimals
+        wires = [pa.field(each.name, wire_type(each.type, decimals)) for each in columns]
+        self._objects = _Objects(event_schema(wires, keys, has_source=has_source))
+        self._checked: dict[bytes, str | None] = {}
+
+    def parse(self, records: list[bytes]) -> Parsed:
+        """Returns the rows of events. An event with a schema that does not fit is bad."""
+        found = self._objects.parse(records)
+        bad = found.bad | dict.fromkeys(found.strangers.tolist(), NO_EVENT)
+        for number in found.numbers.tolist() if found.any_schema else ():
+            fault = self._schema_fault(records[number])
+            if fault is not None:
+                bad.setdefault(number, fault)
+        return Parsed(found.rows, found.numbers, bad)
+
+    def lacks(self, record: bytes, column: str) -> bool:
+        """Returns whether the row after an event has no such column. A column that has no value is `null`."""
+        written = json.dumps(column).encode() + b":null"
+        return written not in record and column not in _row_of(record)
+
+    def _schema_fault(self, record: bytes) -> str | None:
+        """Returns how the schema in an event differs from the columns, or None.
+
+        Each distinct schema is compared once.
+        """
+        head, found, _ = record.partition(b',"payload":')
+        if not found or not head.startswith(b'{"schema":'):
+            described = json.loads(record).get("schema")
+            return None if described is None else _difference(described, self._columns, self._decimals)
+        if head not in self._checked:
+            if len(self._checked) >= _SCHEMAS_MAX:
+                self._checked.clear()
+            try:
+                described = json.loads(head + b"}")["schema"]
+            except ValueError:
+                described = json.loads(record).get("schema")
+            self._checked[head] = _difference(described, self._columns, self._decimals) if described else None
+        return self._checked[head]
+
+
+class JsonKeys(EventParser):
+    """Parses the keys of records, which must have exactly these columns."""
+
+    def __init__(self, keys: pa.Schema, decimals: Decimals) -> None:
+        wires = [pa.field(each.name, wire_type(each.type, decimals)) for each in keys]
+        self._objects = _Objects(pa.schema(wires))
+        self._wanted = set(keys.names)
+
+    def parse(self, records: list[bytes]) -> Parsed:
+        """Returns the rows of keys. A key with other columns is bad."""
+        found = self._objects.parse(records)
+        bad = {number: f"the key of the record: {reason}" for number, reason in found.bad.items()}
+        others = found.strangers.tolist()
+        if len(found.numbers) and member_names([records[at] for at in found.numbers]) != self._wanted:
+            others += [at for at in found.numbers.tolist() if member_names([records[at]]) != self._wanted]
+        for at in others:
+            bad[at] = (
+                f"the key of the record has the columns {sorted(member_names([records[at]]))}, and keys= has "
+                f"{sorted(self._wanted)}; they must be the same"
+            )
+        return Parsed(found.rows, found.numbers, bad)
+
+
+_SCHEMAS_MAX = 1_000
+"""Maximum number of different event schemas that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedObjects:
+    """The rows parsed from JSON records: `numbers[i]` is the number of the record of row i.
+
+    `bad`: the records that are not such objects, with the reasons. `strangers`: objects without the required member.
+    `any_schema`: whether a record has a schema next to its payload.
+    """
+
+    rows: pa.RecordBatch
+    numbers: NDArray[np.int64]
+    bad: dict[int, str]
+    strangers: NDArray[np.int64]
+    any_schema: bool
+
+
+class _Objects:
+    """Parses JSON objects with these columns, alone or as the `payload` next to a schema.
+
+    An object without a value in the first column is reported as a stranger.
+    """
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._columns = columns
+        self._plain = JsonDecoder(columns)
+        self._enveloped = JsonDecoder(pa.schema([("payload", pa.struct(list(columns)))]))
+        self._envelope_first = False
+
+    def parse(self, records: list[bytes]) -> _ParsedObjects:
+        """Parses records to rows. All records of one form (bare, or with a schema) are parsed at once."""
+        bad: dict[int, str] = {}
+        parts: list[pa.RecordBatch] = []
+        places: list[NDArray[np.int64]] = []
+        rest = np.arange(len(records), dtype=np.int64)
+        any_schema = False
+        for enveloped in (True, False) if self._envelope_first else (False, True):
+            if not len(rest):
+                break
+            decoder = self._enveloped if enveloped else self._plain
+            found = decoder.records([records[number] for number in rest])
+            of_row = rest[found.payload_of_rows(len(rest))]
+            rows = found.batch
+            if enveloped:
+                rows = pa.RecordBatch.from_arrays(rows.column("payload").flatten(), schema=self._columns)
+            fits = rows.column(0).is_valid().to_numpy(zero_copy_only=False)
+            if fits.any():
+                self._envelope_first = enveloped
+                any_schema = any_schema or enveloped
+                parts.append(rows.filter(pa.array(fits)))
+                places.append(of_row[fits])
+            failed = rest[sorted(found.bad)]
+            bad |= {int(rest[at]): reason for at, reason in found.bad.items()}
+            rest = np.sort(np.concatenate([of_row[~fits], failed]))
+        left = set(rest.tolist())
+        bad = {number: reason for number, reason in bad.items() if number in left}
+        strangers = np.array(sorted(left - set(bad)), dtype=np.int64)
+        if not parts:
+            empty = pa.RecordBatch.from_pylist([], self._columns)
+            return _ParsedObjects(empty, np.zeros(0, dtype=np.int64), bad, strangers, any_schema)
+        numbers = np.concatenate(places)
+        batch = pa.concat_batches(parts)
+        if len(parts) > 1:
+            order = np.argsort(numbers)
+            batch, numbers = batch.take(pa.array(order)), numbers[order]
+        return _ParsedObjects(batch, numbers, bad, strangers, any_schema)
+
+
+def member_names(records: Sequence[bytes]) -> set[str]:
+    """Returns the names of all members of valid JSON objects, or of their payloads."""
+    found = pa_json.read_json(pa.BufferReader(b"\n".join(records))).schema
+    if set(found.names) != {"schema", "payload"}:
+        return set(found.names)
+    payload = found.field("payload").type
+    return {payload.field(number).name for number in range(payload.num_fields)}
+
+
+def _row_of(record: bytes) -> Mapping[str, Any]:
+    """Returns the new row (`after`) of an event as a dict."""
+    found = json.loads(record)
+    event = found.get("payload", found)
+    return dict(event["after"])
+
+
+def _difference(described: Mapping[str, Any], columns: pa.Schema, decimals: Decimals) -> str | None:
+    """Returns how the schema in an event differs from the columns, as text, or None if they agree."""
+    parts = {each.get("field"): each for each in described.get("fields", ())}
+    rows = parts.get("after", {}).get("fields")
+    if rows is None:
+        return "the schema of the event has no field 'after'"
+    fields = {each["field"]: each for each in rows}
+    for column in columns:
+        if column.name not in fields:
+            return (
+                f"field {column.name!r} is missing in the schema of the event, which has {sorted(fields)}; remove the "
+                "column from value=, or rename it"
+            )
+        fault = field_difference(fields[column.name], column.type, decimals)
+        if fault is not None:
+            return f"field {column.name!r} {fault}"
+    return None
+
+
+class JsonEventEncoder(PayloadEncoder):
+    """Encodes changes of rows as Debezium events, and keys of records as JSON objects."""
+
+    def __init__(self, keys: Sequence[str], decimals: Decimals = "precise", *, is_key: bool = False) -> None:
+        self._keys = tuple(keys)
+        self._decimals = decimals
+        self._is_key = is_key
+
+    def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
+        """Encodes each row as a JSON object (the key of a record). A key with a null is bad."""
+        bad: dict[int, str] = {}
+        texts = self._objects(batch, bad)
+        if self._is_key:
+            add_null_keys(batch, self._keys, bad)
+        return good_payloads(texts.cast(pa.binary()), bad)
+
+    def encode_changes(
+        self, batch: pa.RecordBatch, changes: RowChanges, times_ms: pa.Array | None, topic: str
+    ) -> EncodedRecords:
+        """Encodes each change as one event.
+
+        `times_ms`: when each change was made, in ms since the epoch; None for now.
+        """
+        unfit: dict[int, str] = {}
+        rows = self._objects(batch, unfit)
+        images = rows
+        if unfit:
+            known = np.ones(batch.num_rows, dtype=np.bool_)
+            known[list(unfit)] = False
+            images = pc.if_else(pa.array(known), rows, self._identities(batch))
+        before = pc.fill_null(taken_images(images, changes.before), "null")
+        after = pc.fill_null(taken_images(rows, changes.after), "null")
+        operations = np.where(changes.after < 0, "d", np.where(changes.before < 0, "c", "u"))
+        now = pa.scalar(now_ms(), pa.int64())
+        times = pa.repeat(now, len(changes)) if times_ms is None else pc.fill_null(times_ms, now)
+        origin, _, table = topic.rpartition(".")
+        source = {"version": WRITER_VERSION, "connector": "tidegate", "name": origin.partition(".")[0] or table}
+        place = {"snapshot": "false", "db": "", "table": table}
+        events = pc.binary_join_element_wise(
+            '{"before":',
+            before,
+            ',"after":',
+            after,
+            f',"source":{json.dumps(source, separators=(",", ":"))[:-1]},"ts_ms":',
+            times.cast(pa.string()),
+            f',{json.dumps(place, separators=(",", ":"))[1:]},"transaction":null,"op":"',
+            pa.array(operations, pa.string()),
+            f'","ts_ms":{now.as_py()}}}',
+            "",
+        )
+        bad = {number: unfit[row] for number, row in enumerate(changes.after.tolist()) if row in unfit} if unfit else {}
+        return good_payloads(events.cast(pa.binary()), bad)
+
+    def _objects(self, batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Array:
+        rows = np.arange(batch.num_rows, dtype=np.int64)
+        texts = []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            texts.append((name, json_texts(to_wire(column, self._decimals), name, rows, bad)))
+        return json_objects(texts, batch.num_rows)
+
+    def _identities(self, batch: pa.RecordBatch) -> pa.Array:
+        """Returns rows as JSON objects with the key columns only. All other columns are null."""
+        columns = [
+            column if name in self._keys else pa.nulls(batch.num_rows, column.type)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        return self._objects(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), {})

@@ -1,0 +1,350 @@
+"""The values in events of Debezium, and how an encoding of events is read (`EventParser`).
+
+Debezium has a form of its own for decimals, dates, times and durations, the wire form, which is the same in JSON
+(`debezium_json.py`) and Avro (`debezium_avro.py`). An encoding parses events to wire forms, and `from_wire` makes
+values of them. `to_wire` is the inverse.
+
+| column | wire form |
+| --- | --- |
+| decimal | a big-endian integer, to be divided by 10**scale; a string or a number with `decimals=` |
+| date | days since 1970 |
+| timestamp without a zone, time, duration | an integer in the unit of the type |
+| timestamp with a zone | an ISO 8601 string |
+| everything else | the value |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.connectors.formats.text import DEFAULTS, converted, converter_of
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import value_text
+
+Decimals = Literal["precise", "string", "double"]
+SOURCE = pa.struct([("snapshot", pa.string()), ("ts_ms", pa.int64())])
+"""The parts of an event's `source` that are read for metadata."""
+NO_EVENT = (
+    "field 'op' is missing: this is not an event of Debezium with its envelope. Read rows that were unwrapped "
+    "(ExtractNewRecordState) as JSON"
+)
+_DECIMAL_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Parsed events or keys: `numbers[i]` is the number of the record of row i.
+
+    `bad`: records that cannot be used, with the reasons. Some of them may be among the rows.
+    """
+
+    rows: pa.RecordBatch
+    numbers: NDArray[np.int64]
+    bad: dict[int, str]
+
+
+class EventParser(ABC):
+    """Parses the events of a table, or the keys of their records, in one encoding."""
+
+    @abstractmethod
+    def parse(self, records: list[bytes]) -> Parsed:
+        """Returns the rows of some records, with values in wire forms."""
+
+    def lacks(self, record: bytes, column: str) -> bool:
+        """Returns whether the row after a good event has no such column, for encodings that do not compare schemas."""
+        return False
+
+
+def event_schema(of_row: list[pa.Field], keys: tuple[str, ...], *, has_source: bool) -> pa.Schema:
+    """Returns the columns of parsed events. `of_row`: columns of a row in wire forms."""
+    of_keys = [each for each in of_row if each.name in keys]
+    event = [
+        pa.field("op", pa.string()),
+        pa.field("before", pa.struct(of_keys)),
+        pa.field("after", pa.struct(of_row)),
+        *([pa.field("source", SOURCE)] if has_source else []),
+    ]
+    return pa.schema(event)
+
+
+def taken_images(images: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    """Returns the images of some rows by their positions, null for -1."""
+    return images.take(pa.array(rows, mask=rows < 0))
+
+
+def add_null_keys(batch: pa.RecordBatch, keys: tuple[str, ...], bad: dict[int, str]) -> None:
+    """Adds rows with a null in their key to `bad`."""
+    for name in keys:
+        for row in np.flatnonzero(batch.column(name).is_null().to_numpy(zero_copy_only=False)).tolist():
+            bad.setdefault(row, f"the key column {name!r} is null, and the key of an event has a value")
+
+
+def wire_type(wanted: pa.DataType, decimals: Decimals, *, typed: bool = False) -> pa.DataType:
+    """Returns the type as which a value is parsed. Raises ConfigurationError for a type that no event has.
+
+    `typed`: the encoding has types. So text is parsed as text, and numbers as numbers, before they become times and
+    decimals; the parser of JSON makes these by itself.
+    """
+    if pa.types.is_decimal(wanted):
+        if decimals != "precise":
+            return wanted if not typed else pa.string() if decimals == "string" else pa.float64()
+        if wanted.bit_width > 8 * _DECIMAL_BYTES:
+            raise ConfigurationError(
+                f"format='debezium': {wanted} is too wide; use up to 38 digits, or decimals='string'"
+            )
+        return pa.binary()
+    if pa.types.is_date(wanted) or pa.types.is_time32(wanted):
+        return pa.int32()
+    if pa.types.is_time64(wanted) or pa.types.is_duration(wanted):
+        return pa.int64()
+    if pa.types.is_timestamp(wanted):
+        return pa.int64() if wanted.tz is None else pa.string() if typed else wanted
+    if pa.types.is_struct(wanted):
+        return pa.struct([pa.field(each.name, wire_type(each.type, decimals, typed=typed)) for each in wanted])
+    if pa.types.is_list(wanted):
+        return pa.list_(wire_type(wanted.value_type, decimals, typed=typed))
+    return wanted
+
+
+def from_wire(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
+    """Converts parsed values to the type of the column. `reasons` gets the numbers of values that do not fit."""
+    if column.type == wanted:
+        return column
+    if pa.types.is_struct(wanted):
+        parts = [from_wire(part, wanted.field(number).type, reasons) for number, part in enumerate(column.flatten())]
+        return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=column.is_null())
+    if pa.types.is_list(wanted):
+        faults: dict[int, str] = {}
+        values = from_wire(column.flatten(), wanted.value_type, faults)
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        of_value = np.repeat(np.arange(len(column)), lengths)
+        for at, reason in faults.items():
+            reasons.setdefault(int(of_value[at]), reason)
+        offsets = np.zeros(len(column) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        return pa.ListArray.from_arrays(pa.array(offsets), values, type=wanted, mask=column.is_null())
+    if pa.types.is_string(column.type) or pa.types.is_floating(column.type):
+        return _of_texts(column.cast(pa.string()), wanted, reasons)
+    if pa.types.is_decimal(wanted):
+        return unscaled_decimals(column, wanted, reasons)
+    if pa.types.is_date64(wanted):
+        return column.cast(pa.date32()).cast(wanted)
+    if pa.types.is_time(wanted):
+        per_day = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[wanted.unit] * 86_400
+        fits = pc.and_(pc.greater_equal(column, 0), pc.less(column, per_day))
+        for row in np.flatnonzero(~pc.fill_null(fits, True).to_numpy(zero_copy_only=False)).tolist():
+            reasons.setdefault(row, f"{value_text(column[row].as_py())} is not a time of a day in {wanted.unit}")
+    return column.cast(wanted)
+
+
+def _of_texts(texts: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
+    """Returns times and decimals of text, as they are read from JSON."""
+    field = pa.field("", wanted)
+    faults: dict[int, str] = {}
+    values = converted(texts, field, converter_of(field, DEFAULTS), faults, blank_is_null=False)
+    for row, reason in faults.items():
+        reasons.setdefault(row, reason.removeprefix("column '': "))
+    return values
+
+
+def unscaled_decimals(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
+    """Converts big-endian two's complement integers to decimals. `reasons` gets the rows that do not fit."""
+    count = len(column)
+    sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    unfit = valid & ((sizes == 0) | (sizes > _DECIMAL_BYTES))
+    _, offset_buffer, data_buffer = column.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32, count=count + 1, offset=4 * column.offset)
+    data = np.frombuffer(data_buffer if data_buffer is not None else b"", dtype=np.uint8)
+    wide = np.zeros((count, _DECIMAL_BYTES), dtype=np.uint8)
+    for size in np.unique(sizes[valid & ~unfit]).tolist():
+        rows = np.flatnonzero(valid & ~unfit & (sizes == size))
+        found = data[offsets[rows][:, None] + np.arange(size)]
+        wide[rows] = np.where(found[:, :1] >= 0x80, np.uint8(0xFF), np.uint8(0))
+        wide[rows, _DECIMAL_BYTES - size :] = found
+    little = np.ascontiguousarray(wide[:, ::-1])
+    kept = valid & ~unfit
+    whole = pa.Array.from_buffers(
+        pa.decimal128(38, wanted.scale),
+        count,
+        [pa.array(kept).buffers()[1] if count else None, pa.py_buffer(little.tobytes())],
+    )
+    values = whole if whole.type == wanted else _narrowed(whole, wanted, unfit)
+    for row in np.flatnonzero(unfit).tolist():
+        reasons.setdefault(row, f"the number, of {int(sizes[row])} bytes, is not a value of {wanted}")
+    return values
+
+
+def _narrowed(whole: pa.Array, wanted: pa.DataType, unfit: NDArray[np.bool_]) -> pa.Array:
+    """Casts decimals to a type of fewer digits, and marks values that have too many digits in `unfit`."""
+    try:
+        return whole.cast(wanted)
+    except pa.ArrowInvalid:
+        for row in range(len(whole)):
+            try:
+                whole.slice(row, 1).cast(wanted)
+            except pa.ArrowInvalid:
+                unfit[row] = True
+        return whole.take(pa.array(np.arange(len(whole)), mask=unfit)).cast(wanted)
+
+
+UNITS = {
+    "io.debezium.time.Timestamp": "ms",
+    "io.debezium.time.MicroTimestamp": "us",
+    "io.debezium.time.NanoTimestamp": "ns",
+    "org.apache.kafka.connect.data.Timestamp": "ms",
+    "io.debezium.time.Time": "ms",
+    "io.debezium.time.MicroTime": "us",
+    "io.debezium.time.NanoTime": "ns",
+    "org.apache.kafka.connect.data.Time": "ms",
+    "io.debezium.time.MicroDuration": "us",
+    "io.debezium.time.NanoDuration": "ns",
+}
+_TEXTS = {
+    "io.debezium.time.ZonedTimestamp",
+    "io.debezium.time.ZonedTime",
+    "io.debezium.time.IsoTimestamp",
+    "io.debezium.time.IsoDate",
+    "io.debezium.time.IsoTime",
+}
+_COUNTED = ((pa.types.is_timestamp, "Timestamp"), (pa.types.is_time, "Time"), (pa.types.is_duration, "Duration"))
+"""Types that are counts of a unit, and the ends of the names that Debezium has for them."""
+_DATES = {"io.debezium.time.Date", "org.apache.kafka.connect.data.Date"}
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
+
+
+def field_difference(described: Mapping[str, Any], wanted: pa.DataType, decimals: Decimals) -> str | None:
+    """Returns how a field of an event differs from a column, to follow the name of the field, or None.
+
+    `described`: the field as Kafka Connect describes it: `type`, and perhaps `name` and `parameters`.
+    """
+    name = described.get("name")
+    if pa.types.is_decimal(wanted) and decimals == "precise":
+        if name != DECIMAL:
+            return (
+                f"is {name or described['type']} in the event, and {wanted} in value=; give DebeziumFormat(decimals=)"
+            )
+        scale = int(described.get("parameters", {}).get("scale", 0))
+        if scale != wanted.scale:
+            return f"has {scale} decimal places in the event, and {wanted.scale} in {wanted}; use the same"
+        return None
+    if name == DECIMAL:
+        return f"is a number of {DECIMAL} in the event, and {wanted} in value=; use pa.decimal128"
+    if pa.types.is_date(wanted) and name not in _DATES:
+        return _other_form(described, wanted)
+    counted = next((suffix for test, suffix in _COUNTED if test(wanted)), None)
+    if counted is None or (pa.types.is_timestamp(wanted) and wanted.tz is not None):
+        return None
+    unit = UNITS.get(name or "")
+    if unit is None or not str(name).endswith(counted):
+        return _other_form(described, wanted)
+    if wanted.unit != unit:
+        return f"counts {unit} in the event ({name}), and {wanted.unit} in {wanted}; use the same unit"
+    return None
+
+
+def _other_form(described: Mapping[str, Any], wanted: pa.DataType) -> str:
+    name = described.get("name")
+    if name in _TEXTS:
+        return f"is a string in the event ({name}), and {wanted} in value=; read it as pa.string()"
+    found = described["type"] if name is None else f"{described['type']} ({name})"
+    return f"is {found} in the event, and {wanted} in value=; read it as it is, and convert it in a step"
+
+
+def unwritable(kind: pa.DataType, decimals: Decimals, *, typed: bool = False) -> str | None:
+    """Returns why events cannot hold values of a type, or None. `typed`: as for `wire_type`."""
+    if pa.types.is_dictionary(kind):
+        return unwritable(kind.value_type, decimals, typed=typed)
+    if pa.types.is_struct(kind):
+        return next(
+            (unfit for each in kind if (unfit := unwritable(each.type, decimals, typed=typed)) is not None), None
+        )
+    if pa.types.is_list(kind):
+        return unwritable(kind.value_type, decimals, typed=typed)
+    if pa.types.is_decimal(kind) and decimals == "precise" and kind.bit_width > 8 * _DECIMAL_BYTES:
+        return "events have up to 38 digits; give DebeziumFormat(decimals='string')"
+    naive = pa.types.is_timestamp(kind) and kind.tz is None
+    if (naive or pa.types.is_time(kind)) and kind.unit == "s":
+        return "Debezium counts times in ms, us or ns"
+    if pa.types.is_duration(kind) and kind.unit not in ("us", "ns"):
+        return "Debezium counts durations in us or ns"
+    inner = []
+    if pa.types.is_map(kind):
+        inner = [kind.item_type]
+    elif pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = [kind.value_type]
+    if any(unwritable(each, decimals) or written_type(each, decimals, typed=typed) != each for each in inner):
+        return f"only structs and lists (pa.list_) can have values such as {inner[0]}"
+    return None
+
+
+def written_type(kind: pa.DataType, decimals: Decimals, *, typed: bool = False) -> pa.DataType:
+    """Returns the type as which values are written. `typed`: as for `wire_type`."""
+    if pa.types.is_dictionary(kind):
+        return written_type(kind.value_type, decimals, typed=typed)
+    if pa.types.is_decimal(kind) and decimals == "string":
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, written_type(each.type, decimals, typed=typed)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(written_type(kind.value_type, decimals, typed=typed))
+    return wire_type(kind, decimals, typed=typed)
+
+
+def to_wire(column: pa.Array, decimals: Decimals, *, typed: bool = False) -> pa.Array:
+    """Converts values to the encoding in events, the inverse of `from_wire`."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return to_wire(column.dictionary_decode(), decimals, typed=typed)
+    wire = written_type(kind, decimals, typed=typed)
+    if wire == kind:
+        return column
+    if pa.types.is_struct(kind):
+        parts = [to_wire(part, decimals, typed=typed) for part in column.flatten()]
+        return pa.StructArray.from_arrays(parts, fields=list(wire), mask=column.is_null())
+    if pa.types.is_list(kind):
+        # A null list may have entries, which `flatten` leaves away.
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        offsets = np.zeros(len(column) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        values = to_wire(column.flatten(), decimals, typed=typed)
+        return pa.ListArray.from_arrays(pa.array(offsets), values, type=wire, mask=column.is_null())
+    if pa.types.is_decimal(kind) and decimals == "precise":
+        return unscaled_bytes(column)
+    if pa.types.is_timestamp(kind) and pa.types.is_string(wire):
+        text = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.string())
+        return pc.replace_substring(text, " ", "T", max_replacements=1)
+    if pa.types.is_date64(kind):
+        column = column.cast(pa.date32())
+    return column.cast(wire)
+
+
+def unscaled_bytes(column: pa.Array) -> pa.Array:
+    """Converts decimals to the shortest big-endian two's complement integers, the inverse of `unscaled_decimals`."""
+    count = len(column)
+    whole = column.cast(pa.decimal128(38, column.type.scale))
+    start = _DECIMAL_BYTES * whole.offset
+    if not count:
+        return pa.array([], pa.binary())
+    data = np.frombuffer(whole.buffers()[1], dtype=np.uint8, count=_DECIMAL_BYTES * count, offset=start)
+    wide = data.reshape(count, _DECIMAL_BYTES)[:, ::-1]
+    filler = np.where(wide[:, :1] >= 0x80, np.uint8(0xFF), np.uint8(0))
+    differs = wide != filler
+    differs[:, -1] = True
+    first = np.argmax(differs, axis=1)
+    # The first byte that stays must have the sign of the number.
+    first -= (first > 0) & ((wide[np.arange(count), first] >= 0x80) != (filler[:, 0] != 0))
+    valid = whole.is_valid().to_numpy(zero_copy_only=False)
+    kept = (np.arange(_DECIMAL_BYTES) >= first[:, None]) & valid[:, None]
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(kept.sum(axis=1), out=offsets[1:])
+    buffers = [pa.array(valid).buffers()[1], pa.py_buffer(offsets.tobytes()), pa.py_buffer(wide[kept].tobytes())]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
