@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import Producer
 from kafka_server import KafkaServer
 from local_jobs import NO_RESTART, GatedSource, config, local
-from waiting import until
+from waiting import LIMIT_S, until
 
 import tidegate as tg
 from tidegate.connectors.memory_source import MemorySource
@@ -205,6 +208,34 @@ def test_a_failure_around_the_switch_loses_and_doubles_nothing(tmp_path: Path, d
     assert values(table) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("dies_at", [pytest.param(0, marks=pytest.mark.slow), FIRST, ROWS - 1])
+def test_a_position_of_the_rows_is_kept_when_the_job_fails_at_the_switch(tmp_path: Path, dies_at: int) -> None:
+    """The second source begins behind the greatest value of the first, and no row is lost or doubled."""
+    failed = threading.Event()
+    given: list[int] = []
+
+    def dies(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if dies_at in batch.column("x").to_pylist() and not failed.is_set():
+            failed.set()
+            raise ValueError("on purpose")
+        return batch
+
+    with local(2) as env:
+
+        def live(last: int) -> tg.Stream:
+            given.append(last)
+            return env.from_source(Live(start=last + 1))
+
+        hybrid = env.hybrid(env.from_source(memory()), then=live, position="x", uid=UID)
+        table = hybrid.map_batches(dies, schema=SCHEMA).to_table(str(tmp_path / "out"), uid="out")
+        restart = tg.RestartStrategy.fixed_delay(3, 0)
+        job = env.execute("job", checkpoints=config(tmp_path / "checkpoints", interval="10ms"), restart=restart)
+        assert job.wait("4min") == "finished"
+    assert failed.is_set()
+    assert given == [FIRST - 1]
+    assert values(table) == list(range(ROWS))
+
+
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_no_row_is_late_because_of_the_switch(tmp_path: Path, parallelism: int) -> None:
     """Windows over both: each has all of its rows, although the splits of the second source differ in event time."""
@@ -342,3 +373,66 @@ def test_files_and_then_kafka(kafka_server: KafkaServer, tmp_path: Path) -> None
         job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"), restart=NO_RESTART)
         assert job.wait("4min") == "finished"
     assert values(table) == list(range(FIRST + 301))
+
+
+@pytest.mark.parametrize("by_offset", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_kafka_begins_where_the_files_end(kafka_server: KafkaServer, tmp_path: Path, by_offset: bool) -> None:
+    """By time, or by the offset of each partition. A restored job continues at the positions of its checkpoint, also
+    if a file with later rows was added since.
+    """
+    topic, stop = f"behind-files-{by_offset}", 300
+    kafka_server.create(topic, 2)
+    producer = Producer({"bootstrap.servers": kafka_server.servers, "log_level": 0})
+
+    def add(numbers: range) -> None:
+        for x in numbers:
+            value = json.dumps({"x": x, "at": at(x).isoformat()}).encode()
+            producer.produce(topic, value=value, partition=x % 2, timestamp=int(at(x).timestamp() * 1_000))
+        assert producer.flush(LIMIT_S) == 0
+
+    def at(x: int) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=x)
+
+    def write(name: str, numbers: range) -> None:
+        rows = {
+            "x": pa.array(numbers, pa.int64()),
+            "at": pa.array(map(at, numbers), pa.timestamp("ms", "UTC")),
+            "kafka_partition": pa.array([x % 2 for x in numbers], pa.int32()),
+            "kafka_offset": pa.array([x // 2 for x in numbers], pa.int64()),
+        }
+        pq.write_table(pa.table(rows), tmp_path / f"{name}.parquet")
+
+    def program(env: tg.StreamEnvironment, given: list[Any]) -> tg.OutputTable:
+        def live(last: Any) -> tg.Stream:
+            given.append(last)
+            start = {topic: {part: n + 1 for part, n in last.items()}} if by_offset else last + timedelta(seconds=1)
+            value = pa.schema([("x", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
+            metadata = ["partition", "offset"]
+            return env.from_kafka(kafka_server.servers, topics=[topic], value=value, metadata=metadata, start=start)
+
+        past = env.from_files(str(tmp_path / "*.parquet"))
+        place = {"position": "kafka_offset", "position_by": "kafka_partition"} if by_offset else {"position": "at"}
+        rows = env.hybrid(past, then=live, uid=UID, **place)  # type: ignore[arg-type]
+        return rows.select("x").to_table(str(tmp_path / "out"), uid="out", if_exists="append")
+
+    # The records of the files are in the topic, too.
+    add(range(200))
+    write("a", range(60))
+    write("b", range(60, 101))
+    given: list[Any] = []
+    with local(2) as env:
+        table = program(env, given)
+        job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"), restart=NO_RESTART)
+        until("the records of the topic", lambda: values(table) == list(range(200)), lambda: values(table))
+        path = job.savepoint(str(tmp_path / "savepoints"))
+        job.cancel()
+        assert job.wait("4min") == "cancelled"
+    write("c", range(250, 260))
+    add(range(200, stop))
+    with local(3) as env:
+        table = program(env, given)
+        job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"), restart=NO_RESTART, restore=path)
+        until("all records of the topic", lambda: values(table) == list(range(stop)), lambda: values(table))
+        job.cancel()
+        assert job.wait("4min") == "cancelled"
+    assert given == ([{0: 50, 1: 49}, {0: 129, 1: 129}] if by_offset else [at(100), at(259)])

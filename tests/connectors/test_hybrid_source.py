@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from test_kafka_source import Waiting
 import tidegate as tg
 from tidegate.connectors.files.source import source_of_files
 from tidegate.connectors.formats.json_format import JsonRead
-from tidegate.connectors.hybrid_source import HybridSource, hybrid_source
+from tidegate.connectors.hybrid_source import HybridSource, greatest, hybrid_source
 from tidegate.connectors.kafka.options import Topics
 from tidegate.connectors.kafka.records import RecordFormat
 from tidegate.connectors.kafka.source import KafkaSource
@@ -189,6 +190,80 @@ def test_a_stream_can_be_used_once() -> None:
         env.hybrid(past, then=second)
         with pytest.raises(ConfigurationError, match="was used by another hybrid"):
             env.hybrid(env.from_source(memory()), then=second)
+
+
+def test_the_greatest_value_is_over_all_splits() -> None:
+    """Of all rows, or of the rows of each value of a second column. A null counts if there is nothing else."""
+    times = pa.array([5_000_000_001, None, 7_000_000_002, 6], pa.timestamp("ns", "UTC"))
+    table = pa.table({"x": [4, 9, None, 9], "at": times, "part": [0, 0, 1, 0], "name": list("abcd")})
+    source = MemorySource.of(table, 3)
+    assert greatest(source, "x").value == 9
+    required = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("part", pa.int32(), nullable=False)])
+    strict = MemorySource.of(pa.table({"x": [4, 9, 3], "part": pa.array([0, 0, 1], pa.int32())}, required), 2)
+    assert greatest(strict, "x", "part").value == {0: 9, 1: 3}
+    assert greatest(strict, "x").value == 9
+    assert greatest(source, "at").value == datetime(1970, 1, 1, 0, 0, 7, tzinfo=UTC)
+    assert greatest(source, "x", "part").value == {0: 9, 1: None}
+    assert greatest(source, "part", "name").value == {"a": 0, "b": 0, "c": 1, "d": 0}
+    assert greatest(MemorySource.of(table.slice(0, 0), 2), "x").value is None
+    assert greatest(MemorySource.of(table.slice(0, 0), 2), "x", "part").value == {}
+    for column, by, text in (
+        ("y", None, "has no column 'y'"),
+        ("x", "y", "has no column 'y'"),
+        ("name", None, "'name' is string"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            greatest(source, column, by)
+
+
+def test_sources_that_give_no_position_are_refused() -> None:
+    """Without an end, without rows so far, and with rows that are written when the job is submitted."""
+
+    class Late(Live):
+        unbounded = False
+
+        def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+            return ReadResult(None, offset, at_end=False)
+
+    class Staged(Live):
+        unbounded = False
+
+        def stage(self, url: str) -> tg.Source:
+            raise AssertionError(url)
+
+    for source, text in ((Live(), "never ends"), (Late(), "has no rows yet"), (Staged(), "compute the position")):
+        with pytest.raises(ConfigurationError, match=text):
+            greatest(source, "x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"position": "x"}, "needs a function as then="),
+        ({"position_by": "x"}, "is for position="),
+        ({"then": lambda last: None}, "is a function, which needs position="),
+        ({"then": lambda last: None, "position": "x"}, r"hybrid\(then=\): give a stream"),
+    ],
+)
+def test_a_position_needs_a_function(settings: dict[str, Any], text: str) -> None:
+    """And a function needs a position."""
+    with tg.StreamEnvironment.local(1) as env:
+        given = {"then": live(env)} | settings
+        with pytest.raises(ConfigurationError, match=text):
+            env.hybrid(env.from_source(memory()), **given)
+
+
+def test_the_rows_of_the_job_are_the_rows_that_gave_the_position(tmp_path: Path) -> None:
+    """A file that comes between is neither counted nor read."""
+    pq.write_table(TABLE, tmp_path / "a.parquet")
+    files = source_of_files(str(tmp_path / "*.parquet"))
+    found = greatest(files, "x")
+    pq.write_table(TABLE, tmp_path / "b.parquet")
+    assert found.value == 3
+    source = hybrid_source(files, Live(), found.splits)
+    assert [row["x"] for row in read_all(source)] == [1, 2, 3, 9]
+    assert [row["x"] for row in read_all(source.projected(["x"]))] == [1, 2, 3, 9]
+    source.check_restored(source.splits())
 
 
 def test_bad_rows_have_one_form() -> None:

@@ -4,6 +4,8 @@ Rules:
 
 - The splits of both sources are known when the job is submitted, so the start position of the second source is fixed
   before the first one is read. A prefix of a split's id identifies the source. Payloads belong to the sources.
+- The start position may follow from the rows of the first source (`greatest`). Then one column of it is read while the
+  program is made. The splits that were read become the splits of the job, so that both see the same rows.
 - The coordinator switches when every subtask has processed all splits of the first source
   (`tidegate/actors/coordinator/source_coordinator.py`). A split of the second source is read only after that. A
   checkpoint stores the switch as the splits that subtasks have, and the splits that are not assigned.
@@ -19,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import (
@@ -45,10 +48,102 @@ FIRST = "first: "
 """Prefix of the ids of splits of the first source."""
 SECOND = "then: "
 """Prefix of the ids of splits of the second source."""
+_ROWS_A_READ = 1 << 16
 
 
-def hybrid_source(first: Source, second: Source) -> HybridSource:
+@dataclass(frozen=True, slots=True)
+class Greatest:
+    """The greatest value of a column of a source. `splits`: the splits in which it was found.
+
+    `value`: None without a value. With a second column, a dict of the greatest value for each of its values.
+    """
+
+    value: Any
+    splits: tuple[SourceSplit, ...]
+
+
+def greatest(first: Source, column: str, by: str | None = None) -> Greatest:
+    """Reads a column of a bounded source, and returns its greatest value. `by`: groups the rows by a second column.
+
+    Raises ConfigurationError for a column that has no order, and for a source that cannot be read before its job runs.
+    """
+    _check_first(first)
+    names = [column] if by is None else [column, by]
+    for name in names:
+        if name not in first.schema.names:
+            raise ConfigurationError(
+                f"hybrid(position=): the first source has no column {name!r}; it has {first.schema.names}"
+            )
+    kind = first.schema.field(column).type
+    if not any(test(kind) for test in (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)):
+        raise ConfigurationError(
+            f"hybrid(position=): column {column!r} is {kind}; give a column of integers, times or dates"
+        )
+    if hasattr(first, "stage"):
+        raise ConfigurationError(
+            "hybrid(position=): the rows of a DataFrame or a Ray dataset are written when the job is submitted, and "
+            "cannot be read before; compute the position of it, and give then= a stream"
+        )
+    needed = [name for name in first.schema.names if name in names]
+    source = first.projected(needed) if isinstance(first, ProjectableSource) else first
+    splits = tuple(first.splits())
+    found: list[pa.Table] = []
+    reader = source.reader()
+    try:
+        for split in splits:
+            found += _greatest_of_split(reader, split, column, by)
+            found = [_greatest_rows(pa.concat_tables(found), column, by)] if found else []
+    finally:
+        reader.close()
+    if by is None:
+        return Greatest(_python_value(found[0].column(column)[0]) if found else None, splits)
+    rows = zip(found[0].column(by), found[0].column(column), strict=True) if found else ()
+    return Greatest({key.as_py(): _python_value(value) for key, value in rows}, splits)
+
+
+def _greatest_of_split(reader: SourceReader, split: SourceSplit, column: str, by: str | None) -> list[pa.Table]:
+    """Returns a table with the greatest values of a split, or an empty list without rows."""
+    found: list[pa.Table] = []
+    offset = 0
+    while True:
+        result = reader.read(split, offset, _ROWS_A_READ)
+        if result.batch is not None:
+            names = [column] if by is None else [column, by]
+            # Without the nullability of the source, which the greatest values do not have.
+            rows = pa.table({name: result.batch.column(name) for name in names})
+            found = [_greatest_rows(pa.concat_tables([*found, rows]), column, by)]
+        if result.at_end:
+            return found
+        if result.is_empty(offset):
+            raise ConfigurationError(
+                f"hybrid(position=): split {split.split_id!r} of the first source has no rows yet, and has not ended; "
+                "give then= a stream with a position"
+            )
+        offset = result.next_offset
+        if result.payload is not None:
+            split = replace(split, payload=result.payload)
+
+
+def _greatest_rows(rows: pa.Table, column: str, by: str | None) -> pa.Table:
+    """Returns the greatest value of a column, or one for each value of `by`. A null counts if there is nothing else."""
+    if by is None:
+        return pa.table({column: pa.array([pc.max(rows.column(column))], rows.schema.field(column).type)})
+    grouped = rows.group_by(by).aggregate([(column, "max")])
+    return pa.table({column: grouped.column(f"{column}_max"), by: grouped.column(by)})
+
+
+def _python_value(value: pa.Scalar) -> Any:
+    """Returns a value as Python has it. Nanoseconds are cut, because a position may be a little earlier."""
+    kind = value.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        value = value.cast(pa.timestamp("us", kind.tz), safe=False)
+    return value.as_py()
+
+
+def hybrid_source(first: Source, second: Source, first_splits: tuple[SourceSplit, ...] | None = None) -> HybridSource:
     """Returns a source that reads `first` to its end, and then `second`.
+
+    `first_splits`: the splits of `first`, if they are known already.
 
     Raises ConfigurationError if the first source is unbounded, if the second one is bounded, or if their columns
     differ.
@@ -63,7 +158,7 @@ def hybrid_source(first: Source, second: Source) -> HybridSource:
             "have both; give bad_rows='skip' or 'fail' to both"
         )
     kind = StagedHybridSource if hasattr(first, "stage") else HybridSource
-    return kind(first, second, schema)
+    return kind(first, second, schema, first_splits=first_splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +169,8 @@ class HybridSource:
     second: Source
     schema: pa.Schema
     unbounded: Literal[True] = True
+    first_splits: tuple[SourceSplit, ...] | None = None
+    """The splits of the first source from which the position of the second one was computed, or None."""
 
     @property
     def ends(self) -> bool:
@@ -93,9 +190,12 @@ class HybridSource:
     def splits(self) -> Sequence[SourceSplit]:
         """Returns the splits of the first source, and then the splits of the second one."""
         return (
-            *(_with_prefix(FIRST, split) for split in self.first.splits()),
+            *(_with_prefix(FIRST, split) for split in self._splits_of_first()),
             *(_with_prefix(SECOND, split) for split in self.second.splits()),
         )
+
+    def _splits_of_first(self) -> Sequence[SourceSplit]:
+        return self.first.splits() if self.first_splits is None else self.first_splits
 
     def is_second(self, split: SourceSplit) -> bool:
         """Returns whether a split belongs to the second source, which is read after the switch."""
@@ -111,7 +211,7 @@ class HybridSource:
                 f"it was not a hybrid source, because it had the split {strange[0]!r}; give the source that it was, or "
                 "start without restore"
             )
-        _check_restored(self.first, _of_part(FIRST, splits), "the first source")
+        _check_restored(self.first, _of_part(FIRST, splits), "the first source", self.first_splits)
         _check_restored(self.second, _of_part(SECOND, splits), "then=")
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
@@ -273,8 +373,13 @@ def _common_schema(first: pa.Schema, second: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _check_restored(source: Source, before: Sequence[SourceSplit], named: str) -> None:
-    """Raises ConfigurationError unless a source can continue from these splits, which are all splits that it had."""
+def _check_restored(
+    source: Source, before: Sequence[SourceSplit], named: str, known: Sequence[SourceSplit] | None = None
+) -> None:
+    """Raises ConfigurationError unless a source can continue from these splits, which are all splits that it had.
+
+    `known`: the splits that it has now, if they are known already.
+    """
     if hasattr(source, "reopen"):
         return  # The rows that an earlier job staged are read again.
     if isinstance(source, DynamicSource):
@@ -283,7 +388,7 @@ def _check_restored(source: Source, before: Sequence[SourceSplit], named: str) -
         except ConfigurationError as error:
             raise ConfigurationError(f"{named}: {error}") from error
         return
-    now = {split.split_id: split for split in source.splits()}
+    now = {split.split_id: split for split in (source.splits() if known is None else known)}
     was = {split.split_id: split for split in before}
     changed = sorted(split_id for split_id in was.keys() | now.keys() if was.get(split_id) != now.get(split_id))
     if changed:

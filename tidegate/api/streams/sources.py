@@ -33,7 +33,7 @@ from tidegate.connectors.formats.format import PayloadUse, ReadFormat
 from tidegate.connectors.formats.named import PayloadFormat, check_registry, format_named
 from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.formats.registry import SchemaRegistry
-from tidegate.connectors.hybrid_source import hybrid_source
+from tidegate.connectors.hybrid_source import greatest, hybrid_source
 from tidegate.connectors.iceberg.client import TablePlace
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions
 from tidegate.connectors.iceberg.source import Changes, IcebergFollower, IcebergSource
@@ -533,8 +533,8 @@ class StreamSources(OtherNames):
           "debezium" (or a `tg.DebeziumFormat`) for events of Debezium, or "upsert" for the newest row of each key, with
           tombstones for deleted rows.
         - `key_format`: of the keys, as `format`.
-        - `registry`: for "avro", "json_schema" and "protobuf": the address of the schema registry, or a
-          `tg.SchemaRegistry`.
+        - `registry`: for "avro", "json_schema" and "protobuf", and for "debezium" in Avro: the address of the schema
+          registry, or a `tg.SchemaRegistry`.
         - `keys`: for change data, the columns of the table's primary key.
         - `metadata`: adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone" (whether a
           record has no value). With a schema they are called `kafka_topic` and so on.
@@ -811,7 +811,9 @@ class StreamSources(OtherNames):
         self,
         first: Stream,
         *,
-        then: Stream,
+        then: Stream | Callable[[Any], Stream],
+        position: str | None = None,
+        position_by: str | None = None,
         timestamp: str | pl.Expr | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
         idleness: str | timedelta | int | None = None,
@@ -826,10 +828,15 @@ class StreamSources(OtherNames):
 
         The second source is read when all rows of the first one were processed, by all subtasks. Each row counts once,
         also if the job is killed at the switch (`docs/hybrid.md`). The position where the second source begins is
-        fixed when the job is submitted, so give `start=` of `from_kafka`.
+        fixed when the job is submitted: give `start=` of `from_kafka`, or compute it with `position`.
 
         - `first`: a stream straight from a bounded source: `from_files`, `from_delta`, `from_dataframe` and others.
-        - `then`: a stream straight from a source that continues, such as `from_kafka`, with the same columns.
+        - `then`: a stream straight from a source that continues, such as `from_kafka`, with the same columns. With
+          `position`, a function that returns this stream, given the position.
+        - `position`: a column of the first source, of integers, times or dates. `then` is called with its greatest
+          value, or None without a value. The column is read for it, in this process, before the call returns.
+        - `position_by`: a second column of the first source. `then` is called with a dict of the greatest value for
+          each of its values, such as the last offset of each partition.
         - `timestamp`, `max_out_of_orderness`, `idleness`, `alignment`: event time of both, as in
           `Stream.assign_timestamps`. Do not give them to the two sources.
         - `name`, `uid`, `parallelism`, `slot_sharing_group`: see `Stream`. The uid of the two sources is not used.
@@ -842,7 +849,28 @@ class StreamSources(OtherNames):
             >>> past = env.from_rows([{"timestamp": None, "value": 7}], schema=live.schema)
             >>> env.hybrid(past, then=live).columns
             ['timestamp', 'value']
+            >>> past = env.from_rows([{"timestamp": None, "value": 7}], schema=past.schema)
+            >>> env.hybrid(past, then=lambda last: env.from_rate(None, rows=last), position="value").columns
+            ['timestamp', 'value']
         """
+        known = None
+        if position is not None:
+            if isinstance(then, Stream) or not callable(then):
+                raise ConfigurationError(
+                    "hybrid(position=) needs a function as then=, such as then=lambda last: env.from_kafka(..., "
+                    "start=last)"
+                )
+            before = source_node(self._program, first, "hybrid(first=)").source
+            assert before is not None
+            known = greatest(before, position, position_by)
+            then = then(known.value)
+        elif position_by is not None:
+            raise ConfigurationError("hybrid(position_by=) is for position=; give both, or remove it")
+        elif not isinstance(then, Stream) and callable(then):
+            raise ConfigurationError(
+                "hybrid(then=) is a function, which needs position=, a column of the first source; give the column, or "
+                "a stream"
+            )
         given = (("first", first), ("then", then))
         nodes = [source_node(self._program, stream, f"hybrid({which}=)") for which, stream in given]
         if nodes[0] is nodes[1]:
@@ -856,7 +884,7 @@ class StreamSources(OtherNames):
         first_source, second_source = (node.source for node in nodes)
         assert first_source is not None
         assert second_source is not None
-        source = hybrid_source(first_source, second_source)
+        source = hybrid_source(first_source, second_source, None if known is None else known.splits)
         self._program.nodes[:] = [node for node in self._program.nodes if node not in nodes]
         stream = self.from_source(
             source,
