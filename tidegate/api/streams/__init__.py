@@ -1,1 +1,1 @@
-"""Streams: the methods with which a driver script describes its steps, from sources to tables."""
+"""Streams: the methods by which a driver script describes its steps, from sources to tables."""

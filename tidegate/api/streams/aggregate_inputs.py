@@ -1,10 +1,10 @@
 """Replaces expressions in the arguments of a step by columns that an earlier step computes.
 
 Operators read only columns. `plain_inputs` adds one `select` before the operator. It computes each expression once,
-however often it is used, and passes on only the columns that the operator reads. So fewer columns cross the exchange,
-and sources still read only the columns that are needed. Names of computed columns cannot clash, because only the named
-columns pass. The name is the structure of the expression (`expressions.py`). So an error that names it can be
-understood, and state and rows in flight have the same columns with every version of polars.
+however often it is used, and keeps only the columns that the operator reads. Fewer columns are therefore sent over the
+exchange, and sources still read only the columns that are needed. The name of a computed column is the canonical text
+of the expression (`expressions.py`). An error that names the column can therefore be understood, and state and rows in
+flight have the same columns with every version of polars.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def plain_inputs(
     options: StepOptions,
     narrow: bool = False,
 ) -> tuple[Stream, dict[str, Aggregate]]:
-    """Returns the stream with a column for each expression of some aggregates, and the aggregates over these columns.
+    """Adds a step that computes the expressions of aggregates as columns. Returns the stream, and the aggregates over
+    these columns.
 
-    `kept` names the other columns that are read: keys, and event time. `options` belong to the operator that follows.
-    If no aggregate has an expression, the stream is unchanged unless `narrow` is True.
-
-    Raises ConfigurationError for an expression that cannot be computed.
+    `kept` names the other columns that are read: keys, and event time. `options` are the options of the operator that
+    follows. If no aggregate has an expression, the stream is unchanged unless `narrow` is True, which drops columns
+    that are not read. Raises ConfigurationError for an expression that cannot be computed.
     """
     used = _columns_of(aggregates)
     expressions = _expressions(aggregates, stream.schema)
@@ -60,10 +60,10 @@ def plain_inputs(
 def added_inputs(
     stream: Stream, aggregates: Mapping[str, Aggregate], options: StepOptions
 ) -> tuple[Stream, dict[str, Aggregate], tuple[str, ...]]:
-    """Adds a column for each expression in some aggregates, and keeps all other columns of a stream with known columns.
+    """Adds a column for each expression in aggregates, and keeps all other columns, so that late rows have all columns.
+    The schema of the stream must be known.
 
-    Late rows therefore keep their columns. Returns the stream, the aggregates over these columns, and the names of the
-    added columns.
+    Returns the stream, the aggregates over the added columns, and the names of the added columns.
     """
     assert stream.schema is not None, "columns that are not known"
     expressions = _expressions(aggregates, stream.schema)
@@ -76,7 +76,9 @@ def added_inputs(
 
 
 def counted_column(aggregate: Aggregate) -> ColumnLike:
-    """Returns the expression whose distinct values are counted: null where the aggregate's condition is not true."""
+    """Returns the expression with the values that a distinct count counts: null where the aggregate's condition is not
+    true.
+    """
     assert aggregate.column is not None, "a count of distinct values without a column"
     if aggregate.condition is None:
         return aggregate.column
@@ -90,7 +92,8 @@ def counted_column(aggregate: Aggregate) -> ColumnLike:
 def key_expressions(
     keys: Sequence[str | pl.Expr], schema: pa.Schema | None
 ) -> tuple[tuple[str, ...], tuple[pl.Expr, ...], frozenset[str]]:
-    """Returns the names of key columns, the expressions that compute some of them, and the columns that these replace.
+    """Returns the names of key columns, the expressions that compute some of them, and the stream's columns that these
+    expressions replace.
 
     Raises ConfigurationError for an expression that is not one column, or cannot be computed.
     """
@@ -107,10 +110,11 @@ def key_expressions(
 
 
 def column_and_expression(given: object, where: str, schema: pa.Schema | None) -> tuple[str, pl.Expr | None]:
-    """Returns the name of a column, and the expression that computes it, or None instead if it is a column of the
-    stream.
+    """Returns the name of a column and the expression that computes it, or None instead of the expression for a column
+    of the stream.
 
-    Raises ConfigurationError for an expression that is not one column, or cannot be computed.
+    Raises ConfigurationError, which begins with `where`, for an expression that is not one column, or cannot be
+    computed.
     """
     column = column_like(given, where)
     if isinstance(column, str):
@@ -123,7 +127,7 @@ def column_and_expression(given: object, where: str, schema: pa.Schema | None) -
 
 
 def check_not_replaced(aggregates: Mapping[str, Aggregate], replaced: frozenset[str]) -> None:
-    """Raises ConfigurationError if an aggregate reads a column that a key has replaced."""
+    """Raises ConfigurationError if an aggregate reads a column that a key of the same name has replaced."""
     for label, aggregate in aggregates.items():
         for column in aggregate.columns:
             read = {column} if isinstance(column, str) else columns_read((column.expression,)) or replaced
@@ -135,13 +139,14 @@ def check_not_replaced(aggregates: Mapping[str, Aggregate], replaced: frozenset[
 
 
 def _columns_of(aggregates: Mapping[str, Aggregate]) -> list[ColumnLike]:
-    """Returns the names of the columns that some aggregates read, without repetitions."""
+    """Returns the columns and expressions that aggregates read, without duplicates."""
     return list(dict.fromkeys(column for aggregate in aggregates.values() for column in aggregate.columns))
 
 
 def _expressions(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> list[ColumnExpression]:
-    """Returns the expressions that some aggregates read, without repetitions. Raises ConfigurationError if one cannot
-    be computed.
+    """Returns the expressions that aggregates read, without duplicates.
+
+    Raises ConfigurationError if one cannot be computed.
     """
     for label, aggregate in aggregates.items():
         for column in aggregate.columns:
@@ -151,7 +156,7 @@ def _expressions(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) 
 
 
 def _over(aggregates: Mapping[str, Aggregate], computed: Mapping[ColumnExpression, str]) -> dict[str, Aggregate]:
-    """Returns the same aggregates over the columns that replace their expressions."""
+    """Returns the aggregates with each expression replaced by the name of its computed column."""
 
     def plain(column: ColumnLike) -> ColumnLike:
         return computed[column] if isinstance(column, ColumnExpression) else column
@@ -174,8 +179,9 @@ def _named(expressions: Sequence[ColumnExpression], taken: Sequence[str]) -> dic
 
 
 def _column_name(expression: ColumnExpression) -> str:
-    """Returns the name of the column for an expression: its canonical text. A long text is cut and ends in a hash of
-    the whole text.
+    """Returns the column name for an expression: its canonical text.
+
+    A long text is shortened, and ends with a hash of the whole text.
     """
     text = column_text(expression)
     if len(text) <= _NAME_CHARACTERS:
@@ -184,7 +190,9 @@ def _column_name(expression: ColumnExpression) -> str:
 
 
 def _check(where: str, column: ColumnExpression, schema: pa.Schema | None) -> None:
-    """Raises ConfigurationError for an expression that is not one column, not row by row, or cannot be computed."""
+    """Raises ConfigurationError, which begins with `where`, for an expression that is not one column, not row-wise, or
+    cannot be computed.
+    """
     select = Select(column.expression)
     found = schema_after(select, schema, f"{where}: {column} cannot be computed")
     if found is not None and len(found) != 1:

@@ -1,8 +1,9 @@
-"""Builds the steps of an aggregate: the columns that it reads, its distinct values, and the aggregate itself.
+"""Builds the steps of an aggregate: the columns that it reads, the marking of distinct values, and the aggregate
+itself.
 
-`KeyedStream.aggregate` and `Stream.aggregate` call it. Most aggregates are one operator. Expressions add a `select`
-before the exchange, each column whose distinct values are counted adds an exchange by keys and values, and an
-aggregate over everything makes one row of each batch before the exchange.
+`KeyedStream.aggregate` and `Stream.aggregate` call this module. Most aggregates are one operator. Expressions add a
+`select` before the exchange. Each column with a distinct count adds an exchange by keys and values. An aggregate over
+all rows reduces each batch to one row before the exchange.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ EmitMode = Literal["update", "each", "changes", "final"]
 
 
 _LISTED_MAX = 1 << 22
-"""Limit of values in all lists together that an aggregate with `emit="each"` emits in one batch."""
+"""Greatest number of values in all lists together that an aggregate with `emit="each"` emits in one batch."""
 _STEP_NAME_CHARACTERS = 100
 
 
@@ -64,7 +65,10 @@ def keyed_aggregate(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `KeyedStream.aggregate`. `replaced` are columns that a key has replaced. Raises ConfigurationError."""
+    """Builds the steps of `KeyedStream.aggregate`. `replaced` are columns that a key of the same name has replaced.
+
+    Raises ConfigurationError for arguments that are not valid or contradict each other.
+    """
     key_ttl = KeyTtl.of(ttl, ttl_time, stream.timestamp)
     if key_ttl is not None and key_ttl.time is not None:
         uses_event_time("aggregate(ttl=...)", stream._inputs)
@@ -84,7 +88,10 @@ def total_aggregate(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.aggregate`, the aggregates of all rows. Raises ConfigurationError."""
+    """Builds the steps of `Stream.aggregate`, which aggregates all rows.
+
+    Raises ConfigurationError for arguments that are not valid.
+    """
     rows, errors = checked_inputs(stream, aggregates, errors_to, options)
     made = _aggregated_all(rows, aggregates, emit, options)
     changelog = None
@@ -95,7 +102,7 @@ def total_aggregate(
 
 @dataclass(frozen=True, slots=True)
 class KeyTtl:
-    """The time to live (`ttl`) of a key: how long it is kept after its last row."""
+    """The time to live of keys, in ms: a key is kept for this time after its last row."""
 
     ttl_ms: int
     time: str | None
@@ -103,7 +110,11 @@ class KeyTtl:
 
     @staticmethod
     def of(ttl: str | timedelta | int | None, domain: str, time: str | None) -> KeyTtl | None:
-        """Returns the time to live that a program gives, or None if there is none. Raises ConfigurationError."""
+        """Returns the time to live from the arguments `ttl` and `ttl_time` of an aggregate, or None without `ttl`.
+
+        `time` is the event-time column of the stream, or None. Raises ConfigurationError for a wrong duration, or for
+        event time without such a column.
+        """
         if ttl is None:
             return None
         ttl_ms = parse_duration_ms(ttl, setting="aggregate(ttl=...)")
@@ -176,14 +187,16 @@ def _aggregated(
 
 
 def _gives_other_times(aggregates: Mapping[str, Aggregate], time: str | None) -> bool:
-    """Returns whether the step computes the event-time column anew, so that a result has another time than its row."""
+    """Returns whether an aggregate has the name of the event-time column and does not copy the time of the row."""
     aggregate = None if time is None else aggregates.get(time)
     return aggregate is not None and aggregate != Aggregate(AggregateKind.LAST, str(time))
 
 
 def _rows_at_once(aggregates: Mapping[str, Aggregate]) -> tuple[int, int] | None:
-    """Returns the least and most rows of one call for `emit="each"` with list aggregates, so that batches of lists stay
-    small.
+    """Returns the least and most rows of one call for `emit="each"` with list aggregates, so that the emitted lists
+    stay small.
+
+    None without such aggregates.
     """
     limits = [aggregate.limit for aggregate in aggregates.values() if aggregate.limit is not None]
     return (1, max(1, _LISTED_MAX // max(limits))) if limits else None
@@ -232,8 +245,9 @@ def _aggregated_all(stream: Stream, given: Mapping[str, Aggregate], emit: EmitMo
 
 
 def _aggregated_changes(stream: Stream, aggregates: Mapping[str, Aggregate], options: StepOptions) -> Stream:
-    """Builds the aggregate of all rows of a stream of changes. Adds a constant key, so that one subtask gets
-    all rows.
+    """Builds the aggregate of all rows of a stream of changes.
+
+    Adds a constant key, so that one subtask gets all rows.
     """
     import polars as pl
 
@@ -253,11 +267,12 @@ def checked_inputs(
     options: StepOptions,
     taken: Collection[str] = (),
 ) -> tuple[Stream, StreamNode | None]:
-    """Adds a step that sets rows aside for which functions of `aggregates` fail; returns the stream and this step.
+    """Adds a step that sends the rows for which a function in `aggregates` fails to a side output. Returns the stream
+    and this step.
 
-    The step is chained to the step before, so rows are checked before they cross an exchange. Without `errors_to` no
-    step is added. `taken` names the side outputs of the aggregate, whose names cannot be used again. Raises
-    ConfigurationError.
+    The step is chained to the previous step, so rows are checked before they are sent over an exchange. Without
+    `errors_to` no step is added, and None is returned for the step. `taken` names the side outputs of the aggregate,
+    which `errors_to` must not use. Raises ConfigurationError if no aggregate has a function.
     """
     if errors_to is None:
         return stream, None
@@ -291,10 +306,10 @@ def windowed_inputs(
     options: StepOptions,
     replaced: frozenset[str],
 ) -> tuple[Stream, dict[str, Aggregate], tuple[str, ...]]:
-    """Adds the columns that aggregates of windows compute.
+    """Adds the columns that windowed aggregates compute from expressions.
 
-    Returns the stream, the aggregates over plain columns, and the columns that only they read. Raises
-    ConfigurationError.
+    Returns the stream, the aggregates over plain columns, and the names of added columns. Raises ConfigurationError for
+    expressions that cannot be computed.
     """
     _check_aggregates(aggregates, options.name)
     computed: tuple[str, ...] = ()
@@ -328,9 +343,10 @@ def _prepared(
     emit: EmitMode,
     whole: bool = False,
 ) -> tuple[Stream, dict[str, Aggregate]]:
-    """Returns the stream with all columns that the aggregates read, and aggregates that only read columns.
+    """Adds the columns that the aggregates read. Returns the stream, and the aggregates over plain columns.
 
-    `whole` is True if all state of a key must be in one operator, because it expires together.
+    `whole` is True if all state of a key must be in one operator, because it expires together. Raises
+    ConfigurationError if the stream's changelog does not allow the aggregate.
     """
     name = options.name
     if stream._changelog is not None:
@@ -361,7 +377,7 @@ def _prepared(
 
 
 def _check_ttl(stream: Stream, emit: EmitMode, name: str) -> None:
-    """Raises ConfigurationError for a time to live with an aggregate that would give wrong results once a key has
+    """Raises ConfigurationError for a time to live with an aggregate whose results would be wrong after a key has
     expired.
     """
     if emit not in ("update", "each"):
@@ -390,9 +406,9 @@ def is_distinct(aggregate: Aggregate) -> bool:
 def _with_distinct_values(
     stream: Stream, keys: tuple[str, ...], aggregates: Mapping[str, Aggregate], options: StepOptions
 ) -> tuple[Stream, dict[str, Aggregate]]:
-    """Adds a step for each column whose distinct values are counted, which marks the first row of each value.
+    """Adds a step for each column with a distinct count, which marks the first row of each value.
 
-    Returns the stream with marks, and aggregates that count these marks and only read columns.
+    Returns the stream with the marks, and aggregates over plain columns that count the marks.
     """
     views = {(aggregate.column, aggregate.condition) for aggregate in aggregates.values() if is_distinct(aggregate)}
     if len({column for column, _ in views}) < len(views):  # one column is counted under several conditions
@@ -408,8 +424,9 @@ def _given(aggregates: Mapping[str, Aggregate]) -> set[str]:
 def _marked_apart(
     stream: Stream, keys: tuple[str, ...], aggregates: Mapping[str, Aggregate], options: StepOptions
 ) -> tuple[Stream, dict[str, Aggregate]]:
-    """Adds, for each counted column, an operator with its own set of distinct values. A value is null where the
-    aggregate's condition is not true.
+    """Adds, for each counted column, an operator with its own set of distinct values.
+
+    A value counts as null where the aggregate's condition is not true.
     """
     from tidegate.api.streams.aggregate_inputs import counted_column, plain_inputs
 
@@ -447,8 +464,8 @@ def _marked_apart(
 def _marked_under_conditions(
     stream: Stream, keys: tuple[str, ...], aggregates: Mapping[str, Aggregate], options: StepOptions
 ) -> tuple[Stream, dict[str, Aggregate]]:
-    """Adds, for each counted column, one set of distinct values that serves several conditions: each value has a bit
-    for each condition.
+    """Adds, for each counted column, one operator for all of its conditions: its set of distinct values has a bit for
+    each condition.
     """
     from tidegate.api.streams.aggregate_inputs import plain_inputs
 
@@ -497,20 +514,22 @@ def _marked_under_conditions(
 
 
 def _parts(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
-    """Returns the mark columns of each counted column by the operator that computes them. One operator has room for
-    `VIEWS_MAX` conditions.
+    """Divides the mark columns of a counted column among operators, because one operator supports up to `VIEWS_MAX`
+    conditions.
+
+    `flags` maps each mark to its condition.
     """
     pairs = list(flags.items())
     return [dict(pairs[first : first + VIEWS_MAX]) for first in range(0, len(pairs), VIEWS_MAX)]
 
 
 def kept_columns(stream: Stream, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the columns that an aggregate passes on even if no aggregate reads them."""
+    """Returns the columns that an aggregate step keeps even if no aggregate reads them: keys and event time."""
     return (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Returns a column name that is not in use."""
+    """Returns `name` with underscores appended until it differs from the names in `taken`."""
     while name in taken:
         name += "_"
     return name

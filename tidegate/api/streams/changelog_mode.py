@@ -1,14 +1,15 @@
-"""`ChangelogMode`: marks a stream in which rows replace or retract earlier ones.
+"""`ChangelogMode` describes a stream in which rows replace or retract earlier rows.
 
 There are two kinds:
 
-- **Updates** (`emit="update"`): a row replaces the earlier row with the same keys. Two steps may follow: an upsert by
-  the same keys, which keeps the newest row of each, and `collect` (or `for_each_checkpoint`), which shows all rows.
+- **Updates** (`emit="update"`): a row replaces the earlier row with the same keys. Two kinds of steps may follow: a
+  table in mode "upsert" with the same keys, which keeps the newest row of each key, and `collect` (or
+  `for_each_checkpoint`), which returns all rows.
 - **Changes** (`emit="changes"`): the column `row_kind` marks inserted and retracted rows. Steps that process each row
-  by itself may follow, and so may an aggregate that subtracts, a join, and an upsert that deletes.
+  separately may follow, and also aggregates, joins and tables that support retractions.
 
-Any other operator would count replaced rows as well. It refuses such a stream unless its result is known to be right.
-Rows with the same keys arrive in order, from one subtask. A step that would lose this order is refused, too.
+Any other operator would count replaced rows as well, so it raises an error for such a stream. Rows with the same keys
+arrive in order, from one subtask. A step that would lose this order raises an error, too.
 """
 
 from __future__ import annotations
@@ -33,26 +34,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChangelogMode:
-    """The mode of a stream of updates, in which the newest row of each key counts, or of a stream of changes."""
+    """The mode of a stream of updates, in which only the newest row of each key is valid, or of a stream of changes,
+    with retractions.
+    """
 
     keys: tuple[str, ...]
     made_by: str
     """Name of the step that emits the rows, for errors."""
     changes: bool = False
     keyless: bool = False
-    """True if a step has dropped keys from changes. Then only the rows of one subtask are in order."""
+    """True if a step has dropped key columns of changes. Then only the rows of one subtask are in order."""
     recorded: bool = False
     """True if the changes were recorded elsewhere, so that each read returns the same rows in the same order."""
 
     @staticmethod
     def of(node: StreamNode, keys: tuple[str, ...], *, changes: bool = False) -> ChangelogMode:
-        """Returns the mode of the rows that a step emits."""
+        """Returns the mode of the rows that the step `node` emits."""
         return ChangelogMode(keys, f"{node.name!r} (uid {node.uid!r})", changes)
 
     def refuse(
         self, operator: str, reason: str = "it would count old versions as rows of their own"
     ) -> ConfigurationError:
-        """Returns the error for an operator that cannot follow such a stream."""
+        """Returns the error for an operator that cannot process such a stream, for the `reason`."""
         which = f"the one before it with the same {list(self.keys)}" if self.keys else "the one before it"
         advice = (
             f', or write the updates with to_table(..., mode="upsert", keys={list(self.keys)})' if self.keys else ""
@@ -64,8 +67,8 @@ class ChangelogMode:
         )
 
     def parallelism(self, operator: str, asked: int | None, before: int) -> int | None:
-        """Returns the parallelism of a following operator, given the requested one. `before` is the parallelism of the
-        step before.
+        """Returns the parallelism of a following operator. `asked` is the requested one, and `before` the parallelism
+        of the previous step.
 
         Without keys it is 1, or `before` if earlier steps have dropped the keys, so that rows stay in order. Raises
         ConfigurationError if another parallelism was requested.
@@ -78,8 +81,10 @@ class ChangelogMode:
         return kept
 
     def with_kind(self, expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Sequence[pl.Expr | str]:
-        """Returns the expressions of a `select`. For changes, the column `row_kind` is added unless it is selected
-        already."""
+        """Returns the expressions of a `select`.
+
+        For changes, the column `row_kind` is added unless the expressions already select it.
+        """
         if not self.changes:
             return expressions
         kept = [expression for expression in expressions if not _is_kind(expression)]
@@ -88,15 +93,15 @@ class ChangelogMode:
     def check_kind_is_not_read(
         self, operator: str, expressions: Sequence[pl.Expr | str], schema: pa.Schema | None
     ) -> None:
-        """Raises ConfigurationError for an expression that reads the column `row_kind`.
+        """Raises ConfigurationError for an expression that computes something from the column `row_kind`.
 
-        The column itself may pass, under its own name.
+        Copying it under its own name is allowed.
         """
         if self.changes and any(_reads_kind(expression, schema) for expression in expressions):
             raise self.refuse_kind(operator)
 
     def check_kind_is_no_key(self, operator: str, columns: Iterable[object]) -> None:
-        """Raises ConfigurationError if `row_kind` is among some columns."""
+        """Raises ConfigurationError if the stream has changes and `columns` contains `row_kind`."""
         if self.changes and CHANGE in columns:
             raise self.refuse_kind(operator)
 
@@ -111,9 +116,9 @@ class ChangelogMode:
         )
 
     def check_filter(self, operator: str, condition: pl.Expr, schema: pa.Schema | None = None) -> None:
-        """Raises ConfigurationError for a condition that would drop a newer version of a row and keep the old one.
+        """Raises ConfigurationError for a condition that could drop a newer version of a row and keep an older version.
 
-        For changes any condition is right, because the old version is retracted.
+        For changes any condition is allowed, because the old version is retracted.
         """
         if self.changes:
             self.check_kind_is_not_read(operator, (condition,), schema)
@@ -121,9 +126,9 @@ class ChangelogMode:
             raise self.refuse(operator, "it would drop newer versions of rows after their old ones have passed")
 
     def renamed(self, operator: str, passed: Mapping[str, str]) -> ChangelogMode:
-        """Returns the mode after a step that copies the columns `passed`: new name to old name.
+        """Returns the mode after a step that copies columns. `passed` maps new names to old names.
 
-        Raises ConfigurationError if a column that the mode needs is missing.
+        Raises ConfigurationError if the step does not copy a column that the mode needs.
         """
         if self.changes and passed.get(CHANGE) != CHANGE:
             raise self.refuse(operator, f"it does not pass on the column {CHANGE!r} as it is")
@@ -151,14 +156,14 @@ class ChangelogMode:
 
 
 def _is_kind(expression: pl.Expr | str) -> bool:
-    """Returns whether an expression is the column `row_kind`, under its own name."""
+    """Returns whether an expression only copies the column `row_kind`, under its own name."""
     if isinstance(expression, str):
         return expression == CHANGE
     return expression.meta.is_column() and expression.meta.output_name() == CHANGE
 
 
 def _select_kind(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> bool:
-    """Returns whether the columns that expressions select include `row_kind`."""
+    """Returns whether the columns that the expressions select include `row_kind`."""
     if schema is None or not expressions:
         return False
     import polars as pl
@@ -170,7 +175,7 @@ def _select_kind(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None)
 
 
 def _reads_kind(expression: pl.Expr | str, schema: pa.Schema | None) -> bool:
-    """Returns whether an expression reads the column `row_kind` other than to pass it on."""
+    """Returns whether an expression uses the column `row_kind` for more than a copy under its own name."""
     if isinstance(expression, str) or _is_kind(expression):
         return False
     from tidegate.operators.functions.projection import columns_read
@@ -191,11 +196,12 @@ def _reads_kind(expression: pl.Expr | str, schema: pa.Schema | None) -> bool:
 
 
 def united(streams: Sequence[tuple[ChangelogMode | None, int]]) -> ChangelogMode | None:
-    """Returns the mode of a union of streams, each given with the subtasks of the step before it. None if all are
-    plain.
+    """Returns the mode of a union of streams, each given with the parallelism of its last step.
 
-    Changes of all streams together are changes again: a retracted row follows the inserted one, because both come from
-    one subtask. But rows of different streams may have the same keys, so the result has no keys.
+    None if no stream has a mode.
+
+    A union of changes is a stream of changes: a retraction follows its inserted row, because both come from one
+    subtask. Rows of different streams may have the same keys, so the result has no keys.
 
     Raises ConfigurationError for a union of updates, of changes and plain rows, and of streams with different numbers
     of subtasks, whose rows would lose their order.
@@ -214,9 +220,9 @@ def united(streams: Sequence[tuple[ChangelogMode | None, int]]) -> ChangelogMode
 
 
 def after_function(changelog: ChangelogMode | None, schema: pa.Schema | None, operator: str) -> ChangelogMode | None:
-    """Returns the mode after a function that keeps each row and returns rows of a schema.
+    """Returns the mode after a function that returns one row for each row, with the columns of `schema`.
 
-    Raises ConfigurationError if the schema lacks a key.
+    Raises ConfigurationError if the schema lacks a key column.
     """
     if changelog is None or schema is None:
         return changelog
@@ -224,9 +230,9 @@ def after_function(changelog: ChangelogMode | None, schema: pa.Schema | None, op
 
 
 def nulls_tag(nulls_to: str | None, rows: Columns, changelog: ChangelogMode | None) -> tuple[OutputTag, ...]:
-    """Returns the tag of rows without a time, or no tag if it has no name.
+    """Returns the tag of the side output for rows without a time. Empty if `nulls_to` is None.
 
-    Raises ConfigurationError if the columns are unknown, and for updates.
+    Raises ConfigurationError if the columns are not known, and for a stream of updates or changes.
     """
     if nulls_to is None:
         return ()

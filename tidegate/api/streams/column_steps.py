@@ -1,7 +1,8 @@
 """Builds the steps that choose and compute columns by polars expressions, and the union of streams.
 
-`with_columns` and `select` are made here; `drop`, `rename` and `cast` are selections. A column that a step copies keeps
-its meaning: event time and the keys of a changelog follow it to its new name. Each builder raises ConfigurationError.
+`drop` and `rename` are built from `select`, and `cast` from `with_columns`. A column that a step copies keeps its
+meaning: under its new name it is still the event time, or a key of a changelog. Each builder raises ConfigurationError
+for arguments that are not valid.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def with_columns(
     own: Collection[str] = (),
     are_keys: bool = False,
 ) -> Stream:
-    """Builds `Stream.with_columns`.
+    """Builds the step of `Stream.with_columns`.
 
     `own` are columns that tidegate itself adds. With `are_keys` the expressions are keys of the next step.
     """
@@ -72,8 +73,9 @@ def with_columns(
 
 
 def _own_columns(stream: Stream) -> set[str]:
-    """Returns the names of all columns. Without a known schema, returns only the keys of updates and the event-time
-    column.
+    """Returns the names of all columns of a stream.
+
+    If its schema is not known, returns only the keys of its changelog and the event-time column.
     """
     if stream.schema is not None:
         return set(stream.schema.names)
@@ -82,7 +84,7 @@ def _own_columns(stream: Stream) -> set[str]:
 
 
 def selected(stream: Stream, given: Sequence[pl.Expr | str], options: StepOptions) -> Stream:
-    """Builds `Stream.select`."""
+    """Builds the step of `Stream.select`."""
     from tidegate.operators.functions.expressions import Select
 
     expressions = given
@@ -141,7 +143,7 @@ def _computed(
 
 
 def without_columns(stream: Stream, columns: Iterable[str | Iterable[str]], name: str, uid: str | None) -> Stream:
-    """Builds `Stream.drop`."""
+    """Builds the step of `Stream.drop`."""
     schema = known_schema(stream, name)
     dropped: list[str] = []
     for given in columns:
@@ -156,7 +158,7 @@ def without_columns(stream: Stream, columns: Iterable[str | Iterable[str]], name
 
 
 def renamed(stream: Stream, mapping: Mapping[str, str] | Callable[[str], str], name: str, uid: str | None) -> Stream:
-    """Builds `Stream.rename`."""
+    """Builds the step of `Stream.rename`."""
     schema = known_schema(stream, name)
     if callable(mapping):
         mapping = {column: mapping(column) for column in schema.names}
@@ -169,7 +171,7 @@ def renamed(stream: Stream, mapping: Mapping[str, str] | Callable[[str], str], n
 
 
 def cast(stream: Stream, types: Mapping[str, Any], name: str, uid: str | None) -> Stream:
-    """Builds `Stream.cast`."""
+    """Builds the step of `Stream.cast`."""
     schema = known_schema(stream, name)
     wanted = as_schema(types, f"{name}(types)")
     assert wanted is not None, "a mapping is a schema"
@@ -189,7 +191,7 @@ def _check_columns(names: Iterable[object], schema: pa.Schema, method: str) -> N
 
 
 def union(streams: Sequence[Stream], by_name: bool, allow_missing: bool) -> Stream:
-    """Builds `Stream.union`: streams read side by side, after a step before each stream whose columns differ."""
+    """Builds `Stream.union`. Adds a step to each stream with other columns, which converts its rows."""
     first, *others = streams
     if allow_missing and not by_name:
         raise ConfigurationError(

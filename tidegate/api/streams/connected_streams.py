@@ -1,6 +1,7 @@
-"""`ConnectedStreams`: two streams that one operator processes, side by side. Made by `connect`, with keys or without.
+"""`ConnectedStreams` has two streams that one operator processes together. `connect` creates it, with or without keys.
 
-Both have keys or neither has, unless the second is broadcast: then its rows meet all keys of the first.
+Either both streams have keys or neither has. If the second stream is broadcast, it has no keys, and its rows reach all
+keys of the first stream.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class ConnectedStreams:
         return f"ConnectedStreams({keys}{self._first!r}, {self._second!r})"
 
     def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams:
-        """Partitions both streams by key, so that rows of the same key meet in one subtask.
+        """Partitions both streams by key, so that rows with the same key are processed in one subtask.
 
         - `keys1`, `keys2`: columns of the first and of the second stream. They correspond in their order, and must have
-          the same types. State is stored under the names of the first.
+          the same types. State is stored under the names of the first stream's columns.
 
         Raises ConfigurationError for columns that do not exist or do not correspond.
 
@@ -86,13 +87,13 @@ class ConnectedStreams:
         `tg.KeyedBroadcastProcessFunction` (the first stream is keyed) or a `tg.BroadcastProcessFunction` (it is not);
         their methods are `process` and `process_broadcast`.
 
-        - `schema`: the columns of the rows that the function returns; needed if a table, an aggregate or a key follows.
-        - `side_outputs`: tags under which it may emit further rows.
+        - `schema`: the columns of the rows that the function returns. Needed if a table, an aggregate or a key follows.
+        - `side_outputs`: tags of side outputs to which the function may emit rows.
         - `fire_at_end`: fires the processing-time timers that are pending when the inputs end.
         - `errors_to`: needs `schema`. A name for each stream, `("bad_orders", "bad_rates")`: a row for which the
-          function raises goes to the side output of that name, as in `KeyedStream.process`. None: it fails the job, as
-          a row of a broadcast stream always does, because every subtask gets it. Timers that fail go where rows of the
-          first stream go.
+          function raises goes to the side output of that name, as in `KeyedStream.process`. With None such a row fails
+          the job. A row of a broadcast stream always fails the job, because every subtask gets it. Timers that fail use
+          the side output of the first stream.
         - `name`, `uid`, `parallelism`, `batch_rows` and slot options: see `Stream`.
 
         Raises ConfigurationError.
@@ -139,7 +140,10 @@ class ConnectedStreams:
         )
 
     def _error_tags(self, errors_to: object, name: str) -> tuple[OutputTag | None, ...]:
-        """Returns the tags of rows that fail, by stream; none if such rows fail the job. Raises ConfigurationError."""
+        """Returns, for each stream, the tag of the side output for rows that fail, or None.
+
+        Empty if all failures fail the job. Raises ConfigurationError for names that are not valid.
+        """
         if errors_to is None:
             return ()
         if not isinstance(errors_to, tuple | list) or len(errors_to) != 2:

@@ -1,6 +1,6 @@
 """Builds the steps that write to tables of databases: `Stream.to_postgres` and `Stream.to_sql`.
 
-`to_database` is the one builder of both. It connects when the program is made, and checks the table.
+`to_database` builds both. It connects to the database when the program is built, and checks the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
 
 Method = Literal["to_postgres", "to_sql"]
-"""The method of the stream. It decides the client, and what an address is."""
+"""The method of the stream. It determines the database client and the form of an address."""
 
 _ADDRESSES: dict[Method, str] = {
     "to_postgres": "an address of libpq, such as postgresql://user@host/database or host=... dbname=...",
@@ -50,7 +50,10 @@ class TableArguments:
 
 
 def to_database(stream: Stream, method: Method, given: TableArguments, options: StepOptions) -> None:
-    """Builds `Stream.to_postgres` and `Stream.to_sql`. Raises ConfigurationError."""
+    """Builds the step of `Stream.to_postgres` or `Stream.to_sql`.
+
+    Raises ConfigurationError for arguments that are not valid, or a table that does not fit.
+    """
     where = f"{method} {options.name!r}"
     to_postgres = method == "to_postgres"
     address = given.address

@@ -1,12 +1,12 @@
 """Builds `Stream.assign_timestamps`, and checks that later steps see the same times as the watermarks.
 
-Event time is a column. A step between `assign_timestamps` and, for example, a window may compute that column anew. Then
-rows that were in time would be late, and would be dropped. Rules:
+Event time is a column. If a step between `assign_timestamps` and, for example, a window changed the values of this
+column, rows that were in time would be late, and would be dropped. Rules:
 
-- Polars expressions that give the column other values are refused when a later step uses event time. An
-  expression of the column alone is tried on a few times: another type or unit of the same time is no change.
+- Polars expressions that change the values of the column are an error if a later step uses event time. An expression
+  that reads only this column is tried with a few example times. Another type or unit of the same time is no change.
 - The functions of `map` and `flat_map` are checked as they run (`EventTimeCheck`).
-- `process`, `map_batches` and `map_async` make rows of their own. Their times are not checked.
+- `process`, `map_batches` and `map_async` create new rows. Their times are not checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
 
 EVENT_TIME = "event time"
-"""The kind of meaning (`StateMeaning`) that `assign_timestamps` stores."""
+"""The kind of `StateMeaning` that `assign_timestamps` stores in checkpoints."""
 
 _TRIED_MS = (0, 1, 999, 1_000, 59_999, 86_399_999, 1_700_000_000_123)
 
@@ -54,7 +54,7 @@ def assigned_timestamps(
     alignment: WatermarkAlignment | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.assign_timestamps`. Raises ConfigurationError."""
+    """Builds the step of `Stream.assign_timestamps`. Raises ConfigurationError for arguments that are not valid."""
     if alignment is not None and not isinstance(alignment, WatermarkAlignment):
         raise ConfigurationError(
             f"assign_timestamps: alignment= is a tg.WatermarkAlignment, not {alignment!r}"
@@ -87,8 +87,9 @@ def assigned_timestamps(
 def _with_computed(
     stream: Stream, time: str | pl.Expr, flag: str | pl.Expr | None, uid: str | None
 ) -> tuple[Stream, tuple[str, ...]]:
-    """Returns the stream with columns for the expressions of timestamps and punctuation, and the names of both
-    columns.
+    """Adds columns for expressions of timestamps and punctuations.
+
+    Returns the stream, and the names of the timestamp column and, if given, the punctuation column.
     """
     given = {"assign_timestamps": time} | ({} if flag is None else {"assign_timestamps: punctuated_by=": flag})
     if all(isinstance(each, str) for each in given.values()):
@@ -107,9 +108,10 @@ def _with_computed(
 
 
 def uses_event_time(step: str, *inputs: Sequence[tuple[StreamNode, object]]) -> None:
-    """Records that a step uses the event time of streams, each given by its inputs.
+    """Records that the step named `step` uses the event time of streams. Each stream is given by its inputs
+    (`Stream._inputs`).
 
-    Raises ConfigurationError if a step of expressions has computed that column anew.
+    Raises ConfigurationError if an earlier step of expressions changes the event-time column.
     """
     left = [node.maker for stream in inputs for node, _ in stream]
     seen: set[int] = set()
@@ -134,7 +136,7 @@ def _refusal(step: str, node: StreamNode) -> ConfigurationError:
 
 
 def gives_other_times(expressions: Sequence[pl.Expr | str], column: str, schema: pa.Schema | None) -> bool:
-    """Returns whether expressions that compute a column of event time provably change its times."""
+    """Returns whether expressions certainly change the values of the event-time column."""
     import polars as pl
 
     for expression in expressions:
@@ -149,8 +151,9 @@ def gives_other_times(expressions: Sequence[pl.Expr | str], column: str, schema:
 
 
 def _changes(expression: pl.Expr, column: str, data_type: pa.DataType) -> bool:
-    """Returns whether an expression of one time column changes one of a few example times. False if it cannot
-    be tried.
+    """Returns whether an expression of the time column changes one of a few example times.
+
+    False if the expression cannot be evaluated on them.
     """
     import polars as pl
 

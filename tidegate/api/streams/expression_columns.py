@@ -1,7 +1,8 @@
-"""Finds the columns of a stream before the job runs: the columns that a step computes, and the columns that it copies.
+"""Determines the columns of a stream before the job runs: the columns that a step computes, and the columns that it
+copies.
 
-The builders of steps call these functions. Expressions are evaluated on empty frames, so the answers come from polars
-itself.
+The builders of steps call these functions. Expressions are evaluated on empty frames, so polars itself determines the
+result.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 
 
 def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Mapping[str, str]:
-    """Returns the columns that expressions copy, maybe under another name: name in the output to name in the input.
+    """Returns the columns that expressions copy, maybe under another name. Maps names in the output to names in the
+    input.
 
-    Without a schema, columns of selectors are not found, only columns that are named one by one.
+    Without a schema, only columns that are named one by one are found, and not columns that selectors match.
     """
     import polars as pl
 
@@ -56,8 +58,7 @@ def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | Non
 
 
 def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -> frozenset[str]:
-    """Returns the names of the columns that expressions make. Without a schema, names that polars cannot infer are
-    missing."""
+    """Returns the output names of expressions. Without a schema, names that polars cannot infer are missing."""
     if schema is None:
         names = (expression.meta.output_name(raise_if_undetermined=False) for expression in expressions)
         return frozenset(name for name in names if name is not None)
@@ -66,9 +67,10 @@ def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -
 
 
 def name_after(column: str, passed: Mapping[str, str]) -> str | None:
-    """Returns the name of a column after a step that copies `passed`, or None if the column is gone.
+    """Returns the name of a column after a step that copies columns, or None if the step does not copy it. `passed`
+    maps new names to old names.
 
-    If the step keeps the column under its own name, that name is returned.
+    If the step copies the column under several names, its own name takes precedence.
     """
     if passed.get(column) == column:
         return column
@@ -76,7 +78,7 @@ def name_after(column: str, passed: Mapping[str, str]) -> str | None:
 
 
 def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
-    """Raises ConfigurationError for a key that is named twice, does not exist, or has a reserved name."""
+    """Raises ConfigurationError for a key column that is named twice, does not exist, or has a reserved name."""
     if len(set(names)) < len(names):
         raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
     check_not_reserved(names, "key_by")
@@ -86,7 +88,9 @@ def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
 
 
 def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
-    """Returns the event time after a step that copies `passed`, or None if its column is gone."""
+    """Returns the event-time column after a step that copies columns (`passed`, new names to old names), or None if the
+    step does not copy it.
+    """
     name = None if time is None else name_after(time, passed)
     return name if name is None or not isinstance(time, WindowEnd) else WindowEnd(name)
 
@@ -94,9 +98,9 @@ def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
 def idleness_of(
     idleness: str | timedelta | int | None, column: str, before: Sequence[StreamNode], parallelism: int
 ) -> int | None:
-    """Returns the idleness of splits in milliseconds, or None.
+    """Returns the argument `idleness` of `assign_timestamps` in ms, or None. `before` are the previous steps.
 
-    Raises ConfigurationError if the stream does not show which splits have rows.
+    Raises ConfigurationError if the step cannot see which splits of the source have rows.
     """
     if idleness is None:
         return None
@@ -115,7 +119,7 @@ def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:
 
 
 def schema_after(operator: Operator, schema: pa.Schema | None, where: str) -> pa.Schema | None:
-    """Returns the columns after an operator, found by running it on no rows. None without a schema.
+    """Returns the schema after an operator, found by running the operator on an empty batch. None if `schema` is None.
 
     Raises ConfigurationError, which begins with `where`, if the columns cannot be computed.
     """
@@ -140,7 +144,7 @@ def _reason(error: BaseException, schema: pa.Schema) -> str:
 
 
 _OF_STRINGS = ("name", "uid")
-"""Names of options that are strings. Under any other keyword a string is the name of a column."""
+"""Names of step options that are strings. For any other keyword a string is the name of a column."""
 
 
 def expressions_and_options(
@@ -150,11 +154,12 @@ def expressions_and_options(
     options: Mapping[str, tuple[Any, Any]],
     schema: pa.Schema | None,
 ) -> tuple[tuple[pl.Expr | str, ...], dict[str, Any]]:
-    """Returns the expressions of a step, and its options.
+    """Returns the expressions of a step, and its options. A keyword may be an option of the step or the name of a new
+    column.
 
-    `options` has, by parameter of the step, the value that was given and the default. `schema` has the columns of the
-    stream, if they are known. Raises ConfigurationError for a string that may be either, and for a value that is
-    neither a name nor an expression.
+    `options` maps each option of the step to its given value and its default. `schema` has the columns of the stream,
+    or is None. Raises ConfigurationError for a string that may be either, and for a value that is neither a name nor an
+    expression.
     """
     columns = dict(named)
     found: dict[str, Any] = {}
@@ -191,9 +196,10 @@ def aggregates_and_options(
     named: Mapping[str, Aggregate],
     options: Mapping[str, tuple[Any, Any]],
 ) -> tuple[dict[str, Aggregate], dict[str, Any]]:
-    """Returns the aggregates of a step by their names, and its options, as `expressions_and_options` does.
+    """Returns the aggregates of a step by name, and its options. A keyword with an aggregate as its value is the name
+    of a result, even if it is also an option.
 
-    Raises ConfigurationError for a name that is given twice, in the mapping and by keyword.
+    Raises ConfigurationError for a name that is given both in the mapping and by keyword.
     """
     if mapping is not None and not isinstance(mapping, Mapping):
         raise ConfigurationError(
@@ -219,18 +225,18 @@ def aggregates_and_options(
 
 
 def _is_for_several(name: str) -> bool:
-    """Returns whether a name stands for several columns in polars: `*`, or a regular expression."""
+    """Returns whether polars interprets a name as several columns: `*`, or a regular expression."""
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
 def _flat(given: Sequence[Any]) -> Iterator[Any]:
-    """Yields positional arguments, with the items of lists in place of the lists: `select(["a", "b"])`."""
+    """Yields positional arguments, with lists replaced by their items: `select(["a", "b"])`."""
     for item in given:
         yield from item if isinstance(item, list | tuple) else (item,)
 
 
 def _named(named: Mapping[str, pl.Expr | str], method: str) -> Iterator[pl.Expr]:
-    """Yields expressions that were given with a name, as in polars: `x=pl.col("y") * 2`, or `x="y"`."""
+    """Yields the expressions of keyword arguments with their names, as in polars: `x=pl.col("y") * 2`, or `x="y"`."""
     for name, value in named.items():
         if not isinstance(name, str):
             raise ConfigurationError(
@@ -243,11 +249,14 @@ def _named(named: Mapping[str, pl.Expr | str], method: str) -> Iterator[pl.Expr]
 log = logging.getLogger(__name__)
 
 _ROWS_MAX = 20
-"""The number of first rows of the input that are tried. More than one, because a filter may drop the first ones."""
+"""Number of first input rows with which the schema is tried.
+
+More than one, because a filter may drop the first rows.
+"""
 
 
 class Columns(Protocol):
-    """A stream as this module uses it: its schema, and the steps that make it."""
+    """A stream as this module uses it: its schema, and the steps that produce its rows."""
 
     @property
     def schema(self) -> pa.Schema | None: ...
@@ -259,8 +268,8 @@ class Columns(Protocol):
 def known_schema(stream: Columns, where: str, called: str = "the stream") -> pa.Schema:
     """Returns the schema of a stream. Raises ConfigurationError, which begins with `where`, if it is not known.
 
-    `called` names the stream in the error. The error shows the `schema=` that fits the first row, if the source is in
-    memory or consists of files, and no step in between has two inputs.
+    `called` names the stream in the error. The error suggests a `schema=` that fits the first row, if the source is in
+    memory or consists of files, and if no step in between has two inputs.
     """
     if stream.schema is not None:
         return stream.schema
@@ -276,7 +285,7 @@ def known_schema(stream: Columns, where: str, called: str = "the stream") -> pa.
 
 
 def _chain(node: StreamNode) -> list[StreamNode]:
-    """Returns the steps from the source, or from the last step with two inputs, up to a step."""
+    """Returns the steps up to `node`, from the source or from the last step with two inputs."""
     chain = [node]
     while len(chain[0].inputs) == 1:
         chain.insert(0, chain[0].inputs[0][0])
@@ -284,9 +293,10 @@ def _chain(node: StreamNode) -> list[StreamNode]:
 
 
 def _of_first_row(chain: Sequence[StreamNode]) -> pa.Schema | None:
-    """Returns the columns that the last step emits for the first row that reaches it, or None if that fails.
+    """Returns the columns that the last step of the chain emits for the first input row that reaches it, or None if
+    this fails.
 
-    Calls the functions of the user. Their errors are logged and not raised.
+    Calls the functions of the user. Their errors are ignored.
     """
     source = chain[0].source
     if not isinstance(source, MemorySource | FilesSource):

@@ -1,7 +1,8 @@
-"""Builds the joins of a stream, the left one, with another stream or a table. Each raises ConfigurationError.
+"""Builds the joins of a stream (the left side) with another stream or a table. Each builder raises ConfigurationError
+for arguments that are not valid.
 
-Both sides are partitioned by their keys, so that rows of one key meet in one subtask. Only the join without a window
-understands changes.
+Both sides are partitioned by their keys, so that rows with the same key are processed in one subtask. Only the join
+without a window accepts streams of changes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
 
 On = str | Sequence[str | tuple[str, str]]
-"""Columns that must be equal: a name in both streams, or a pair of names."""
+"""Columns that must be equal: for each key a name that both streams have, or a pair of names."""
 
 
 def window_join(
@@ -55,7 +56,7 @@ def window_join(
     suffix: str,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.join` with a window."""
+    """Builds the step of `Stream.join` with a window."""
     sides, schemas = _sides("join", left, right, on, suffix)
     operator = partial(WindowJoin, sides, schemas, window, how)
     means = _meaning("window join", {**join_facts(sides, how), "window": window_text(window)}, sides, schemas)
@@ -72,7 +73,9 @@ def regular_join(
     suffix: str,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.join` without a window: every row is kept, without limit or for a time to live."""
+    """Builds the step of `Stream.join` without a window, which stores every row, without limit or for a time to
+    live.
+    """
     ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="join(ttl=...)")
     sides, schemas = _kept_sides("join", left, right, on, suffix, ttl_ms)
     for stream, keys in zip((left, right), sides.keys, strict=True):
@@ -103,7 +106,7 @@ def interval_join(
     suffix: str,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.interval_join`."""
+    """Builds the step of `Stream.interval_join`."""
     sides, schemas = _sides("interval_join", left, right, on, suffix)
     if not isinstance(between, Sequence) or isinstance(between, str) or len(between) != 2:
         raise ConfigurationError(
@@ -126,7 +129,7 @@ def asof_join(
     suffix: str,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.join_asof`."""
+    """Builds the step of `Stream.join_asof`."""
     sides, schemas = _sides("join_asof", left, right, on, suffix)
     named = None if by is None else column_names(by, "join_asof: by=")
     if named is not None and (named if len(named) > 1 else named * 2) != sides.times:
@@ -149,7 +152,7 @@ def latest_join(
     suffix: str,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.join_latest`."""
+    """Builds the step of `Stream.join_latest`."""
     ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="join_latest(ttl=...)")
     sides, schemas = _kept_sides("join_latest", left, right, on, suffix, ttl_ms)
     operator = partial(LatestJoin, sides, schemas, emit, ttl_ms)
@@ -173,7 +176,7 @@ def lookup_join(
     suffix: str,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.lookup_join`."""
+    """Builds the step of `Stream.lookup_join`."""
     if stream._changelog is not None:
         reason = "a later version of the table would retract another row than was inserted"
         raise stream._changelog.refuse(options.name, reason)
@@ -213,7 +216,7 @@ def lookup_join(
 def _database_lookup(
     stream: Stream, given: DatabaseTable, on: On, inner: bool, max_rows: int, suffix: str
 ) -> DatabaseLookup:
-    """Returns the join with a table of a database, after a look at its columns."""
+    """Returns the function that joins with a table of a database, after reading the columns of the table."""
     limits = lookup_limits(given)
     table = open_table(given)
     schemas = known_schema(stream, "lookup_join"), table.schema
@@ -249,7 +252,7 @@ def _joined(
     *,
     takes_changes: bool = False,
 ) -> Stream:
-    """Adds the operator of two streams, each partitioned by its keys. The result has no event time."""
+    """Adds the join operator of two streams, each partitioned by its keys. The result has no event time."""
     if left._program is not right._program:
         raise ConfigurationError(
             f"{options.name}: the streams belong to different environments; make both from one StreamEnvironment"
@@ -272,8 +275,9 @@ def _meaning(
 def _sides(
     what: str, left: Stream, right: Stream, on: On, suffix: str
 ) -> tuple[JoinSides, tuple[pa.Schema, pa.Schema]]:
-    """Returns keys, event-time columns and schemas of both streams. Raises ConfigurationError if a stream has no event
-    time.
+    """Returns the keys and event-time columns of both streams, and their schemas.
+
+    Raises ConfigurationError if a stream has no event time.
     """
     schemas = _schemas(what, left, right)
     if left.timestamp is None or right.timestamp is None:
@@ -290,7 +294,7 @@ def _sides(
 def _kept_sides(
     what: str, left: Stream, right: Stream, on: On, suffix: str, ttl_ms: int | None
 ) -> tuple[JoinSides, tuple[pa.Schema, pa.Schema]]:
-    """Returns keys and schemas of both streams, and their event-time columns if the join has a time to live."""
+    """Returns the keys of both streams, their event-time columns if the join has a time to live, and their schemas."""
     if ttl_ms is not None:
         return _sides(what, left, right, on, suffix)
     schemas = _schemas(what, left, right)
@@ -320,12 +324,12 @@ def _keys(what: str, on: On, schemas: tuple[pa.Schema, pa.Schema]) -> tuple[tupl
 
 
 def _has_changes(stream: Stream) -> bool:
-    """Returns whether a stream has changes; `Stream._then` refuses a stream of updates."""
+    """Returns whether a stream has changes. (`Stream._then` raises an error for a stream of updates.)"""
     return stream._changelog is not None and stream._changelog.changes
 
 
 def _signed_ms(bound: str | timedelta | int, setting: str) -> int:
-    """Returns a duration in milliseconds, which may be negative."""
+    """Returns a duration, which may be negative, in ms."""
     if isinstance(bound, str) and bound.lstrip().startswith("-"):
         return -parse_duration_ms(bound.lstrip()[1:], setting=setting)
     if isinstance(bound, timedelta) and bound < timedelta():

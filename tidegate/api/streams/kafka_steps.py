@@ -1,4 +1,4 @@
-"""Builds `Stream.to_kafka`: a step that makes records of rows, and the sink that writes them."""
+"""Builds `Stream.to_kafka`: a step that converts rows to Kafka records, and the sink that writes the records."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
-    """The parameters of `to_kafka` that define the record of a row: topic, key, value, headers, partition,
-    timestamp.
+    """The parameters of `to_kafka` that define how a row becomes a record: topic, key, value, formats, headers,
+    partition and timestamp.
     """
 
     topic: str | pl.Expr
@@ -55,7 +55,7 @@ class RecordParts:
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """The parameters of `to_kafka` for writing: delivery guarantee, topic creation, client settings."""
+    """The parameters of `to_kafka` for writing: delivery guarantee, topic creation, partitioner and client settings."""
 
     delivery: Delivery
     create: bool | int
@@ -74,7 +74,10 @@ def to_kafka(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.to_kafka`. Returns the stream of records."""
+    """Builds the steps of `Stream.to_kafka`.
+
+    Returns the stream of records. Raises ConfigurationError for arguments that are not valid.
+    """
     library()
     schema = known_schema(stream, "to_kafka")
     changelog = stream._changelog
@@ -120,9 +123,10 @@ def to_kafka(
 def _parts_of_changes(
     parts: RecordParts, topic_column: str | None, changelog: ChangelogMode | None, delivery: Delivery
 ) -> RecordParts:
-    """Returns the parts of records of the formats "debezium" and "upsert", with the keys of the stream as the key.
+    """For the formats "debezium" and "upsert", returns the parts of a record with the keys of the stream as the record
+    key.
 
-    Parts in another format are returned as they are. Raises ConfigurationError for a stream that has no changes.
+    For other formats `parts` is returned unchanged. Raises ConfigurationError for a stream without changes.
     """
     is_debezium = parts.format == "debezium" or isinstance(parts.format, DebeziumFormat)
     if not is_debezium and parts.format != "upsert":
@@ -162,7 +166,9 @@ def _parts_of_changes(
 
 
 def _check_one_place(layout: RecordLayout, partitioner: str, changelog: ChangelogMode) -> None:
-    """Raises ConfigurationError if records of one key may go to several partitions, which have no common order."""
+    """Raises ConfigurationError if records of one key could be written to several partitions, between which there is no
+    order.
+    """
     for part, column in (("topic", layout.topic), ("partition", layout.partition)):
         if column is not None and column not in layout.key:
             raise ConfigurationError(
@@ -177,7 +183,10 @@ def _check_one_place(layout: RecordLayout, partitioner: str, changelog: Changelo
 
 
 def _topic(topic: object) -> tuple[str | None, str | None]:
-    """Returns the name of the topic, or the name of the column that contains each row's topic."""
+    """Returns the name of the topic and None, or None and the name of the column with the topic of each row.
+
+    Raises ConfigurationError for other values.
+    """
     if isinstance(topic, str):
         if not is_topic_name(topic):
             raise ConfigurationError(

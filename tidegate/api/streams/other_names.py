@@ -1,4 +1,4 @@
-"""Names of methods in PySpark, PyFlink, Bytewax and pandas, and the names of these methods in tidegate."""
+"""Names of methods in PySpark, PyFlink, Bytewax and pandas, with the names of the corresponding methods in tidegate."""
 
 from __future__ import annotations
 
@@ -162,7 +162,10 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 
 class OtherNames:
-    """Raises AttributeError for methods of other engines, and names the method of tidegate with the same purpose."""
+    """Base class that raises AttributeError for names of methods of other engines.
+
+    The error names the method of tidegate with the same purpose.
+    """
 
     _other_names: ClassVar[Mapping[str, str]] = {}
 

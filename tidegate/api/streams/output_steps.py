@@ -1,6 +1,6 @@
 """Builds the steps that write the rows of a stream: tables, Delta tables, sinks, `collect` and `for_each_checkpoint`.
 
-Each builder raises ConfigurationError for a stream whose rows would not be written as they are meant: one without known
+Each builder raises ConfigurationError for a stream that the target cannot write correctly: a stream without known
 columns, or with updates or changes that the target cannot apply.
 """
 
@@ -58,7 +58,7 @@ def to_table(
     table_options: TableOptions,
     options: StepOptions,
 ) -> OutputTable:
-    """Builds `Stream.to_table`."""
+    """Builds the step of `Stream.to_table`."""
     where = f"to_table {options.name!r}"
     if order_by is not None and stream._changelog is not None:
         raise stream._changelog.refuse(where, "the newest row of a key counts: remove order_by=")
@@ -78,7 +78,7 @@ def to_delta(
     table_options: TableOptions,
     options: StepOptions,
 ) -> OutputTable | None:
-    """Builds `Stream.to_delta`."""
+    """Builds the step of `Stream.to_delta`. Returns the table for mode "append", and None for mode "upsert"."""
     where = f"to_delta {options.name!r}"
     names = column_names(keys, f"{where}: keys=")
     parts = column_names(partition_by, f"{where}: partition_by=")
@@ -145,7 +145,7 @@ def to_sink(
     flush_bytes: str | int,
     options: StepOptions,
 ) -> None:
-    """Builds `Stream.to_sink`."""
+    """Builds the step of `Stream.to_sink`."""
     name = options.name
     if not isinstance(sink, Sink | CommittingSink):
         what = f"{sink.__name__} is a class; give an object" if isinstance(sink, type) else "give a tg.Sink"
@@ -187,7 +187,11 @@ def to_sink(
 
 
 def check_buckets(where: str, sink: CommittingSink, parallelism: int) -> None:
-    """Raises ConfigurationError if a subtask of the step would have no bucket, or if the number is not usable."""
+    """Raises ConfigurationError if the number of buckets of a sink is not valid, or is less than the number of
+    subtasks.
+
+    Each subtask needs a bucket.
+    """
     buckets = sink.buckets
     if not isinstance(buckets, int) or isinstance(buckets, bool) or not 1 <= buckets <= BUCKETS_MAX:
         raise ConfigurationError(
@@ -211,7 +215,7 @@ def to_iceberg(
     target_file_size: str | int,
     options: StepOptions,
 ) -> None:
-    """Builds `Stream.to_iceberg`."""
+    """Builds the step of `Stream.to_iceberg`."""
     where = f"to_iceberg {options.name!r}"
     file_bytes = parse_size_bytes(target_file_size, setting="to_iceberg(target_file_size)")
     if file_bytes <= 0:
@@ -235,7 +239,7 @@ def to_iceberg(
 
 
 def _upserted(stream: Stream, sink: Sink, info: TableInfo, options: StepOptions) -> None:
-    """Adds a sink that keeps the newest row of each key, or every row if no keys are given."""
+    """Adds a sink that stores the newest row of each key, or every row if there are no keys."""
     changelog = stream._changelog
     if changelog is not None:
         changelog.check_upsert(repr(options.name), info.keys)
@@ -254,7 +258,7 @@ def _upserted(stream: Stream, sink: Sink, info: TableInfo, options: StepOptions)
 
 
 def collected_rows(stream: Stream, name: str, uid: str | None, *, handed_on: bool) -> CollectedRows:
-    """Builds `Stream.collect`; with `handed_on` the rows are passed to a function of `for_each_checkpoint`."""
+    """Builds the step of `Stream.collect`. With `handed_on` the rows are for a function of `for_each_checkpoint`."""
     info = _table_info(stream, name)
     program = stream._program
     rows = CollectedRows(program.new_uid(name, uid), info, program.open_store, handed_on=handed_on)
@@ -274,14 +278,14 @@ def collected_rows(stream: Stream, name: str, uid: str | None, *, handed_on: boo
 def rows_to_function(
     stream: Stream, fn: Callable[[Any, int], object], retries: int, max_behind: int, name: str, uid: str | None
 ) -> None:
-    """Builds `Stream.for_each_checkpoint`."""
+    """Builds the step of `Stream.for_each_checkpoint`."""
     check_function(fn, retries, max_behind, name)
     rows = collected_rows(stream, name, uid, handed_on=True)
     stream._program.functions.append(CheckpointFunction(fn, rows, retries, max_behind))
 
 
 def first_rows(stream: Stream, n: int, timeout: str | timedelta | int) -> tuple[pa.Table, str]:
-    """Runs the program up to a stream. Returns up to `n` rows, and a note on the rows that are missing."""
+    """Runs the program up to a stream. Returns up to `n` rows, and a note about rows that are not included."""
     return stream._program.preview(stream, n, parse_duration_ms(timeout, setting="show(timeout)"))
 
 
@@ -318,7 +322,9 @@ def _table_info(
 
 
 def partitioned_by_key(stream: Stream, keys: tuple[str, ...], parallelism: int | None) -> Stream:
-    """Returns the stream, partitioned so that rows with the same `keys` meet in one subtask of the next operator."""
+    """Returns the stream, partitioned so that rows with the same `keys` are processed in one subtask of the next
+    operator.
+    """
     upstream, partitioning = stream._inputs[0]
     wanted = parallelism if parallelism is not None else stream._program.parallelism
     stays = len(stream._inputs) == 1 and partitioning is None and upstream.parallelism == wanted

@@ -1,8 +1,8 @@
 """Builds the steps of a ranking, for `KeyedStream.top_n` and `WindowedStream.top_n`.
 
-A ranking that changes with its input is one operator after the exchange by key. A ranking of windows is two operators.
-Each subtask first selects the first rows of a batch. The operator after the exchange by key and window keeps the first
-of these.
+A ranking without windows is one operator after the exchange by key. A ranking in windows is two operators: the first
+one selects the first rows of each batch, and the second one, after the exchange by key and window, selects the first of
+these rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def ranking_of(
     ties: bool,
     nulls_last: bool | Sequence[bool] | None,
 ) -> Ranking:
-    """Returns the ranking that a program describes. Raises ConfigurationError."""
+    """Returns the `Ranking` that the arguments of `top_n` describe.
+
+    Raises ConfigurationError for arguments that are not valid.
+    """
     if emit not in ("changes", "update", "final"):
         raise ConfigurationError(f'top_n: emit must be "changes", "update" or "final", not {emit!r}')
     columns = column_names(by, "top_n(by=...)")
@@ -60,7 +63,10 @@ def ranking_of(
 
 
 def ranked_stream(stream: Stream, ranking: Ranking, ttl: str | timedelta | int | None, options: StepOptions) -> Stream:
-    """Builds the first rows of each key, which change with the input. Raises ConfigurationError."""
+    """Builds the step of `KeyedStream.top_n`: the first rows of each key, which change with the input.
+
+    Raises ConfigurationError for columns that do not fit.
+    """
     ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="top_n(ttl=...)")
     if ttl_ms is not None and stream.timestamp is not None:
         uses_event_time(f"{options.name}(ttl=...)", stream._inputs)
@@ -82,9 +88,10 @@ def ranked_stream(stream: Stream, ranking: Ranking, ttl: str | timedelta | int |
 def ranked_windows(
     stream: Stream, ranking: Ranking, window: Tumbling | Sliding | Cumulating | None, options: StepOptions
 ) -> Stream:
-    """Builds the first rows of each key and window. Without `window` the rows are results of a window already.
+    """Builds the steps of a ranking in windows: the first rows of each key and window.
 
-    The event time of the result is the last millisecond of its window. Raises ConfigurationError.
+    `window` is None if the rows are results of windows already. The event time of the result is the last millisecond of
+    the window. Raises ConfigurationError for a stream that has no windows.
     """
     schema = known_schema(stream, options.name)
     if window is None and not (isinstance(stream.timestamp, WindowEnd) and stream.timestamp == WINDOW_END):
@@ -125,5 +132,5 @@ def ranked_windows(
 
 
 def window_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the keys of the windows of keys."""
+    """Returns the key columns of windowed results: the keys, and the bounds of the window."""
     return (*keys, WINDOW_START, WINDOW_END)

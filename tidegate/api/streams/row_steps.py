@@ -1,7 +1,8 @@
-"""Builds the steps that call functions with rows: maps, filters, `process` without and with keys, and calls that wait.
+"""Builds the steps that call functions with rows: maps, filters, `process` without and with keys, and asynchronous
+calls.
 
-`Stream` and `KeyedStream` call these builders. A builder makes the operator, checks what can be checked before the job
-runs, and adds the step. Each raises ConfigurationError.
+`Stream` and `KeyedStream` call these builders. A builder creates the operator, checks the arguments as far as possible
+before the job runs, and adds the step. Each raises ConfigurationError for arguments that are not valid.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def mapped_batches(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.map_batches`."""
+    """Builds the step of `Stream.map_batches`."""
     if not isinstance(fn, BatchFunction):
         check_function(fn, options.name, "a batch, or an object of a class derived from tg.BatchFunction", "batch")
     else:
@@ -92,7 +93,7 @@ def mapped_rows(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.map`."""
+    """Builds the step of `Stream.map`."""
     check_function(fn, options.name, _ROW)
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(fn)
     if columns is None and traced and stream.schema is not None:
@@ -129,7 +130,7 @@ def flat_mapped_rows(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.flat_map`."""
+    """Builds the step of `Stream.flat_map`."""
     check_function(fn, options.name, _ROW, may_yield=True)
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(fn, many=True)
     kept = _kept_time(stream, columns)
@@ -150,7 +151,9 @@ def flat_mapped_rows(
 
 
 def _kept_time(stream: Stream, schema: pa.Schema | None) -> EventTimeCheck | None:
-    """Returns the check that a map function does not change event time, or None if the stream has no event time."""
+    """Returns the check that a map function keeps the event time of rows, or None if the stream or the result has no
+    event-time column.
+    """
     if stream.timestamp is None or (schema is not None and stream.timestamp not in schema.names):
         return None
     return EventTimeCheck(stream.timestamp)
@@ -163,7 +166,7 @@ def filtered_rows(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.filter`."""
+    """Builds the step of `Stream.filter`."""
     if is_polars_expression(condition):
         if errors_to is not None:
             raise ConfigurationError(
@@ -204,7 +207,7 @@ def _filtered_by_expression(stream: Stream, condition: pl.Expr, options: StepOpt
 def branches(
     stream: Stream, condition: Callable[[Row], bool] | pl.Expr, name: str, uid: str | None
 ) -> tuple[Stream, Stream]:
-    """Builds `Stream.branch`."""
+    """Builds the two steps of `Stream.branch`. Returns the rows for which the condition is true, and the other rows."""
     if is_polars_expression(condition):
         import polars as pl
 
@@ -223,7 +226,7 @@ def _is_not(condition: Callable[[Row], bool], row: Row) -> bool:
 def peeked_rows(
     stream: Stream, fn: Callable[[Row], object], errors_to: OutputTag | str | None, options: StepOptions
 ) -> Stream:
-    """Builds `Stream.peek`."""
+    """Builds the step of `Stream.peek`."""
     check_function(fn, options.name, _ROW)
     if errors_to is not None:
         return filtered_rows(stream, partial(_call_and_keep, fn), False, errors_to, options)
@@ -237,7 +240,7 @@ def _call_and_keep(fn: Callable[[Row], object], row: Row) -> bool:
 
 
 def printed_rows(stream: Stream, prefix: str, options: StepOptions) -> Stream:
-    """Builds `Stream.print`."""
+    """Builds the step of `Stream.print`."""
     if not isinstance(prefix, str):
         raise ConfigurationError(f"print({prefix!r}): the prefix must be a string")
     return peeked_rows(stream, partial(_print_row, prefix), None, options)
@@ -248,7 +251,7 @@ def _print_row(prefix: str, row: Row) -> None:
 
 
 def limited_rows(stream: Stream, n: int, name: str, uid: str | None) -> Stream:
-    """Builds `Stream.limit`: one subtask counts the rows."""
+    """Builds the step of `Stream.limit`. It has one subtask, which counts the rows."""
     if stream._changelog is not None:
         raise stream._changelog.refuse(name)
     return stream._then(
@@ -262,7 +265,7 @@ def limited_rows(stream: Stream, n: int, name: str, uid: str | None) -> Stream:
 
 
 def exploded_rows(stream: Stream, column: str, outer: bool, options: StepOptions) -> Stream:
-    """Builds `Stream.explode`."""
+    """Builds the step of `Stream.explode`."""
     schema = known_schema(stream, options.name)
     if column not in schema.names:
         raise ConfigurationError(f"{options.name}: there is no column {column!r}; there are {columns_text(schema)}")
@@ -286,7 +289,7 @@ def awaited_calls(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.map_async`."""
+    """Builds the step of `Stream.map_async`."""
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(fn)
     timeout_ms = parse_duration_ms(timeout, setting="timeout")
     wait_ms = None if batch_timeout is None else parse_duration_ms(batch_timeout, setting="batch_timeout")
@@ -318,7 +321,7 @@ def processed_rows(
     errors_to: OutputTag | str | None,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.process`, which has neither keyed state nor timers."""
+    """Builds the step of `Stream.process`, whose function has neither keyed state nor timers."""
     check_methods(function)
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(function, many=True, method="process")
     errors = () if errors_to is None else (error_tag(errors_to, stream.schema, options.name),)
@@ -347,7 +350,10 @@ def processed_by_key(
     fire_at_end: bool = False,
     in_order: bool = False,
 ) -> Stream:
-    """Builds `KeyedStream.process`: a function with keyed state and timers."""
+    """Builds the step of `KeyedStream.process`, whose function may have keyed state and timers.
+
+    With `in_order` a step before sorts the rows by event time.
+    """
     check_methods(function)
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(function, many=True, method="process")
     errors = () if errors_to is None else (error_tag(errors_to, stream.schema, options.name, keys),)
@@ -374,8 +380,8 @@ def processed_by_key(
 
 
 def _in_event_time_order(stream: Stream, keys: tuple[str, ...], options: StepOptions) -> Stream:
-    """Adds the option `in_order`: rows of a key wait until the watermark passes them, and are then sorted by event
-    time.
+    """Adds the step for `in_order=True`: it stores rows until the watermark passes them, and emits the rows of a key
+    sorted by event time.
     """
     if stream.timestamp is None:
         raise ConfigurationError(

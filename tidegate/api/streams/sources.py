@@ -1,4 +1,5 @@
-"""`StreamSources`: begins streams from memory, files, Kafka, databases, Spark DataFrames, a rate, and own sources.
+"""`StreamSources` has the methods that create streams: from memory, files, Kafka, databases, Spark DataFrames, a rate,
+and user-defined sources.
 
 `StreamEnvironment` inherits these methods, and adds the methods that run the streams.
 """
@@ -83,27 +84,33 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FOLDER_SPLITS = 16
-"""Number of splits of a growing folder."""
+"""Default number of splits of a folder that is read with `discover`."""
 ICEBERG_SPLITS = 8
 """Default number of splits of an Iceberg table that is read with `follow`."""
 MAX_FILE_AGE = "7d"
-"""How long a growing folder remembers files, and accepts late ones."""
+"""Default of `max_file_age`: how long a source with `discover` remembers files, so that it can accept late files."""
 LANES_A_SUBTASK = 2
-"""Number of lanes (splits) for each subtask of the source in the log of a streaming DataFrame. It is fixed when the log
-is created.
+"""Number of lanes for each subtask of a streaming DataFrame.
+
+A lane is one split of the log of its rows. The number is fixed when the log is created.
 """
 RANGES_A_SUBTASK = 4
-"""Default number of ranges of a database query for each subtask. There are several, so that one slow range delays the
-end little.
+"""Default number of ranges of a database query for each subtask.
+
+With several ranges, one slow range delays the end only a little.
 """
 IDLENESS = "1min"
-"""A lane of a streaming DataFrame without rows for this long does not hold event time back any more."""
+"""Default of `idleness` for streaming DataFrames: a lane (split of the log) without rows for this time no longer holds
+event time back.
+"""
 LOG_LIMIT = "1gb"
-"""Default limit, in bytes, of rows of a streaming DataFrame that no checkpoint covers yet."""
+"""Default of `log_limit`: how many bytes of a streaming DataFrame's rows may be in the log without being covered by a
+checkpoint.
+"""
 
 
 class StreamSources(OtherNames):
-    """Begins streams of one program."""
+    """Methods that create the streams of one program."""
 
     _other_names = ENVIRONMENTS
 
@@ -123,11 +130,11 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over data in memory: Arrow, polars or pandas.
+        """Creates a stream from data in memory: Arrow, polars or pandas.
 
         The data is sent with the job, so keep it small.
 
-        Rows are read in their order, by one subtask. A restored job needs the same data and splits.
+        One subtask reads the rows in their order. A restored job needs the same data and splits.
 
         - `data`: a table, a batch, a list of batches, or a DataFrame.
         - `splits`: cuts the data into this many parts, which are distributed over the subtasks and read side by side.
@@ -168,7 +175,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over rows that are Python objects.
+        """Creates a stream from rows that are Python objects.
 
         - `rows`: dicts, dataclass objects, named tuples, tuples (with `columns`), or strings and numbers, which become
           the column `value`.
@@ -214,15 +221,15 @@ class StreamSources(OtherNames):
         log_limit: str | int | None = None,
         stage: bool | None = None,
     ) -> Stream:
-        """Begins a stream over a Spark DataFrame, bounded or streaming.
+        """Creates a stream from a Spark DataFrame, bounded or streaming.
 
         Bounded: when the job is executed, Spark's executors write the rows to files, once. The job reads these files,
-        so what it replays after a failure is exactly what it read before. A DataFrame that only reads Parquet files,
-        with columns chosen and rows filtered, is read from these files, which must not change (`docs/sources.md`).
+        so after a failure it reads exactly the same rows again. A DataFrame that only reads Parquet files, with columns
+        chosen and rows filtered, is read from these files, which must not change (`docs/sources.md`).
 
         Streaming (`spark.readStream...`): a Spark query runs in this driver, as long as the job. Each micro-batch is
-        written exactly once to a log, which the job reads. The log has lanes, and the slowest lane determines event
-        time (`docs/streaming-dataframes.md`).
+        written exactly once to a log, which the job reads. The log is divided into lanes (its splits), and the slowest
+        lane determines event time (`docs/streaming-dataframes.md`).
 
         - `df`: the DataFrame.
         - `stage`: for bounded DataFrames. True writes the rows to files in any case. False is an error if Spark is
@@ -237,7 +244,7 @@ class StreamSources(OtherNames):
           checkpoints are in a bucket.
         - All other parameters: as in `from_batches`.
 
-        Raises ConfigurationError for a setting of the other kind of DataFrame.
+        Raises ConfigurationError for a setting that does not apply to this kind of DataFrame.
 
         Example:
 
@@ -284,14 +291,14 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over a `ray.data.Dataset`.
+        """Creates a stream from a `ray.data.Dataset`.
 
         When the job is executed, tasks of Ray Data compute the dataset and write its rows to files, once. The job reads
-        these files, so what it replays after a failure, or in a restored job, is exactly what it read before. Ray Data
-        needs free CPUs for that, in addition to the slots of the job. Each block is at least one file, which is one
-        split, and rows keep their order within a block (`docs/sources.md`).
+        these files, so after a failure, or in a restored job, it reads exactly the same rows again. Ray Data needs free
+        CPUs to write them, in addition to the slots of the job. Each block is at least one file, which is one split,
+        and rows keep their order within a block (`docs/sources.md`).
 
-        - `ds`: the dataset. Columns of tensors and of pickled objects are refused by name, as are blocks that differ.
+        - `ds`: the dataset. Columns of tensors or pickled objects, and blocks with different columns, are errors.
         - `schema`: its columns. Without it Ray Data may have to compute the first block.
         - All other parameters: as in `from_batches`.
 
@@ -332,10 +339,10 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over Parquet, Avro, CSV, JSON or text files.
+        """Creates a stream from Parquet, Avro, CSV, JSON or text files.
 
-        Without `discover` it is bounded: the files that exist when the job is submitted. With it the stream continues,
-        and reads each new file once, whatever is restarted (`docs/sources.md`).
+        Without `discover` it is bounded: the files that exist when the job is submitted. With `discover` the stream
+        continues, and reads each new file exactly once, also after restarts (`docs/sources.md`).
 
         - `files`: a path, a folder, a pattern such as "s3://bucket/in/**/*.csv.gz", or a list of these.
         - `format`: "parquet", "avro", "csv", "json" or "text". By default it is taken from the names.
@@ -405,10 +412,11 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over a Delta Lake table, read from its files without Spark. Needs `pip install
-        'tidegate[delta]'`.
+        """Creates a stream from a Delta Lake table, which is read from its files without Spark.
 
-        It is bounded. A restored job continues in the version that the first job has read.
+        Needs `pip install 'tidegate[delta]'`.
+
+        The stream is bounded. A restored job continues in the version that the first job has read.
 
         - `url`: the table.
         - `version`: the version to read; by default the newest one when the job is submitted.
@@ -445,7 +453,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over an Apache Iceberg table. Needs `pip install 'tidegate[iceberg]'`.
+        """Creates a stream from an Apache Iceberg table. Needs `pip install 'tidegate[iceberg]'`.
 
         Without `follow` it is bounded: the rows of one snapshot. A restored job continues in the snapshot that the
         first job has read.
@@ -519,7 +527,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over the records of Kafka topics. Needs `pip install 'tidegate[kafka]'`.
+        """Creates a stream from the records of Kafka topics. Needs `pip install 'tidegate[kafka]'`.
 
         - `servers`: the brokers, "host:port,host:port".
         - `properties`: settings of librdkafka.
@@ -619,11 +627,10 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a bounded stream over the rows of a query in a database.
+        """Creates a bounded stream from the rows of a database query.
 
-        With `partition_by` the query is read in ranges of a column, by all subtasks. Rows of a range that have changed
-        when it is read again, after a failure, fail the job. Needs `pip install 'tidegate[databases]'`; see
-        `docs/databases.md`.
+        With `partition_by` all subtasks read the query, in ranges of a column. If a range is read again after a failure
+        and its rows have changed, the job fails. Needs `pip install 'tidegate[databases]'`; see `docs/databases.md`.
 
         - `address`: for PostgreSQL an address of libpq, such as "postgresql://user@host/database", else a URL of
           SQLAlchemy, such as "sqlite:////folder/file.db".
@@ -679,11 +686,12 @@ class StreamSources(OtherNames):
         uid: str | None = None,
         slot_sharing_group: str | None = None,
     ) -> dict[str, Stream]:
-        """Begins streams of the changes of PostgreSQL tables, read from the server's log. Needs `pip install
-        'tidegate[postgres]'`.
+        """Creates streams of the changes of PostgreSQL tables, read from the server's log.
 
-        The rows that are there come first, then each change, exactly once (`docs/change-data.md`). The streams are
-        streams of changes with the primary keys of the tables.
+        Needs `pip install 'tidegate[postgres]'`.
+
+        The existing rows are read first, then each change, exactly once (`docs/change-data.md`). The results are
+        streams of changes, with the primary keys of the tables as their keys.
 
         - `dsn`: the database, "postgresql://user@host/database". The user needs REPLICATION, and may read the tables.
         - `tables`: a list of names, such as "public.orders". The result is a dict with a stream for each name.
@@ -735,7 +743,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream of numbered rows at a steady rate, for demos and benchmarks (Spark's `rate`, Flink's
+        """Creates a stream of numbered rows at a constant rate, for demos and benchmarks (Spark's `rate`, Flink's
         `datagen`).
 
         The columns are `timestamp`, the time at which the row was due, and `value`, its number. Rows are never early or
@@ -778,10 +786,10 @@ class StreamSources(OtherNames):
         uid: str | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream of the lines, in the column `value`, that a server sends, such as `nc -lk 9999`. For demos.
+        """Creates a stream of the lines that a server such as `nc -lk 9999` sends, in the column `value`. For demos.
 
-        It connects again after a failure. Lines that had been read and are not in a checkpoint are lost. It ends when
-        the other side closes the connection.
+        After a failure the source connects again. Lines that were read and are not in a checkpoint are lost. The stream
+        ends when the server closes the connection.
 
         - `host`, `port`: where the server listens.
         - `lossy`: must be True, which accepts that lines may be lost.
@@ -823,8 +831,8 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over a bounded source, and then an unbounded one: backfill, then follow (Flink's
-        `HybridSource`).
+        """Creates a stream that reads a bounded source first, and then an unbounded source: backfill, then follow
+        (Flink's `HybridSource`).
 
         The second source is read when all rows of the first one were processed, by all subtasks. Each row counts once,
         also if the job is killed at the switch (`docs/hybrid.md`). The position where the second source begins is
@@ -904,7 +912,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begins a stream over a source of your own (`docs/sources.md`).
+        """Creates a stream from a user-defined source (`docs/sources.md`).
 
         - `source`: an object like `tg.Source`, with `schema`, `splits` and `reader`.
         - `name`, `uid`, `parallelism`, `slot_sharing_group`: see `Stream`.
@@ -939,7 +947,10 @@ class StreamSources(OtherNames):
         slot_sharing_group: str | None,
         own: Sequence[str] = (),
     ) -> Stream:
-        """Adds a source to the program and returns its stream. `own` names the columns that tidegate itself adds."""
+        """Adds a source to the program and returns its stream.
+
+        `own` names the columns with reserved names that tidegate itself adds.
+        """
         if self._program.given_up:
             self._program.clear()
         node = StreamNode(
@@ -956,7 +967,10 @@ class StreamSources(OtherNames):
 
 
 def source_node(program: Program, stream: object, what: str) -> StreamNode:
-    """Returns the source of a stream that no step has changed or read. Raises ConfigurationError for other streams."""
+    """Returns the source of a stream, to which no step has been added.
+
+    Raises ConfigurationError for other streams. `what` names the argument in the error.
+    """
     if not isinstance(stream, Stream):
         raise ConfigurationError(f"{what}: give a stream, such as env.from_files(...), not {type(stream).__name__}")
     node, partitioning = stream._inputs[0]
@@ -978,10 +992,10 @@ _UNCHANGED_ADVICE = "Set REPLICA IDENTITY FULL for the table, or read the topic 
 
 
 def change_stream(stream: Stream, keys: Sequence[str], options: StepOptions, advice: str) -> Stream:
-    """Returns the changes of rows. `stream` has the columns of `version_schema`.
+    """Returns the stream of changes that row versions make. `stream` has the columns of `version_schema`.
 
-    `advice`: what to do about an unchanged value that is not known. Raises ConfigurationError for keys that are not
-    columns.
+    `advice` is the end of the error about an unchanged value whose row is not stored: what the user can do. Raises
+    ConfigurationError for keys that are not columns.
     """
     names = tuple(keys)
     schema = known_schema(stream, options.name)
@@ -995,7 +1009,10 @@ def change_stream(stream: Stream, keys: Sequence[str], options: StepOptions, adv
 
 
 def table_changes(stream: Stream, number: int, table: CdcTable, options: StepOptions) -> Stream:
-    """Returns the changes of one table, of a source of several (`source_schema`)."""
+    """Returns the stream of changes of one table.
+
+    `stream` has the rows of several tables (see `source_schema`), and `number` is the number of the table.
+    """
     schema = version_schema(row_schema(table))
     operator = partial(TableRows, number, TABLE, rows_column(number), schema)
     part = options.part("rows", stream._inputs[0][0].parallelism)
@@ -1015,9 +1032,10 @@ def record_format(
     metadata: Sequence[str],
     by_record: bool,
 ) -> RecordFormat:
-    """Returns the formats of records that were given to `from_kafka`. Raises ConfigurationError.
+    """Returns the format of records, from the arguments of `from_kafka`. Raises ConfigurationError for arguments that
+    contradict each other.
 
-    `by_record`: rows need the timestamps of records.
+    `by_record` is True if rows need the timestamps of records.
     """
     by_name = isinstance(value, str) or value is None
     if by_name and value not in ("bytes", "string"):
@@ -1064,7 +1082,7 @@ def _key_format(
 
 
 def check_changes(form: ReadFormat, topics: Sequence[str], timestamp: object, discover: object) -> None:
-    """Raises ConfigurationError for settings of `from_kafka` that do not apply to change data."""
+    """Raises ConfigurationError for arguments of `from_kafka` that do not apply to change data."""
     if len(topics) != 1:
         raise ConfigurationError(
             f"from_kafka: a topic of change data is a table. Call from_kafka for each topic, not {list(topics)}"
@@ -1081,7 +1099,10 @@ def check_changes(form: ReadFormat, topics: Sequence[str], timestamp: object, di
 
 
 def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str | list[str]:
-    """Returns the paths that were given to `from_files`. Raises ConfigurationError for anything else."""
+    """Returns the argument `files` of `from_files` as a path, or a list of paths.
+
+    Raises ConfigurationError for other values.
+    """
     if isinstance(files, str | os.PathLike):
         return os.fspath(files)
     if isinstance(files, Sequence) and files and all(isinstance(each, str | os.PathLike) for each in files):
@@ -1092,7 +1113,10 @@ def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
 
 
 def _bad_rows(source: Source) -> tuple[OutputTag, ...]:
-    """Returns the side output for the bad rows of a source, if a program may read them."""
+    """Returns the tag of the side output for rows that a source cannot read.
+
+    Empty if the source has no such side output.
+    """
     schema = source.bad_rows_schema if isinstance(source, DeadLetterSource) else None
     return () if schema is None else (OutputTag(BAD_ROWS, schema),)
 
@@ -1105,7 +1129,7 @@ _UNBOUNDED = {
 
 
 def _refuse_for_bounded(method: str, **settings: object) -> None:
-    """Raises ConfigurationError if a bounded input was given settings of unbounded ones."""
+    """Raises ConfigurationError if settings were given that apply only to unbounded input."""
     given = [name for name, value in settings.items() if value is not None]
     if given:
         raise ConfigurationError(
@@ -1114,16 +1138,16 @@ def _refuse_for_bounded(method: str, **settings: object) -> None:
 
 
 VALUE = "value"
-"""The column of rows that are single values, as in Spark's text source."""
+"""Name of the column for rows that are single values, as in Spark's text source."""
 _SINGLE = (str, bytes, int, float, bool)
 
 
 def table_of_rows(rows: Iterable[Any], schema: SchemaLike | None, columns: Sequence[str] | None) -> pa.Table:
-    """Returns rows as a table.
+    """Converts rows to an Arrow table.
 
-    `rows` are dicts, dataclass objects or named tuples, tuples, whose names are `columns` or the names of `schema`, or
-    single strings and numbers, which become the column "value". Without `schema` the types are inferred from the
-    values, and a column that a row lacks is null there.
+    `rows` are dicts, dataclass objects or named tuples; or tuples, with the column names `columns` or the names of
+    `schema`; or single strings and numbers, which become the column "value". Without `schema` the types are inferred
+    from the values, and a column that a row lacks is null in this row.
 
     Raises ConfigurationError for rows that do not fit, and for an empty list without `schema`.
     """
@@ -1198,9 +1222,10 @@ def without_pandas(data: Any) -> Any:
 
 
 def _of_pandas(frame: pd.DataFrame) -> pa.Table:
-    """Converts a pandas frame to a table, with null for NaN and NaT. A plain index of numbers is dropped.
+    """Converts a pandas frame to an Arrow table, with null for NaN and NaT. An index that has no name and a single
+    level is dropped.
 
-    Raises ConfigurationError for an index with a name, and for columns that Arrow does not support.
+    Raises ConfigurationError for any other index, and for columns that Arrow does not support.
     """
     index = frame.index
     if index.nlevels > 1 or index.name is not None:
@@ -1224,8 +1249,8 @@ def _of_pandas(frame: pd.DataFrame) -> pa.Table:
 
 
 def _check_objects(name: str, values: pd.Series, array: pa.Array) -> None:
-    """Raises ConfigurationError if the conversion to Arrow changed a Python object, for example a datetime into
-    a date.
+    """Raises ConfigurationError if the conversion to Arrow has changed a Python object, for example a datetime to a
+    date.
     """
     given = [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
     try:

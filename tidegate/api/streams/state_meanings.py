@@ -1,8 +1,8 @@
-"""Describes the meaning of the state of each step: the `StateMeaning` that checkpoints store and restores compare.
+"""Describes the meaning of each step's state as a `StateMeaning`. Checkpoints store it, and a restore compares it with
+the program.
 
-There is one function for each kind of step. They describe the arguments of the program before expressions become
-columns. An aggregate over `pl.col("v") * 2` is described by this expression, and not by the column that an earlier step
-computes.
+The texts describe the arguments as the program gives them: an aggregate over `pl.col("v") * 2` is described by this
+expression, and not by the column that an earlier step computes for it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ if TYPE_CHECKING:
 Inputs: TypeAlias = "Sequence[tuple[StreamNode, Partitioning | None]]"
 
 AGGREGATE = "aggregate"
-"""The role of an aggregate, the only part of a meaning that may be added and removed."""
+"""The role of an aggregate in a `StateMeaning`.
+
+Only parts with this role may be added or removed between a checkpoint and a restore.
+"""
 
 
 def column_of(column: ColumnLike | None) -> str:
-    """Returns the canonical text of a column or an expression."""
+    """Returns the canonical text of a column name or an expression. Empty for None."""
     if column is None:
         return ""
     if isinstance(column, str):
@@ -69,7 +72,10 @@ def computed_text(step: str, expressions: Sequence[pl.Expr | str]) -> str:
 
 
 def column_texts(expressions: Sequence[pl.Expr | str]) -> dict[str, str]:
-    """Returns the canonical text of each expression that computes a column, by output column."""
+    """Returns, by output column, the canonical text of each expression that computes a column.
+
+    Copied columns are omitted.
+    """
     from tidegate.operators.functions.expressions import column_text, expression_text
 
     texts = {}
@@ -97,7 +103,7 @@ def aggregate_text(aggregate: Aggregate) -> str:
 
 
 def window_text(spec: WindowSpec) -> str:
-    """Returns the canonical text of a window, with durations in milliseconds."""
+    """Returns the canonical text of a window specification, with durations in ms."""
     match spec:
         case Tumbling():
             zone = "" if spec.timezone is None else f", timezone={spec.timezone}"
@@ -115,7 +121,7 @@ def window_text(spec: WindowSpec) -> str:
 
 
 def time_text(time: str | Clock | None) -> str:
-    """Returns the canonical text of a time: a column of event time, or processing time."""
+    """Returns the canonical text of a time: an event-time column, processing time, or "none"."""
     if time is None:
         return "none"
     if isinstance(time, Clock):
@@ -132,13 +138,13 @@ def meaning(
     rows: Mapping[str, tuple[pa.Schema | None, Sequence[str]]] | None = None,
     evolves: bool = False,
 ) -> StateMeaning:
-    """Returns the meaning of a step.
+    """Returns the `StateMeaning` of a step of this kind.
 
-    - `facts`: by role. Roles whose value is None are omitted.
+    - `facts`: values that describe the step, by role. Roles with the value None are omitted.
     - `aggregates`: by output column.
     - `fields`: the state columns of each aggregate, or None if they are not known.
     - `rows`: input rows by name, with their schema and their key columns.
-    - `evolves`: whether aggregates may be added and removed.
+    - `evolves`: True if aggregates may be added and removed.
     """
     parts = [MeaningPart(role, "", _text(value)) for role, value in facts.items() if value is not None]
     columns: list[MeaningColumns] = []
@@ -155,13 +161,17 @@ def meaning(
 
 
 def with_rows(of: StateMeaning, **stored: pa.Schema) -> StateMeaning:
-    """Returns the meaning of a step that stores input rows with these columns, by side."""
+    """Returns the meaning `of` a step, extended by the columns of the input rows that it stores.
+
+    `stored` has their schema by side.
+    """
     columns = (MeaningColumns.of("rows", side, schema) for side, schema in stored.items())
     return StateMeaning(of.kind, of.parts, (*of.columns, *columns), of.evolves, of.version)
 
 
 def with_computed_keys(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMeaning:
-    """Returns the meaning of a step, with the expressions of its keys: `key_by(pl.col("n") % 2)`, or GROUP BY in SQL.
+    """Returns the meaning `of` a step, extended by the expressions that compute its keys: `key_by(pl.col("n") % 2)`, or
+    GROUP BY in SQL.
 
     `inputs` has, for each input of the step, the nodes that it reads and how their rows are partitioned.
     """
@@ -176,7 +186,9 @@ def with_computed_keys(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMeani
 
 
 def _computed_key(node: StreamNode, key: str) -> str | None:
-    """Returns the text of the expression of a key, from the steps of expressions before a step, or None."""
+    """Returns the canonical text of the expression that computes a key column in the steps before `node`, or None if
+    the key is not computed.
+    """
     while (text := node.key_texts.get(key)) is None:
         if not node.computes or len(node.inputs) != 1:
             return None
@@ -185,7 +197,7 @@ def _computed_key(node: StreamNode, key: str) -> str | None:
 
 
 def ranking_facts(ranking: Ranking) -> dict[str, object]:
-    """Returns the facts of a ranking."""
+    """Returns the facts that describe a ranking, by role (see `meaning`)."""
     columns = zip(ranking.by, ranking.descending, ranking.nulls_behind, strict=True)
     order = [
         f"{column_of(by)} {'descending' if down else 'ascending'}, nulls {'last' if last else 'first'}"
@@ -203,7 +215,7 @@ def ranking_facts(ranking: Ranking) -> dict[str, object]:
 
 
 def join_facts(sides: JoinSides, how: str) -> dict[str, object]:
-    """Returns the facts that all joins have: keys, kind, and the time of each side."""
+    """Returns the facts that describe any join, by role (see `meaning`): keys, kind, and the time of each side."""
     return {
         "left keys": sides.keys[0],
         "right keys": sides.keys[1],
@@ -214,8 +226,10 @@ def join_facts(sides: JoinSides, how: str) -> dict[str, object]:
 
 
 def ttl_text(ttl_ms: int | None, time: str | None) -> str | None:
-    """Returns the text of a time to live and its clock. `time` is the column of event time, or None for processing
-    time."""
+    """Returns the canonical text of a time to live, or None if there is none.
+
+    `time` is the event-time column, or None for processing time.
+    """
     if ttl_ms is None:
         return None
     return f"{ttl_ms} ms of {'processing time' if time is None else time_text(str(time))}"

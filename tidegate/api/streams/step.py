@@ -1,6 +1,6 @@
-"""`Step`: describes the operator that a method of a stream adds to the program.
+"""`Step` describes the operator that a method of a stream adds to the program.
 
-A step may have resources, which give each of its subtasks a slot of its own, or a slot sharing group, or neither
+A step may have resources, so that each of its subtasks gets a separate slot, or a slot sharing group, or neither
 (`docs/placement.md`).
 """
 
@@ -27,29 +27,32 @@ from tidegate.storage.errors import ConfigurationError
 
 
 class SlotOptions(TypedDict, total=False):
-    """The slots of a step: the resources that each subtask reserves, as in `ray.remote`, or its slot sharing group."""
+    """The slots of a step: the resources that each of its subtasks reserves, as in `ray.remote`, or its slot sharing
+    group.
+    """
 
     num_cpus: float
-    """CPUs. 1 if only other resources are named."""
-    num_gpus: float
     """CPUs that each subtask reserves. 1 if only other resources are given."""
-    resources: Mapping[str, float]
+    num_gpus: float
     """GPUs that each subtask reserves. Fractions are allowed. The process of a subtask sees only these GPUs."""
+    resources: Mapping[str, float]
+    """Other Ray resources that each subtask reserves: amounts by name."""
     slot_sharing_group: str
-    """Name of the slot sharing group. Steps of one group share slots. Without a name a step is in the group of its
-    inputs, or in "default".
+    """Name of the slot sharing group.
+
+    Steps of one group share slots. By default a step is in the group of its inputs, or in "default".
     """
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """The name, uid and placement of a step: the parameters that all methods of streams have in common."""
+    """The name, uid and placement of a step: the parameters that many methods of streams have in common."""
 
     name: str
     uid: str | None = None
     parallelism: int | None = None
     batch_rows: tuple[int, int] | None = None
-    """The least and the most rows that are passed to the function in one call."""
+    """The smallest and the largest number of rows that the function gets in one call, or None for the default."""
     slot: SlotOptions | None = None
 
     def part(self, what: str, parallelism: int | None) -> StepOptions:
@@ -59,41 +62,49 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An operator to add after a stream, for `Stream._then`."""
+    """Describes an operator to add after a stream, for `Stream._then`."""
 
     operator: OperatorFactory
     schema: pa.Schema | None
     """The columns of the result, or None if they are known only when the job runs."""
     options: StepOptions
     changelog: ChangelogMode | None = None
-    """How rows of the result replace each other. An operator without it is refused after updates."""
+    """How rows of the result replace or retract each other.
+
+    If it is None, the operator cannot follow a stream of updates.
+    """
     takes_changes: bool = False
-    """True if the operator understands changes. Its inputs are then partitioned by key."""
+    """True if the operator supports streams of changes as input. Its inputs are then partitioned by key."""
     deletes: bool = False
-    """True if the operator deletes retracted rows. Each change must then arrive exactly once."""
+    """True if the operator writes to a target from which it deletes retracted rows.
+
+    Each change must then arrive exactly once.
+    """
     side_outputs: Sequence[OutputTag] = ()
     meaning: StateMeaning | None = None
     combines: LocalAggregation | None = None
-    """How rows are combined locally before the exchange that precedes the operator, or None."""
+    """How senders combine rows before the exchange in front of the operator, or None if they do not."""
     table: str | None = None
     """The table that the operator writes to: its URL, or a placeholder that the job id completes."""
     sink: Sink | None = None
     committing: CommittingSink | None = None
-    """The sink that the operator writes to, if it commits in its tasks."""
+    """The sink that the operator writes to, if the sink commits in its tasks, else None."""
     calls: AsyncFunction | None = None
     own: Collection[str] = ()
-    """Names of result columns with reserved names that tidegate itself adds."""
+    """Names of result columns with reserved names, which tidegate itself adds."""
     computes: str = ""
-    """The canonical text of the expressions that the operator evaluates, to compare with a checkpoint."""
+    """The canonical text of the expressions that the operator evaluates, which a restore compares with the
+    checkpoint.
+    """
     key_texts: Mapping[str, str] = field(default_factory=dict)
-    """Canonical texts of the expressions that compute keys, by column."""
+    """Canonical texts of the expressions that compute key columns, by column."""
     retimes: str | None = None
-    """Name of the event-time column, if the operator computes it anew."""
+    """Name of the event-time column, if the operator may change its values, else None."""
     event_time_check: EventTimeCheck | None = None
 
 
 def slot_of(step: str, slot: SlotOptions | None) -> tuple[Resources | None, str | None]:
-    """Returns the resources and the slot sharing group of a step. Each is None if the step does not set it.
+    """Returns the resources and the slot sharing group of a step. Each is None if it is not set.
 
     Raises ConfigurationError for wrong amounts, for an invalid group name, and if both are given. Raises TypeError for
     unknown keywords.
@@ -114,7 +125,7 @@ def slot_of(step: str, slot: SlotOptions | None) -> tuple[Resources | None, str 
 
 
 def checked_group(step: str, group: str | None) -> str | None:
-    """Returns the slot sharing group that a step names. Raises ConfigurationError if it cannot be a name."""
+    """Returns the slot sharing group of a step, after checking it. Raises ConfigurationError if it cannot be a name."""
     if group is not None:
         check_name(f"{step}(slot_sharing_group=)", "a name", group)
     return group

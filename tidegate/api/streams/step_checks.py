@@ -1,9 +1,9 @@
-"""Checks the methods of a process function when a program is written: their names, their parameters, and uses of the
+"""Checks the methods of a process function when a step is added: their names, their parameters, and how they use the
 context.
 
 Users of Flink and Bytewax write `process_element`, `process(key, context, elements)`, `ctx.timestamp()` and
-`ctx.get_state(...)`. Python would fail at the first row. The names of the methods, their signatures and the attributes
-of the context that their code reads reveal the mistake earlier.
+`ctx.get_state(...)`. Such code would fail at the first row. These checks find the mistake earlier, from the names of
+the methods, their signatures, and the attributes of the context that their bytecode reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHER_METHODS: Mapping[str, str] = {
     "on_notify": "on_timer",
     "on_eof": "finish",
 }
-"""Method names of other engines, and the corresponding names in tidegate."""
+"""Maps method names of other engines to the corresponding names in tidegate."""
 _OTHER_ATTRIBUTES: Mapping[str, str] = {
     "get_state": 'bind the state in open: self.count = context.state(tg.ValueState("count", int))',
     "get_list_state": 'bind the state in open: self.items = context.state(tg.ListState("items", int))',
@@ -44,7 +44,7 @@ _OTHER_ATTRIBUTES: Mapping[str, str] = {
     "register_processing_time_timer": "context.timer_service.register_processing_time_timer(ms) does that",
     "get_runtime_context": "the context itself has state and metrics",
 }
-"""Attributes of contexts of other engines, and what to write in tidegate."""
+"""Maps attributes of the contexts of other engines to what to write in tidegate."""
 _VALUES = frozenset(
     {
         "timestamp",
@@ -64,18 +64,18 @@ _CALLS: Mapping[str, Sequence[str]] = {
     "on_timer_batch": ("keys", "context"),
     "finish": ("context",),
 }
-"""The methods that process functions of every kind may have, and the parameters with which they are called."""
+"""The methods that all kinds of process functions may have, with the parameters with which they are called."""
 
 _OF_ROWS = ("process", "process1", "process2", "process_broadcast", "on_timer", "finish")
 """The methods that may yield rows. Others return a batch, or nothing."""
 
 
 def check_methods(function: object) -> None:
-    """Raises ConfigurationError if a process function lacks the method for its rows, or its methods take other
-    arguments.
+    """Raises ConfigurationError if a process function lacks the method for its rows, or if a method has other
+    parameters than the caller passes.
 
-    Also raises it for a method that reads attributes of the context which do not exist. Objects that are not process
-    functions are refused elsewhere.
+    Also raises it for a method that reads an attribute of the context that does not exist. Objects that are not process
+    functions are not checked here.
     """
     kind = type(function)
     if isinstance(function, ProcessWindowFunction):
@@ -133,7 +133,9 @@ def _check_context(of: str, method: FunctionType) -> None:
 
 
 def _attributes_read(method: FunctionType, variable: str) -> Iterator[tuple[str, bool]]:
-    """Yields the attributes of a local variable that code reads, and whether it calls each of them directly."""
+    """Yields the attributes of a local variable that the code of a method reads, each with True if the code calls it
+    directly.
+    """
     instructions = list(dis.get_instructions(method))
     for before, after in pairwise(instructions):
         # Python 3.13 loads two variables in one instruction: the second of them is on top.
@@ -149,9 +151,9 @@ S = TypeVar("S")
 
 
 def check_function(fn: object, step: str, of: str, *arguments: str, may_yield: bool = False) -> None:
-    """Raises ConfigurationError for an object that cannot be called with these arguments, or is async.
+    """Raises ConfigurationError for an object that cannot be called.
 
-    `of` and `arguments` are as in `check_callable`. `may_yield`: whether a generator function is allowed.
+    `of` describes the arguments of the call, and `step` names the step in the error.
     """
     check_callable(fn, step, of, *arguments)
     check_runs_at_once(fn, f"{step}: fn", may_yield=may_yield)
@@ -171,7 +173,7 @@ def check_callable(fn: object, step: str, of: str, *arguments: str) -> None:
 
 
 def check_stream(given: object, kind: type[S], step: str) -> S:
-    """Returns the other stream of a step.
+    """Returns `given`, the other stream of a step, if it is of the class `kind`.
 
     Raises ConfigurationError for another object, such as a keyed or a windowed stream.
     """

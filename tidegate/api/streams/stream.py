@@ -1,9 +1,8 @@
 """`Stream` and `KeyedStream`: the classes with which a driver script describes its job.
 
 Nothing runs before `StreamEnvironment.execute`. A method adds one step to the program, or a few, and checks its
-arguments: an error that can be found before the job runs is a ConfigurationError of the call that causes it. The
-methods are short because builders in this folder make the operators. `_then` adds the operator that a builder describes
-(`Step`).
+arguments: an error that can be found before the job runs is a ConfigurationError of the call that causes it. The other
+modules of this folder build the operators, and `_then` adds the operator that a builder describes (`Step`).
 """
 
 from __future__ import annotations
@@ -85,16 +84,17 @@ StreamInput = tuple[StreamNode, Partitioning | None]
 
 
 class Stream(OtherNames):
-    """Batches of rows with the same columns.
+    """A stream of rows with the same columns, which are processed in batches.
 
     Parameters that many methods have in common:
 
     - `name`: the name of the step in logs and on the job page.
-    - `uid`: names the state of the step in checkpoints, at most once in a program. Set it on steps whose state must
-      survive a changed program. Without it, it is made of the name and the place in the program.
+    - `uid`: the unique id of the step in the program, by which checkpoints find its state. Set it on steps whose state
+      must survive a changed program. By default it is made of the name and the position of the step in the program.
     - `parallelism`: the number of subtasks, at least 1. By default it is set by the environment, or by the step before
       if both run as one task.
-    - `batch_rows`: the least and the most rows of a call, such as `(1_000, 10_000)` (`docs/batches.md`).
+    - `batch_rows`: the least and the most rows that a function gets in one call, such as `(1_000, 10_000)`
+      (`docs/batches.md`).
     - `schema`: the columns that a function returns: `{"k": str, "n": int}`, a dataclass, or a `pa.Schema`. Without it
       they are taken from the return annotation of the function, or are known only when the job runs. A table, an
       aggregate, and a key need them.
@@ -120,13 +120,13 @@ class Stream(OtherNames):
         self._program = program
         self._inputs = inputs
         self._keyed_by = keyed_by
-        """The key columns by which the rows are partitioned already. Empty if unknown."""
+        """The key columns by which the rows are already partitioned. Empty if not known."""
         self.timestamp = timestamp
-        """The column of event time, or None if the stream has none, or a step has dropped it."""
+        """The event-time column, or None if the stream has no event time, or if a step has dropped the column."""
         self._changelog = changelog
-        """How rows replace or retract earlier ones, or None if they never do."""
+        """How rows replace or retract earlier rows, or None if they never do."""
         self._errors_of = errors_of
-        """An earlier step that also has side outputs which `side_output` finds on this stream, or None."""
+        """An earlier step with side outputs that `side_output` also finds on this stream, or None."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -135,8 +135,9 @@ class Stream(OtherNames):
 
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the columns, in their order. Raises ConfigurationError if they are known only at run
-        time.
+        """Returns the names of the columns, in their order.
+
+        Raises ConfigurationError if they are known only when the job runs.
         """
         return list(known_schema(self, "columns").names)
 
@@ -163,7 +164,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Calls `fn` with each row; it returns the new row.
+        """Calls `fn` with each row. `fn` returns the new row.
 
         - `fn`: takes the row as a dict, and returns a dict or an object with the new columns.
         - `traced`: whether a function that only calculates and compares may be computed for whole batches, if that
@@ -197,7 +198,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Calls `fn` with each row; it returns any number of new rows.
+        """Calls `fn` with each row. `fn` returns any number of new rows.
 
         - `fn`: takes the row as a dict, and returns an iterable of dicts.
 
@@ -254,7 +255,7 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Keeps the rows for which a condition is true: `filter` under the name of SQL.
+        """Keeps the rows for which a condition is true. Does the same as `filter`, with the name that SQL uses.
 
         - `condition`: a polars expression, or a function of the row.
 
@@ -344,10 +345,10 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Maps rows by calls that wait for a service, a database, or a model elsewhere.
+        """Maps rows by asynchronous calls, for example of a service, a database, or a remote model.
 
-        Rows whose calls have not returned are in checkpoints, and are called for again after a restore: results are
-        exactly once, calls at least once (`docs/batches.md`).
+        Checkpoints contain the rows whose calls have not returned, and a restored job makes these calls again: each
+        result is emitted exactly once, and each call is made at least once (`docs/batches.md`).
 
         - `fn`: an `async def`, or a function that returns a future of `concurrent.futures`. It takes a row as a dict,
           and returns the new row, or None for no row. With `batch_size` it takes Arrow batches, and returns what `fn`
@@ -396,11 +397,13 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Calls a `tg.ProcessFunction` with each row or batch. It has neither keyed state nor timers without `key_by`.
+        """Calls a `tg.ProcessFunction` with each row or batch.
+
+        Without `key_by` the function has neither keyed state nor timers.
 
         - `function`: an object with `process(row, context)`, which yields new rows as dicts, or with
           `process_batch(batch, context)`.
-        - `side_outputs`: tags under which it may emit further rows (see `side_output`).
+        - `side_outputs`: tags of side outputs to which the function may emit rows (see `side_output`).
         - `errors_to`: needs `schema`. Rows that a failed call has emitted, and changes of state, are rolled back.
 
         Raises ConfigurationError if a method is missing or takes other parameters.
@@ -419,7 +422,7 @@ class Stream(OtherNames):
     def limit(self, n: int, *, name: str = "limit", uid: str | None = None) -> Stream:
         """Keeps the first `n` rows that arrive, exactly once over restarts.
 
-        One subtask counts them. The job still reads its input to the end.
+        One subtask counts the rows. The job still reads its input to the end.
 
         - `n`: the number of rows, at least 0.
 
@@ -445,7 +448,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Emits a row for each element of a list. The other columns are repeated.
+        """Emits a row for each element of a list column. The other columns are repeated.
 
         - `column`: a column of lists.
         - `outer`: whether a row whose list is null or empty is kept, with null in the column, as with Spark's
@@ -474,7 +477,7 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Calls `fn` with each row, and passes the rows on unchanged, for example to log or count them.
+        """Calls `fn` with each row, for example to log or count rows, and emits the rows unchanged.
 
         After a restart `fn` is called again with rows that are replayed.
 
@@ -493,10 +496,11 @@ class Stream(OtherNames):
     def print(
         self, prefix: str = "", *, name: str = "print", uid: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """Prints each row as a dict, and passes the rows on unchanged.
+        """Prints each row as a dict, and emits the rows unchanged.
 
-        The tasks print: in a local environment in this process; on Ray the driver shows the output of the tasks. After
-        a restart rows that are replayed are printed again. Of a stream with updates all updates are printed.
+        The tasks print the rows. In a local environment they run in this process. On Ray the driver shows the output of
+        the tasks. After a restart rows that are replayed are printed again. If the stream has updates, all of them are
+        printed.
 
         - `prefix`: a string in front of each row.
 
@@ -566,7 +570,9 @@ class Stream(OtherNames):
         parallelism: int | str | pl.Expr | None = None,
         **named: pl.Expr | str,
     ) -> Stream:
-        """Keeps only some columns: names, or polars expressions. Event time follows its column to another name.
+        """Keeps only some columns, given by names or polars expressions.
+
+        If the event-time column is renamed, it is still the event time.
 
         - `expressions`: names, expressions, lists of these, or dicts of new columns.
         - `named`: expressions, or names of columns, by new column; see `with_columns`.
@@ -641,7 +647,7 @@ class Stream(OtherNames):
     # --- several streams ------------------------------------------------------------------------------------------
 
     def union(self, *others: Stream, by_name: bool = False, allow_missing: bool = False) -> Stream:
-        """Merges the rows of several streams with the same columns. Their order is not defined.
+        """Merges the rows of several streams with the same columns. The order between the streams is not defined.
 
         - `others`: streams of the same environment.
         - `by_name`: columns may be in any order, and a type may be wider in one stream, such as int64 and int32.
@@ -684,14 +690,15 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Joins the rows of two streams that have the same key, in the same window or at any time.
+        """Joins the rows of two streams that have the same key, in the same window or, without a window, at any
+        time.
 
         With a window, rows are joined when the watermarks of both streams have passed the end of the window; rows that
         arrive later are dropped. The result has `window_start` and `window_end`.
 
-        Without a window every row is kept and meets every row of its key. Both streams may have changes. The result has
-        changes as well, unless it is an inner join of streams without: a row that had no partner is retracted when one
-        arrives. See `docs/joins.md`.
+        Without a window every row is stored, and is joined with every row of its key. Both streams may have changes.
+        The result has changes as well, except for an inner join of streams without changes: for example, a row without
+        a partner is retracted when a partner arrives. See `docs/joins.md`.
 
         - `other`: the right stream.
         - `on`: the columns that must be equal: a name in both streams, a pair of names, left and right, or a list of
@@ -728,13 +735,13 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Joins rows with the same key whose event times are near each other.
+        """Joins rows with the same key whose event times are within an interval of each other.
 
         A pair is emitted when its later row arrives. For any `how` but "inner", a row without a partner is emitted when
         the watermark of both streams has passed its interval. Late rows are dropped.
 
-        - `between`: the first and the last moment of the right row, seen from the left row, both included: durations
-          that may be negative, such as `("-5min", "10min")`.
+        - `between`: the smallest and the greatest difference "time of the right row minus time of the left row", both
+          inclusive: durations that may be negative, such as `("-5min", "10min")`.
         - `other`, `on`, `how`, `suffix`: as in `join`.
 
         Raises ConfigurationError for streams without event time, and as `join` does.
@@ -765,7 +772,8 @@ class Stream(OtherNames):
         waits until the watermark of both streams has passed its time. Late rows are dropped. The result has the event
         time of the left stream.
 
-        - `by`: the columns of event time, for readers of the program. It must name the event time of both streams.
+        - `by`: the event-time columns of both streams. Optional, because the streams already define them: it only
+          documents the program.
         - `how`: "left" keeps rows without a version, with nulls; "inner" drops them.
         - `other`, `on`, `suffix`: as in `join`.
 
@@ -791,10 +799,11 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Joins the newest rows of each key of two streams. The newest row is the one that arrived last.
+        """Joins the newest rows of each key in two streams. The newest row is the row that arrived last.
 
-        - `emit`: "complete" emits a pair as soon as both streams have a row of the key, and forgets both. "always"
-          emits each row with the newest row of the other stream, with nulls before there is one, and keeps both.
+        - `emit`: "complete" emits a pair as soon as both streams have a row of the key, and then removes both rows.
+          "always" emits each row with the newest row of the other stream, or with nulls if there is none yet, and keeps
+          the newest row of both streams.
         - `ttl`: how long a key is kept, a duration of event time; by default for ever.
         - `other`, `on`, `suffix`: as in `join`.
 
@@ -822,10 +831,12 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Joins each row with a table, as it was last read. Each subtask has the whole table in memory.
+        """Joins each row with a table, in the version that was read last.
 
-        A `DatabaseTable` is not in memory: its rows are read by the keys of each batch. Which version of the table a
-        row meets depends on when it is processed (`docs/joins.md`).
+        Each subtask has the whole table in memory.
+
+        A `DatabaseTable` is not in memory: its rows are queried by the keys of each batch. The version of the table
+        with which a row is joined depends on when the row is processed (`docs/joins.md`).
 
         - `table`: an Arrow table, a polars DataFrame, a table of tidegate or its URL, the URL of a Delta Lake table or
           of Parquet files, a function that returns an Arrow table or a polars DataFrame, or a `DatabaseTable`.
@@ -897,7 +908,7 @@ class Stream(OtherNames):
         """Keeps the first row of each combination of values: `key_by(*columns).deduplicate(ttl=ttl)`.
 
         - `columns`: names of columns; by default all.
-        - `ttl`: how long a combination is remembered, a duration of event time; by default for ever.
+        - `ttl`: how long a combination is stored, a duration of event time; by default for ever.
 
         Raises ConfigurationError for columns that cannot be keys.
 
@@ -925,7 +936,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
-        """Aggregates all rows. Each subtask aggregates its batches, and a single one merges the results.
+        """Aggregates all rows. Each subtask aggregates its batches, and one subtask merges the results.
 
         - `aggregates`: aggregates such as `tg.count()` and `tg.sum("x")`, by output column.
         - `mapping`: the same as a dict, for columns whose names are parameters of this method.
@@ -959,7 +970,7 @@ class Stream(OtherNames):
         return total_aggregate(self, found, emit=step["emit"], errors_to=step["errors_to"], options=options)
 
     def window(self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False) -> WindowedStream:
-        """Puts all rows into windows, in one subtask. See `KeyedStream.window`.
+        """Assigns all rows to windows, in one subtask. See `KeyedStream.window`.
 
         Example:
 
@@ -988,11 +999,11 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Takes event time from a column. It replaces earlier event time.
+        """Defines a column as the event time of the stream, in place of any earlier event time.
 
         The watermark follows the greatest timestamp so far. Directly after an unbounded source each split has a
-        watermark of its own, and the slowest split determines event time. Rows whose timestamp is null pass, and do not
-        advance it.
+        separate watermark, and the slowest split determines event time. Rows with a null timestamp are kept, and do not
+        advance event time.
 
         - `column`: a column of timestamps, dates, or int64 milliseconds since 1970. A polars expression adds a column.
         - `max_out_of_orderness`: how far the watermark stays behind the greatest timestamp, a duration. Rows behind the
@@ -1017,10 +1028,10 @@ class Stream(OtherNames):
         )
 
     def as_changes(self, keys: Sequence[str]) -> Stream:
-        """Reads the rows as recorded changes: the column `row_kind` marks inserted and retracted rows.
+        """Interprets the rows as recorded changes: the column `row_kind` marks inserted and retracted rows.
 
-        `row_kind` is "+I" or "+U" for an inserted row, and "-U" or "-D" for a retracted one, which must be equal to the
-        row that was inserted.
+        `row_kind` is "+I" or "+U" for an inserted row, and "-U" or "-D" for a retracted row, which must equal the row
+        that was inserted.
 
         - `keys`: the columns that identify a row. All rows of a key are in one split of the source, in their order.
 
@@ -1078,9 +1089,9 @@ class Stream(OtherNames):
     # --- side outputs ---------------------------------------------------------------------------------------------
 
     def side_output(self, tag: OutputTag | str) -> Stream:
-        """Returns the rows that the step before has emitted under one of its tags, exactly once.
+        """Returns the rows that the previous step has emitted to one of its side outputs, exactly once.
 
-        Call it on the stream that this step returned. Side outputs that are not read are dropped.
+        Call this method on the stream that the step returned. Rows of side outputs that are not read are dropped.
 
         - `tag`: a `tg.OutputTag`, or its name.
 
@@ -1107,9 +1118,9 @@ class Stream(OtherNames):
         return self._derived(inputs=((aside, None),), timestamp=timestamp)
 
     def late_rows(self) -> Stream:
-        """Returns the rows that were too late for the windows of the step before.
+        """Returns the rows that were too late for the windows of the previous step.
 
-        Call it on the stream that the step returned, such as the result of `aggregate`.
+        Call this method on the stream that the step returned, such as the result of `aggregate`.
 
         Raises ConfigurationError if the step has no late rows.
 
@@ -1124,7 +1135,8 @@ class Stream(OtherNames):
     def bad_rows(self) -> Stream:
         """Returns the rows that a source with `bad_rows="side"` could not read, exactly once.
 
-        Each has columns with its place (`docs/sources.md`), its bytes in `raw`, and the reason in `error`.
+        Each row has columns with its place in the source (`docs/sources.md`), its bytes in `raw`, and the reason in
+        `error`.
 
         Raises ConfigurationError if the stream has several sources, or its source keeps no bad rows.
 
@@ -1165,10 +1177,11 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> OutputTable:
-        """Writes to a table, exactly once: rows become visible when the checkpoint that covers them is complete.
+        """Writes the rows to a table, exactly once: rows become visible when the checkpoint that covers them is
+        complete.
 
-        A restored job continues in its table. A table whose owner, another job, is still running is refused by
-        `execute`.
+        A restored job continues in its table. `execute` raises an error if the job that owns the table is another one
+        and still running.
 
         - `url`: a folder, or a place in a bucket.
         - `mode`: "append" keeps every row. "upsert" keeps the newest row of each key; rows of a key stay in order as
@@ -1249,10 +1262,12 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> OutputTable | None:
-        """Writes to a Delta Lake table, exactly once. Spark, Polars, DuckDB and Trino read it without tidegate.
+        """Writes the rows to a Delta Lake table, exactly once.
 
-        Each completed checkpoint that has rows is one transaction of Delta. Others may write to the table as well.
-        Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
+        Spark, Polars, DuckDB and Trino can read the table without tidegate.
+
+        Each completed checkpoint that has rows is one transaction of Delta. Other programs may write to the table as
+        well. Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
 
         - `mode`: "append" adds rows, and returns the table. "upsert" replaces the row with the same `keys`, and deletes
           retracted rows of a stream of changes, by a MERGE into a table that is created unless it exists. It
@@ -1289,7 +1304,9 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> None:
-        """Writes to an Apache Iceberg table, exactly once. Each completed checkpoint that has rows is one snapshot.
+        """Writes the rows to an Apache Iceberg table, exactly once.
+
+        Each completed checkpoint with rows is one snapshot.
 
         Needs `pip install 'tidegate[iceberg]'`; see `docs/iceberg.md`.
 
@@ -1324,10 +1341,10 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         **slot: Unpack[SlotOptions],
     ) -> None:
-        """Writes to a system of your own, exactly once. See `docs/own-sinks.md`.
+        """Writes the rows to another system through a user-defined sink, exactly once. See `docs/own-sinks.md`.
 
-        - `sink`: prepares rows for a checkpoint, which are committed when it is complete: by the coordinator all at
-          once (`tg.Sink`), or by each subtask (`tg.CommittingSink`).
+        - `sink`: prepares rows for a checkpoint. When the checkpoint is complete, they are committed: by the
+          coordinator all at once (`tg.Sink`), or by each subtask (`tg.CommittingSink`).
         - `keys`: columns. Rows of one key go to one subtask, in their order. After a running aggregate
           (`emit="update"`) these are its keys, and the sink must replace the row with the same keys.
         - `flush_bytes`: the size of the batches that `write` gets, such as "8mb". A checkpoint flushes smaller ones.
@@ -1363,10 +1380,12 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> None:
-        """Writes to a table of PostgreSQL, exactly once: one transaction for each subtask and completed checkpoint.
+        """Writes the rows to a table of PostgreSQL, exactly once: one transaction for each subtask and completed
+        checkpoint.
 
-        The transaction also stores a token in a table of its own, so a repeated commit changes nothing. Columns and
-        keys are checked now, on the server. Needs `pip install 'tidegate[databases]'`; see `docs/databases.md`.
+        The transaction also stores a token in a separate table, so a repeated commit changes nothing. This call
+        connects to the server and checks columns and keys. Needs `pip install 'tidegate[databases]'`; see
+        `docs/databases.md`.
 
         - `dsn`: an address of libpq, such as "postgresql://user@host/database". Leave passwords to `~/.pgpass`.
         - `table`: a name, or "schema.table". It must exist, unless `create` is True.
@@ -1401,9 +1420,9 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> None:
-        """Writes to a table of SQLite, MySQL or MariaDB through SQLAlchemy, exactly once.
+        """Writes the rows to a table of SQLite, MySQL or MariaDB through SQLAlchemy, exactly once.
 
-        It works as `to_postgres` does, and is slower, because these drivers take one Python value at a time. Needs
+        The method works like `to_postgres`, and is slower, because these drivers take one Python value at a time. Needs
         `pip install 'tidegate[databases]'` and the driver of the database; see `docs/databases.md`.
 
         - `url`: a URL of SQLAlchemy, such as "sqlite:////folder/file.db" or "mysql+pymysql://user@host/database".
@@ -1445,10 +1464,10 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Writes rows to a topic of Kafka. Needs `pip install 'tidegate[kafka]'`. See `docs/kafka.md`.
+        """Writes the rows to a topic of Kafka. Needs `pip install 'tidegate[kafka]'`. See `docs/kafka.md`.
 
-        A stream of changes or updates needs `key`. Its rows are upserts: the newest record of a key is its row, and a
-        retracted row becomes a tombstone.
+        A stream of changes or updates needs `key`. The records are upserts: the newest record of a key is its current
+        row, and a retracted row becomes a tombstone.
 
         - `servers`: the brokers, "host:port,host:port".
         - `topic`: a name, or a column with names, as `pl.col("topic")`.
@@ -1494,7 +1513,7 @@ class Stream(OtherNames):
         return kafka_steps.to_kafka(self, servers, parts, kafka, errors_to, options)
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
-        """Collects the rows, exactly once.
+        """Collects the rows of the stream for this driver, exactly once.
 
         `to_arrow()` of the result waits for the end of a bounded job and returns all rows. `rows()`, `head(n)` and
         `show(n)` return the rows that checkpoints cover while the job runs. If an aggregate emits updates, all updates
@@ -1512,11 +1531,12 @@ class Stream(OtherNames):
         return output_steps.collected_rows(self, name, uid, handed_on=False)
 
     def show(self, n: int = ROWS_SHOWN, *, timeout: str | timedelta | int = "10s") -> None:
-        """Runs the program up to here, and prints the first rows as a table.
+        """Runs the program up to this stream, and prints the first rows as a table.
 
-        A job of its own reads the sources from their beginning, and ends as soon as it has enough rows. Its folder is
-        deleted, and the program can still be executed. Tables and other sinks are not written. Functions may be called
-        with more rows than are printed. All versions of the rows of aggregates are printed, as with `collect`.
+        A separate job reads the sources from their beginning, and ends as soon as it has enough rows. Its folder is
+        deleted, and the program can still be executed afterwards. Tables and other sinks are not written. Functions may
+        be called with more rows than are printed. All versions of the rows of aggregates are printed, as with
+        `collect`.
 
         - `n`: the number of rows, at least 0.
         - `timeout`: how long to wait for rows of a source that does not end, a duration.
@@ -1547,13 +1567,14 @@ class Stream(OtherNames):
     ) -> None:
         """Calls `fn(df, checkpoint_id)` in this driver with the rows of each completed checkpoint, one after the other.
 
-        It is for checkpoints what Spark's `foreachBatch` is for micro-batches (`docs/for-each-checkpoint.md`). Rows
-        arrive at least once: after a failure `fn` is called again with the same rows and id. Ids increase, and an id is
-        never used for other rows, also in a restored job. So make a second call with the same id change nothing.
-        Checkpoints without rows of this stream are skipped. `job.wait()` returns when `fn` has had all rows.
+        This corresponds to Spark's `foreachBatch`, with checkpoints in place of micro-batches
+        (`docs/for-each-checkpoint.md`). Rows arrive at least once: after a failure `fn` is called again with the same
+        rows and id. Ids increase, and an id is never used for other rows, also in a restored job. Write `fn` so that a
+        second call with the same id changes nothing. Checkpoints without rows of this stream are skipped. `job.wait()`
+        returns when `fn` has had all rows.
 
-        - `fn`: its first argument is a Spark DataFrame, or an Arrow table if the environment has no Spark; it is valid
-          during the call.
+        - `fn`: its first argument is a Spark DataFrame, or an Arrow table if the environment has no Spark. The
+          DataFrame is valid only during the call.
         - `retries`: how often `fn` is called again if it raises, after growing pauses, before the job fails.
         - `max_behind`: while more checkpoints than this wait for `fn`, the sources read no input.
 
@@ -1569,7 +1590,10 @@ class Stream(OtherNames):
 
     @property
     def _input_parallelism(self) -> int:
-        """Returns the number of subtasks of the operator before. A step with the same number is chained to it."""
+        """Returns the number of subtasks of the previous operator.
+
+        A step with the same parallelism is chained to it.
+        """
         return self._inputs[0][0].parallelism
 
     @property
@@ -1599,12 +1623,17 @@ class Stream(OtherNames):
         changelog: ChangelogMode | None = None,
         errors_of: StreamNode | None = None,
     ) -> Stream:
-        """Returns a stream of the same program with other properties. With `inputs` its rows come from these inputs."""
+        """Returns a stream of the same program with these properties.
+
+        Its rows come from `inputs`, or from the inputs of this stream if it is None.
+        """
         rows = self._inputs if inputs is None else inputs
         return Stream(self._program, rows, keyed_by, timestamp, changelog, errors_of)
 
     def _with_errors_of(self, node: StreamNode | None) -> Stream:
-        """Returns this stream. Its method `side_output` also finds the side outputs of an earlier step."""
+        """Returns this stream with a `side_output` that also finds the side outputs of the earlier step `node`, if it
+        is not None.
+        """
         if node is None:
             return self
         return Stream(self._program, self._inputs, self._keyed_by, self.timestamp, self._changelog, node)
@@ -1614,12 +1643,15 @@ class Stream(OtherNames):
         return self._derived(inputs=inputs, timestamp=self.timestamp, changelog=self._changelog)
 
     def _by_keys(self, keys: tuple[str, ...]) -> Stream:
-        """Returns this stream, partitioned so that rows of equal keys meet in one subtask of the next operator."""
+        """Returns this stream, partitioned so that rows with equal keys are processed in one subtask of the next
+        operator.
+        """
         return self._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
     def _in_order(self, parallelism: int | None) -> Stream:
-        """Returns this stream, partitioned by the keys of updates if a different parallelism would change the order of
-        rows.
+        """Returns this stream.
+
+        If it has updates, and a different parallelism would change the order of rows, it is partitioned by their keys.
         """
         upstream, partitioning = self._inputs[0]
         wanted = parallelism if parallelism is not None else self._program.parallelism
@@ -1630,8 +1662,8 @@ class Stream(OtherNames):
     def _then(self, step: Step, *, second: Stream | None = None) -> Stream:
         """Adds an operator, and returns the stream of its results.
 
-        `second` is the other input of an operator that has two. Raises ConfigurationError if the operator may not
-        follow updates or changes.
+        `second` is the second input of an operator with two inputs. Raises ConfigurationError if the operator cannot
+        follow a stream of updates or changes.
         """
         options = step.options
         name, parallelism = options.name, options.parallelism
@@ -1676,16 +1708,16 @@ class Stream(OtherNames):
 
 
 class KeyedStream(OtherNames):
-    """A stream partitioned by key. `Stream` describes the parameters that its methods have in common."""
+    """A stream that is partitioned by key. `Stream` describes the parameters that its methods have in common."""
 
     _other_names = KEYED_STREAMS
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
-        """Made by `Stream.key_by`. `replaced` names the columns that a key expression has replaced."""
+        """Made by `Stream.key_by`. `replaced` names the columns that key expressions of the same name have replaced."""
         self.stream = stream
-        """The rows before they are partitioned by key."""
+        """The stream before it is partitioned by key."""
         self.keys = keys
-        """The key columns."""
+        """Names of the key columns."""
         self._replaced = replaced
 
     def __repr__(self) -> str:
@@ -1712,21 +1744,24 @@ class KeyedStream(OtherNames):
         """Aggregates the rows of each key.
 
         - `aggregates`: aggregates such as `tg.count()` and `tg.sum("x")`, by output column.
-        - `mapping`: the same as a dict, for columns whose names are parameters of this method:
-          `aggregate({"name": tg.first("full_name")})`.
+        - `mapping`: the same as a dict, for columns whose names are parameters of this method: `aggregate({"name":
+          tg.first("full_name")})`.
         - `emit`: when results are emitted.
-            - "update": after each batch, the current values of each key in it. A row replaces the row before with the
+            - "update": after each batch, the current values of each key in it. A row replaces the row before with
+              the
               same key, for example in a table with mode="upsert".
-            - "each": for each row, the values of all rows of its key up to it, such as a running total. `tg.last("x")`
+            - "each": for each row, the values of all rows of its key up to it, such as a running total.
+              `tg.last("x")`
               is the column "x" of the row itself.
             - "changes": like "update", but the row before is retracted. The column `row_kind` marks inserted and
               retracted rows (`docs/changes.md`).
             - "final": once for each key, at the end of a bounded input.
-        - `ttl`: with "update" and "each", how long a key without rows is remembered, a duration. Then it starts anew.
+        - `ttl`: with "update" and "each", how long a key without new rows is kept, a duration. Afterwards its
+          aggregates start anew.
         - `ttl_time`: whether `ttl` is "event" or "processing" time (Flink's `table.exec.state.ttl`).
-        - `errors_to`: for functions of the program (`tg.udaf`). A row that one of them cannot `accumulate`, tried in an
-          empty group, goes to this side output and counts for no aggregate. Errors of `merge` and `result` fail the
-          job.
+        - `errors_to`: for functions of the program (`tg.udaf`). A row that makes `accumulate` of a function raise, when
+          it is tried in an empty group, goes to this side output and counts for no aggregate. Errors of `merge` and
+          `result` fail the job.
 
         Raises ConfigurationError for columns that do not fit.
 
@@ -1767,14 +1802,14 @@ class KeyedStream(OtherNames):
         )
 
     def window(self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False) -> WindowedStream:
-        """Puts the rows of each key into windows.
+        """Assigns the rows of each key to windows.
 
         - `spec`: `tg.Tumbling`, `tg.Sliding`, `tg.Cumulating`, `tg.Session` or `tg.Count`.
-        - `time`: "event", or "processing": a row belongs to the windows of the moment at which it is processed.
+        - `time`: "event", or "processing": the time of a row is then the time at which it is processed.
         - `fire_at_end`: whether windows of processing time, and count windows, that are open at the end of the input
           are emitted.
 
-        Raises ConfigurationError for a stream without event time, unless it is not needed.
+        Raises ConfigurationError for windows of event time if the stream has no event time.
 
         Example:
 
@@ -1798,18 +1833,18 @@ class KeyedStream(OtherNames):
         in_order: bool = False,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Calls a `tg.ProcessFunction` with each row or batch, with state and timers of the key of the row.
+        """Calls a `tg.ProcessFunction` with each row or batch. The function has state and timers of the row's key.
 
         - `function`: an object with `process(row, context)`, which yields new rows as dicts, or with
           `process_batch(batch, context)`.
-        - `side_outputs`: tags under which it may emit further rows (see `Stream.side_output`).
+        - `side_outputs`: tags of side outputs to which the function may emit rows (see `Stream.side_output`).
         - `fire_at_end`: fires the processing-time timers that are pending when the input ends.
-        - `errors_to`: needs `schema`. A row for which the function raises, or a timer (a row of the key columns), goes
-          to this side output. Emitted rows, state and timers of the failed call are rolled back.
-        - `in_order`: whether rows are sorted by event time: each waits until the watermark has passed it, and timers of
-          earlier moments fire before it. Late rows are dropped, counted in the metric `numLateRecordsDropped`, and are
-          in `late_rows()` of the result. A function with `process_batch` gets sorted batches, and its timers fire after
-          the rows of their watermark.
+        - `errors_to`: needs `schema`. If the function raises, the row, or for a timer a row of the key columns, goes to
+          this side output. Emitted rows, state and timers of the failed call are rolled back.
+        - `in_order`: whether rows are sorted by event time: a row waits until the watermark has passed its time, and
+          timers with earlier times fire before it. Late rows are dropped, counted in the metric
+          `numLateRecordsDropped`, and are in `late_rows()` of the result. A function with `process_batch` gets sorted
+          batches, and its timers fire after the rows of their watermark.
 
         Raises ConfigurationError if a method is missing or takes other parameters.
 
@@ -1855,7 +1890,7 @@ class KeyedStream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Maps each row with one state of its key: `fn(state, row)` returns the new state and the new row.
+        """Maps each row with a state of its key: `fn(state, row)` returns the new state and the new row.
 
         - `fn`: the state is None for a key that has none yet. Returning None as the state clears it.
         - `state`: the type of the state, as `tg.ValueState` takes it: `int`, `list[float]`, a dataclass, a type of
@@ -1903,9 +1938,9 @@ class KeyedStream(OtherNames):
     ) -> Stream:
         """Combines the rows of each key: `fn(before, row)` returns the combined row.
 
-        Each row gives a result, as with Flink's `reduce`. The first row of a key is its own result. Results do not
-        replace each other. `reduce(fn).key_by(...).deduplicate(keep="last")`, or an upsert table, keeps the newest of
-        each key.
+        Each row has a result, as with Flink's `reduce`. The result of the first row of a key is the row itself. The
+        stream has no updates: all results are rows of the stream. `reduce(fn).key_by(...).deduplicate(keep="last")`, or
+        an upsert table, keeps the newest of each key.
 
         - `fn`: takes two dicts, and returns a dict with the columns of the stream.
 
@@ -1936,7 +1971,7 @@ class KeyedStream(OtherNames):
     ) -> Stream:
         """Calls `fn` once for each key, with all of its rows, when a bounded input has ended.
 
-        All rows are state until then. For an input that does not end use `window(...).apply(fn)`.
+        All rows are stored as state until then. For an input that does not end use `window(...).apply(fn)`.
 
         - `fn`: takes a `pa.Table`, and returns a table, a row, an iterable of rows, or None.
 
@@ -1973,7 +2008,7 @@ class KeyedStream(OtherNames):
 
         - `by`: the column that orders the rows; by default they are in the order of arrival.
         - `keep`: "first" or "last".
-        - `ttl`: how long a key is remembered, a duration of event time. A row that is at least this much later than the
+        - `ttl`: how long a key is stored, a duration of event time. A row that is at least this much later than the
           last emitted row of its key counts as a new key. Rows that are `ttl` or more behind the watermark are dropped,
           and counted in the metric `numLateRecordsDropped`.
 
@@ -2026,7 +2061,7 @@ class KeyedStream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Keeps the first `n` rows of each key in the order of columns. See `docs/top-n.md`.
+        """Keeps the first `n` rows of each key, in the order of the columns `by`. See `docs/top-n.md`.
 
         - `n`: the number of rows, at least 1.
         - `by`: a column, or several, the most important first. Of rows that are equal in all of them the one that
@@ -2038,8 +2073,7 @@ class KeyedStream(OtherNames):
           that replaces the one with its key and rank. "final" is for results of windows, keyed by `window_end` among
           others: the first rows are emitted once, when the window ends. For plain rows see `WindowedStream.top_n`.
         - `ties`: with "final", rows that are equal in the order share a rank, so there may be more than `n`.
-        - `ttl`: a key is forgotten when its newest row among the first `n` is this far behind the watermark, a
-          duration.
+        - `ttl`: a key is removed when its newest row among the first `n` is this far behind the watermark, a duration.
 
         Raises ConfigurationError for columns that do not exist or cannot be ordered.
 
@@ -2059,9 +2093,11 @@ class KeyedStream(OtherNames):
         return ranked_windows(self.stream, ranking, None, options)
 
     def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
-        """Connects this stream to another keyed one, so that one operator processes both: rows of one key share state.
+        """Connects this stream to another keyed stream, so that one operator processes both.
 
-        - `other`: a keyed stream, or a broadcast one, `rules.broadcast()`, whose rows meet all keys.
+        Rows with the same key share state.
+
+        - `other`: a keyed stream, or a broadcast stream (`rules.broadcast()`), whose rows are sent to all subtasks.
 
         Raises ConfigurationError for keys that do not correspond.
 
@@ -2073,7 +2109,7 @@ class KeyedStream(OtherNames):
 
 
 def _connected(first: Stream | KeyedStream, second: Stream | KeyedStream) -> ConnectedStreams:
-    """Returns two streams for one operator to process, with the keys of both."""
+    """Returns both streams as `ConnectedStreams`, with their keys. A stream that is not keyed has no keys."""
     if not isinstance(second, KeyedStream):
         check_stream(second, Stream, "connect")
     streams = [each.stream if isinstance(each, KeyedStream) else each for each in (first, second)]

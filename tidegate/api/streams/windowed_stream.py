@@ -1,8 +1,9 @@
-"""`WindowedStream`: rows in windows. Made by `KeyedStream.window`, and by `Stream.window` for all rows.
+"""`WindowedStream` is a stream whose rows are assigned to windows. `KeyedStream.window` creates it, and `Stream.window`
+for all rows.
 
-A result has the keys, `window_start`, `window_end`, and the aggregates. Its event time is the last millisecond of the
-window, so it can be windowed again. Count windows have neither bounds nor event time. Windows of processing time have
-bounds by the clock and no event time.
+A result row has the keys, `window_start`, `window_end`, and the aggregates. Its event time is the last millisecond of
+the window, so results can be assigned to windows again. Results of count windows have neither bounds nor event time.
+Results of processing-time windows have bounds in processing time, and no event time.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ WindowTime = Literal["event", "processing"]
 
 
 class WindowedStream(OtherNames):
-    """The rows of a stream by window, and by key if there are keys.
+    """A stream whose rows are assigned to windows, for each key if there are keys.
 
     The parameters `name`, `uid`, `parallelism`, `errors_to` and the slot options of its methods are described at
     `Stream`.
@@ -77,7 +78,7 @@ class WindowedStream(OtherNames):
         lateness_ms: int = 0,
         replaced: frozenset[str] = frozenset(),
     ) -> None:
-        """Made by `window`. `replaced` names the columns that a key expression has replaced."""
+        """Made by `window`. `replaced` names the columns that key expressions of the same name have replaced."""
         if not isinstance(spec, WindowsTaken):
             kinds = "tg.Tumbling, tg.Sliding, tg.Cumulating, tg.Session or tg.Count"
             raise ConfigurationError(f"window takes {kinds}, not {spec!r}")
@@ -109,9 +110,9 @@ class WindowedStream(OtherNames):
         self._replaced = replaced
 
     def allowed_lateness(self, lateness: str | timedelta | int) -> WindowedStream:
-        """Keeps windows for this long after their end, so that late rows update their results.
+        """Keeps windows for this long after their end, so that late rows still update their results.
 
-        Each late row gives a new result at once, which replaces the result before it.
+        Each late row emits a new result immediately, which replaces the previous result.
 
         - `lateness`: a duration of event time, such as "5min", a timedelta, or milliseconds.
 
@@ -195,9 +196,7 @@ class WindowedStream(OtherNames):
         return self._aggregated(found, emission, step["errors_to"], options)
 
     def _emission(self, emit: Any, every: Any, every_time: Any, name: str) -> _Emission:
-        """Returns when results are emitted. Raises ConfigurationError for a value of `emit` that these windows do not
-        support.
-        """
+        """Returns when results are emitted. Raises ConfigurationError for options that these windows do not support."""
         spec = self._spec
         every_ms = None if every is None else parse_duration_ms(every, setting="emit_every")
         if every_ms == 0:
@@ -316,10 +315,10 @@ class WindowedStream(OtherNames):
             )
 
     def _with_gap(self, stream: Stream, options: StepOptions) -> tuple[Stream, WindowsTaken, tuple[str, ...]]:
-        """Returns the stream with the session gap of each row in a column, windows that read this column, and the added
-        columns.
+        """For sessions with a gap for each row, adds a column with the gap.
 
-        Raises ConfigurationError for a column that cannot be a gap.
+        Returns the stream, the window specification that reads this column, and the names of added columns. Raises
+        ConfigurationError for a column that cannot be a gap.
         """
         spec = self._spec
         if not isinstance(spec, Session) or spec.column is None:
@@ -367,17 +366,18 @@ class WindowedStream(OtherNames):
     ) -> Stream:
         """Calls `fn` with all rows of each key and window, as an Arrow table, when the window has ended.
 
-        - `fn`: takes a `pa.Table`; returns new rows: a table, a batch, a polars DataFrame, a dict, an iterable of
-          dicts, or None for no rows. The result has the keys, `window_start` and `window_end` in front of their
-          columns.
+        - `fn`: takes a `pa.Table`, and returns new rows: a table, a batch, a polars DataFrame, a dict, an iterable of
+          dicts, or None for no rows. The result has the keys, `window_start` and `window_end` before the columns of
+          these rows.
         - `schema`: the columns that `fn` returns. Without it `fn` is called once with an empty table, and the columns
           are taken from its result, if that has columns.
         - `errors_to`: needs `schema`. A window for which `fn` raises does not fail the job: a row with the keys,
           `window_start`, `window_end` and `error` goes to the side output of that name.
 
         With an allowed lateness `fn` is called again, with all rows of the window, for each batch that has late rows
-        for it. The result is updates then, as with `aggregate`, and `fn` returns at most one row. Sessions are changes
-        then, and their columns must be known. Raises ConfigurationError.
+        for it. The result is then a stream of updates, as with `aggregate`, and `fn` may return at most one row. For
+        sessions the result is then a stream of changes, and its columns must be known. Raises ConfigurationError for a
+        function or columns that do not fit.
 
         Example:
 
@@ -410,13 +410,14 @@ class WindowedStream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Calls a `tg.ProcessWindowFunction` as `apply` calls a function.
+        """Calls a `tg.ProcessWindowFunction` with all rows of each key and window when the window has ended, like
+        `apply`.
 
-        The function is given the window, and has state of the key. Tumbling, sliding and cumulating windows of event
-        time have state and timers of their own.
+        The function gets the window, and has state of the key. For tumbling, sliding and cumulating windows of event
+        time it also has state and timers of the window.
 
         - `function`: an object whose `process(rows, context)` is called with a `pa.Table`.
-        - `schema`: the columns of the rows that it returns; needed if a table, an aggregate or a key follows.
+        - `schema`: the columns of the rows that the function returns. Needed if a table, an aggregate or a key follows.
         - `errors_to`: as in `apply`, and for timers as well. State and timers of a call that fails are rolled back.
 
         Raises ConfigurationError.
@@ -515,7 +516,7 @@ class WindowedStream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Emits the first `n` rows of each key and window, in the order of columns, when the window ends.
+        """Emits the first `n` rows of each key and window, in the order of the columns `by`, when the window ends.
 
         The result has the columns of the rows, `window_start`, `window_end` and, if it has a name, `rank`. Rows are
         emitted once. Late rows are dropped, counted, and are in `late_rows()` of the result, once for each window that
@@ -556,7 +557,7 @@ class WindowedStream(OtherNames):
 
 @dataclass(frozen=True, slots=True)
 class _Emission:
-    """When results of windows are emitted: the options `emit` and `emit_every`."""
+    """When results of windows are emitted, from the options `emit`, `emit_every` and `emit_every_time`."""
 
     emit: Literal["final", "update", "changes"]
     every_ms: int | None
