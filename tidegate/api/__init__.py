@@ -2,7 +2,7 @@
 
 - `environment.py` makes environments and runs programs.
 - `streams/` holds the methods of streams. `program.py` collects their steps until they are executed.
-- `submission/` turns a program into a job.
+- `submission/` checks a program and prepares it as a job.
 - `tables/` reads the rows that jobs write.
 - `config/` declares and reads the settings.
 """

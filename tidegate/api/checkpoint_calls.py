@@ -1,21 +1,22 @@
-"""`CheckpointCalls`: calls the function of `Stream.for_each_checkpoint`, in the driver, checkpoint by checkpoint.
+"""`CheckpointCalls` calls the function of `Stream.for_each_checkpoint` in the driver, once for each checkpoint with
+rows.
 
-`StreamEnvironment.execute` makes this service of the job from a `CheckpointFunction`. One thread of the service reads
-the log of the table, and holds the sources back while too many commits wait. The other thread calls the function.
-`HandedRows`, which both threads use, records which commits wait and which are done.
+The job writes the rows to a table, and each checkpoint commits its rows. `StreamEnvironment.execute` creates this
+service from a `CheckpointFunction`. One thread of the service reads the log of the table, and pauses the sources of the
+job while too many commits wait. The other thread calls the function. Both threads use `HandedRows`, which records which
+commits wait and which are done.
 
 Rules:
 
-- The function is called with one commit after the other. The next call begins once the mark of the last call is
-  durable.
-- An Exception is retried a limited number of times, after growing pauses. Any other error of the function fails the job
-  at once.
+- The function is called with one commit after the other. After a call the commit is marked as done in the table, and
+  the next call begins when this mark is durable.
+- A call that raises an Exception is repeated a limited number of times, after growing pauses. Any other error of the
+  function fails the job at once.
 - While more than `max_behind` commits wait, the sources of the job read nothing. They continue once half that number
   waits.
-- With Spark, a call is given up when Spark's driver or all of its executors are lost, because its actions would never
-  end.
+- With Spark, a call fails when Spark's driver or all of its executors are lost, because its actions would never end.
 - When the job has ended by itself, all committed rows are still passed to the function. When the job was cancelled, or
-  another job has taken its table over, the running call is the last one.
+  another job has taken over its table, no call begins after the running one.
 """
 
 from __future__ import annotations
@@ -62,13 +63,18 @@ FunctionOfRows = Callable[[Any, int], object]
 the checkpoint.
 """
 MakeCall = Callable[[FunctionOfRows, HandedRows, WaitingCommit, str], None]
-"""Calls the user's function with the rows of one commit. The string argument describes the call in logs and errors."""
+"""A function that calls the user's function with the rows of one commit.
+
+The string argument describes the call in logs and errors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFunction:
-    """The function of `for_each_checkpoint`, with its number of retries and the number of commits that may wait
-    for it.
+    """The arguments of `for_each_checkpoint`: the function, how often a failed call is repeated (`retries`), and how
+    many commits may wait for the function (`max_behind`).
+
+    `rows` identifies the table of the rows.
     """
 
     fn: FunctionOfRows
@@ -78,7 +84,7 @@ class CheckpointFunction:
 
     @property
     def text(self) -> str:
-        """Returns the name of the function in logs and errors."""
+        """Returns how logs and errors name the function."""
         return f"for_each_checkpoint (uid {self.rows.uid!r})"
 
 
@@ -118,14 +124,14 @@ def check_functions(functions: Sequence[CheckpointFunction], config: CheckpointC
 
 
 def call_with_arrow(fn: FunctionOfRows, rows: HandedRows, commit: WaitingCommit, what: str) -> None:
-    """Calls a function with the rows of a commit as an Arrow table."""
+    """Calls a function with the rows of a commit as an Arrow table. `what` is not used."""
     fn(read_files(rows.store, rows.info, commit.files), commit.number)
 
 
 def calling_with_spark(spark: SparkSession) -> MakeCall:
-    """Returns a function that makes calls with a Spark DataFrame of the rows.
+    """Returns a function that calls the user's function with the rows of a commit as a Spark DataFrame.
 
-    A call raises SparkLostError when Spark is lost.
+    A call raises SparkLostError if Spark is lost.
     """
     from tidegate.spark_bridge import files_to_dataframe
     from tidegate.spark_bridge.spark_calls import run_spark_action
@@ -140,7 +146,10 @@ def calling_with_spark(spark: SparkSession) -> MakeCall:
 
 
 class CheckpointCalls(DriverService):
-    """Calls a function with the rows of each checkpoint, in the driver, while the job runs."""
+    """Calls a function with the rows of each checkpoint, in the driver, while the job runs.
+
+    `make_call` makes a single call.
+    """
 
     def __init__(self, function: CheckpointFunction, job_id: JobId, make_call: MakeCall, open_store: OpenStore) -> None:
         super().__init__(function.text, LEAVE_WAIT_S)
@@ -151,10 +160,13 @@ class CheckpointCalls(DriverService):
         self._rows: HandedRows
         self._job_over = threading.Event()
         self._ended = False
-        """True once the log has been read to its end, after the job has ended."""
+        """True when the log has been read to its end after the job has ended."""
 
     def start(self, fail: Callable[[str], None]) -> None:
-        """Begins to follow the log. Raises TidegateError if the log cannot be read."""
+        """Starts the two threads.
+
+        `fail` fails the job with a reason. Raises TidegateError if the log of the table cannot be read.
+        """
         self._rows = HandedRows(self._open_store(self._function.rows.url), self._job_id)
         self._look()
         name = f"tidegate-{self._function.rows.uid}"
@@ -162,7 +174,10 @@ class CheckpointCalls(DriverService):
         self._begin(f"{name}-calls", partial(self._guarded, fail, self._call_all))
 
     def job_ended(self, status: str) -> None:
-        """Records that the job is over. Committed rows still reach the function, unless the job was cancelled."""
+        """Records that the job has ended with `status`.
+
+        Rows that were committed are still passed to the function, unless the job was cancelled.
+        """
         if status == "cancelled":
             self.stop()
         self._job_over.set()
@@ -189,7 +204,10 @@ class CheckpointCalls(DriverService):
             self._release()
 
     def _release(self) -> None:
-        """Lets the sources read again. Both threads call this when they end, so that the sources do not stay paused."""
+        """Lets the sources of the job continue to read.
+
+        Both threads call this method when they end, so that the sources do not stay paused.
+        """
         try:
             self._rows.hold(False)
         except StorageError as error:
@@ -211,7 +229,7 @@ class CheckpointCalls(DriverService):
     def _look(self) -> bool:
         """Reads new entries of the table's log, and returns whether there were any.
 
-        Raises FencedError if another job took the table over.
+        Raises FencedError if another job has taken over the table.
         """
         found = self._rows.refresh()
         if not self._rows.owned:
@@ -252,7 +270,8 @@ class CheckpointCalls(DriverService):
             )  # fmt: skip
 
     def _call(self, commit: WaitingCommit) -> bool:
-        """Calls the function until it succeeds. Returns False if the service was stopped before.
+        """Calls the function with the rows of a commit until it succeeds. Returns False if the service was stopped
+        before it succeeded.
 
         Raises JobFailedError after the last retry.
         """
@@ -280,8 +299,9 @@ class CheckpointCalls(DriverService):
         return False
 
     def _mark(self, commit: WaitingCommit) -> None:
-        """Marks the commit as done in the table. Called again after a StorageError, because the mark may or may not
-        have been written.
+        """Marks the commit as done in the table.
+
+        Tries again after a StorageError, when it is not known whether the mark was written.
         """
         for pause_s in (*_MARK_PAUSES_S, None):
             try:

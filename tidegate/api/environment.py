@@ -1,8 +1,8 @@
-"""`StreamEnvironment`: makes the streams of a driver script and runs them as jobs.
+"""`StreamEnvironment` creates the streams of a driver script and runs them as jobs.
 
-The class methods `local`, `ray`, `raydp` and `on_spark` make an environment. They differ in where jobs run, and in
+The class methods `local`, `ray`, `raydp` and `on_spark` create an environment. They differ in where jobs run, and in
 whether there is Spark (`docs/topologies.md`). An argument that is None is taken from the configuration
-(`config_file.py`). The methods that begin streams are in `streams/sources.py`.
+(`config_file.py`). The methods that create streams from sources are in `streams/sources.py`.
 
 An environment holds one `Program` at a time. `execute` checks the program, prepares it (`submission/`) and submits it
 to the runtime of this environment: Ray, or this process.
@@ -83,14 +83,17 @@ _Otherwise = TypeVar("_Otherwise")
 log = logging.getLogger(__name__)
 
 PREVIEW_INTERVAL = "100ms"
-"""Interval between checkpoints of the job that `show` runs, which ends as soon as a checkpoint covers enough rows."""
+"""Interval between checkpoints of the job that `show` runs.
+
+The job ends as soon as a checkpoint contains enough rows.
+"""
 PREVIEW_LOOK_MS = 50
 
 
 class StreamEnvironment(StreamSources):
-    """Makes streams and runs them as jobs.
+    """Creates streams and runs them as jobs.
 
-    Make an environment with `local`, `ray`, `raydp` or `on_spark`. It is a context manager.
+    Create an environment with `local`, `ray`, `raydp` or `on_spark`. An environment is a context manager.
 
     Parameters that many methods have in common:
 
@@ -133,22 +136,26 @@ class StreamEnvironment(StreamSources):
         self._standbys = standbys
         self._connection: Connection | None = None
         self._submitted: Callable[[Job, bool], object] | None = None
-        """A function that is called with each submitted job, and with whether it is detached. None if there is no
-        listener.
+        """A function that is called with each submitted job, and with True if the job is detached.
+
+        None if there is no listener.
         """
         self._jobs_with_services: list[JobWithServices] = []
         self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
-        """Folders of the newest jobs without storage. They are kept as long as the job page shows these jobs."""
+        """Temporary folders of the newest jobs that were started without storage.
+
+        Kept as long as the job page shows these jobs.
+        """
         self._closed = False
         self._web = WebAccess(runtime)
         self._functions = UserFunctions()
 
     @classmethod
     def from_config(cls, config: str | os.PathLike[str] | Mapping[str, object] | None = None) -> Self:
-        """Makes the environment that the configuration names: `execution.target` is local, ray, raydp or on_spark.
+        """Creates the environment that the configuration names: `execution.target` is local, ray, raydp or on_spark.
 
-        `on_spark` takes the SparkSession of this process, or makes one of the settings that begin with `spark.`, as a
-        program that `spark-submit` starts does.
+        `on_spark` uses the SparkSession of this process, or creates one from the settings that begin with `spark.`,
+        like a program that `spark-submit` starts.
 
         - `config`: see `StreamEnvironment`.
 
@@ -182,7 +189,7 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Runs jobs in this process: no Ray, no JVM.
+        """Creates an environment that runs jobs in this process, without Ray and without a JVM.
 
         - `parallelism`: 1 by default.
         - All other parameters: see `StreamEnvironment`.
@@ -227,7 +234,9 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Runs jobs as Ray actors that are placed next to Spark executors; `env.spark` is the SparkSession.
+        """Creates an environment that runs jobs as Ray actors next to Spark executors.
+
+        `env.spark` is the SparkSession.
 
         Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP. An
         executor and its slots are on one node. A slot holds one subtask of each vertex.
@@ -302,10 +311,12 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Runs jobs as Ray actors in the executors of an existing Spark cluster; `env.spark` is `spark`.
+        """Creates an environment that runs jobs as Ray actors in the executors of an existing Spark cluster.
 
-        Starts Ray by `ray.util.spark`, and ends it with the environment; the session continues. Each slot takes a core
-        of its executor from Spark.
+        `env.spark` is `spark`.
+
+        Starts Ray by `ray.util.spark`, and stops Ray when the environment is closed. The SparkSession continues. Each
+        slot takes a core of its executor from Spark.
 
         - `spark`: a SparkSession.
         - `executors`: the number of executors that run Ray, by default all.
@@ -318,7 +329,7 @@ class StreamEnvironment(StreamSources):
         - `include_dashboard`: whether Ray has its dashboard.
         - All other parameters: see `StreamEnvironment`.
 
-        Raises ConfigurationError for a Spark in which Ray cannot run, or that Ray would leave no core. Raises
+        Raises ConfigurationError if Ray cannot run in this Spark, or would leave no core to Spark. Raises
         SparkTimeoutError, SparkLostError or SparkBridgeError if Ray does not start.
 
         Example:
@@ -372,12 +383,12 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Runs jobs without Spark on a Ray cluster, or attach to jobs there.
+        """Creates an environment that runs jobs on a Ray cluster without Spark, or attaches to jobs there.
 
         - `address`: "host:port" of the cluster. By default the value of RAY_ADDRESS, or the only cluster of this user.
         - `parallelism`: 1 by default.
         - `slots`: the number of task slots to reserve, a CPU each, until the environment is closed. Without it only
-          steps with resources reserve any, and `standbys="auto"` is 1.
+          steps with resources reserve slots, and `standbys="auto"` is 1.
         - `runtime_env`: the argument of `ray.init`. It applies unless this process is already connected to Ray.
         - All other parameters: see `StreamEnvironment`.
 
@@ -410,8 +421,10 @@ class StreamEnvironment(StreamSources):
 
     @property
     def parallelism(self) -> int:
-        """Parallelism of steps that do not set their own, at least 1. Setting it applies to steps that are added
-        afterwards."""
+        """Parallelism of steps that do not set their own, at least 1.
+
+        A new value applies to steps that are added afterwards.
+        """
         return self._program.parallelism
 
     @parallelism.setter
@@ -424,8 +437,9 @@ class StreamEnvironment(StreamSources):
     def max_parallelism(self) -> int | None:
         """Returns the number of key groups, from 1 to 32,768: the most subtasks that an operator may ever have.
 
-        None is the default. A restored job then has the number of its checkpoint. A new job has at least 128, with room
-        to grow by half (Flink's `pipeline.max-parallelism`). The number cannot change as long as a job's state lives.
+        None is the default. A restored job then has the number of its checkpoint. A new job has at least 128 key
+        groups, and enough for 1.5 times its parallelism (Flink's `pipeline.max-parallelism`). The number cannot be
+        changed for existing state.
         """
         return self._program.max_parallelism
 
@@ -441,14 +455,15 @@ class StreamEnvironment(StreamSources):
 
     @property
     def open_store(self) -> OpenStore:
-        """Opens the storage at a URL, as the runtime of this environment does. The runtime may keep it in the memory of
-        a process.
+        """Function that opens the storage at a URL, as the runtime of this environment does.
+
+        A runtime may keep a storage in memory.
         """
         return self._program.open_store
 
     @property
     def spark(self) -> SparkSession:
-        """Returns the SparkSession. Raises ConfigurationError if this environment has none."""
+        """Returns the SparkSession of this environment. Raises ConfigurationError if the environment has none."""
         if self._session is None:
             raise ConfigurationError(
                 "this environment has no Spark; make one with StreamEnvironment.raydp(...) or on_spark(...)"
@@ -457,7 +472,7 @@ class StreamEnvironment(StreamSources):
 
     @property
     def dashboard_url(self) -> str | None:
-        """Address of Ray's dashboard, or None if there is none or this environment did not start Ray."""
+        """Address of Ray's dashboard, or None if there is no dashboard, or if this environment did not start Ray."""
         return None if self._session is None else self._session.dashboard_url
 
     @property
@@ -466,7 +481,8 @@ class StreamEnvironment(StreamSources):
         return self._web.url
 
     def serve_web(self, port: int | None = None, address: str | None = None) -> str:
-        """Shows the jobs of this runtime on a page, and answers scripts under Flink's REST paths (`docs/rest.md`).
+        """Starts a web server with a page that shows the jobs of this runtime, and with Flink's REST paths
+        (`docs/rest.md`).
 
         On Ray one small actor serves all jobs of the cluster. Otherwise a thread of this process serves them until the
         environment is closed. With the setting `rest.enabled` the first `execute` calls this. Needs the extra
@@ -499,16 +515,17 @@ class StreamEnvironment(StreamSources):
         max_stale: str | timedelta | int | None = None,
         replace: bool = False,
     ) -> None:
-        """Registers a stream or a table under a name, by which queries of this program read it.
+        """Registers a stream or a table under a name, so that SQL queries of this program can read it.
 
-        Like streams, views are gone when the program is executed.
+        Like streams, views exist until the program is executed.
 
         - `name`: letters, digits and underscores. Upper and lower case are not distinguished.
         - `view`: a stream, or any table that `lookup_join` accepts.
-        - `refresh`, `max_stale`: of a table, as in `lookup_join`.
+        - `refresh`, `max_stale`: only for a table: how often the table is read, and how old its rows may be, as in
+          `lookup_join`.
         - `replace`: whether a view of the same name may be replaced.
 
-        Raises ConfigurationError for a name that is taken.
+        Raises ConfigurationError for a name that is already used.
 
         Example:
 
@@ -527,11 +544,13 @@ class StreamEnvironment(StreamSources):
         vectorized: bool = False,
         replace: bool = False,
     ) -> None:
-        """Registers a Python function under a name, by which queries call it. Needs the extra `tidegate[sql]`.
+        """Registers a Python function under a name, so that SQL queries can call it.
 
-        Unlike views, functions stay for the queries of later programs. A function must return the same for the same
-        values, however rows are cut into batches. Several threads may call it at the same time. If it raises, the job
-        fails, and the error shows the row.
+        Needs the extra `tidegate[sql]`.
+
+        Unlike views, functions stay registered for the queries of later programs. A function must return the same for
+        the same values, however rows are cut into batches. Several threads may call it at the same time. If it raises,
+        the job fails, and the error shows the row.
 
         - `name`: letters, digits and underscores. Upper and lower case are not distinguished.
         - `function`: takes the values of each row, None for null, and returns one value.
@@ -541,7 +560,7 @@ class StreamEnvironment(StreamSources):
           array or a list of the same length.
         - `replace`: whether a function of the same name may be replaced.
 
-        Raises ConfigurationError for a name that is taken.
+        Raises ConfigurationError for a name that is already used.
 
         Example:
 
@@ -564,10 +583,10 @@ class StreamEnvironment(StreamSources):
         ttl: str | timedelta | int | None = None,
         uid: str | None = None,
     ) -> Stream:
-        """Returns the stream of a SELECT over views. Needs the extra `tidegate[sql]`.
+        """Returns the stream of a SELECT query over views. Needs the extra `tidegate[sql]`.
 
         A query becomes the same steps that methods of streams add. `docs/sql.md` lists these steps, and what is not
-        covered. Words and types are Spark's. Windows are written as in Flink or as in Spark.
+        supported. Syntax and types are Spark's. Windows are written as in Flink or as in Spark.
 
         - `query`: the text of a SELECT.
         - `emit`: how running aggregates and rankings are emitted. "changes" marks inserted and retracted rows in the
@@ -576,7 +595,7 @@ class StreamEnvironment(StreamSources):
         - `ttl`: how long joins without a window, aggregates, rankings and DISTINCT keep state, a duration.
         - `uid`: names the state of the query in checkpoints. By default it is made of the text of the query.
 
-        Raises ConfigurationError for a query that is not covered, with the line and column of the part.
+        Raises ConfigurationError, with the line and column, for a part of the query that is not supported.
 
         Example:
 
@@ -610,7 +629,7 @@ class StreamEnvironment(StreamSources):
         local_aggregation: CombiningMode | None = None,
         slot_sharing: bool | None = None,
     ) -> Job:
-        """Runs the streams made so far as one job, and begins an empty program.
+        """Runs the streams created so far as one job, and starts a new, empty program.
 
         - `name`: by default the name of the script (`orders` for `orders.py`), or "job".
         - `checkpoints`: a `tg.CheckpointConfig`. Settings that it does not give are taken from the configuration.
@@ -633,8 +652,8 @@ class StreamEnvironment(StreamSources):
           faster), "on" or "off".
         - `slot_sharing`: with False each subtask runs in a process of its own (`docs/placement.md`).
 
-        Raises ConfigurationError, TableError or StorageError if the job cannot run. Nothing has started then, and the
-        streams can be executed again with other arguments, until a new source begins another program.
+        Raises ConfigurationError, TableError or StorageError if the job cannot run. Nothing was started in this case,
+        and the streams can be executed again with other arguments, until a new source starts another program.
 
         Example:
 
@@ -693,11 +712,12 @@ class StreamEnvironment(StreamSources):
         return job
 
     def _preview(self, stream: Stream, n: int, timeout_ms: int) -> tuple[pa.Table, str]:
-        """Returns the first rows of a stream, and a note on the rows that are not shown.
+        """Runs a separate job to compute the first `n` rows of a stream. Returns the rows, and a note about rows that
+        are not shown.
 
-        A job of its own computes the rows, and is deleted afterwards. It runs in the same place as other jobs of this
-        environment, from the beginning of the sources, until a checkpoint covers enough rows or the input has ended.
-        Raises JobFailedError, and the errors of `execute`.
+        The job runs in the same place as other jobs of this environment, from the beginning of the sources, until a
+        checkpoint contains enough rows or the input has ended. It is deleted afterwards. Raises JobFailedError, and the
+        errors of `execute`.
         """
         self._check_open("show")
         other = copy.copy(self)
@@ -736,7 +756,10 @@ class StreamEnvironment(StreamSources):
         return found, f"what came within {duration_text(timeout_ms)} of {endless}, which never ends" if late else ""
 
     def _temporary_job(self, request: JobRequest) -> TemporaryJob | None:
-        """Returns the temporary folder of a job without storage, which is kept as long as its page is shown."""
+        """Returns the temporary folder of a job without storage, or None if the job has storage.
+
+        The folder is kept as long as the job page shows the job.
+        """
         if not request.temporary:
             return None
         keeps = "retention" in request.checkpoints.model_fields_set
@@ -745,7 +768,9 @@ class StreamEnvironment(StreamSources):
         return temporary
 
     def _with_services(self, running: RunningJob, submission: Submission) -> RunningJob:
-        """Returns the job together with its services in this driver, or the job alone if it has no services."""
+        """Returns the job together with its services in this driver, such as `CheckpointCalls`, or the job alone if it
+        has none.
+        """
         job_id, functions = submission.spec.job_id, self._program.functions
         guards = () if self._guard is None else (self._guard(),)
         if not functions and not submission.services and not guards:
@@ -783,10 +808,10 @@ class StreamEnvironment(StreamSources):
         checkpoints: CheckpointConfig | None = None,
         allow_non_restored_state: bool | None = None,
     ) -> RestoreReport:
-        """Returns a report of what `execute(restore=path)` would do with the streams made so far.
+        """Returns a report of what `execute(restore=path)` would do with the streams created so far.
 
-        The report names what would be restored, start empty, be dropped or be converted, and holds the error of a
-        refusal. Nothing is started or written, and the streams can still be executed.
+        The report names the state that would be restored, start empty, be dropped or be converted. If `execute` would
+        refuse to restore, it has the error. Nothing is started or written, and the streams can still be executed.
 
         - `path`, `checkpoints`, `allow_non_restored_state`: as in `execute`.
         - `name`: the name of the job. It is needed for "latest".
@@ -869,7 +894,7 @@ class StreamEnvironment(StreamSources):
     ) -> JobRequest:
         """Returns the request for a job, after the checks that need only the program and the stores.
 
-        `starts`: whether the job is going to be started. If not, no storage is prepared or probed for it.
+        `starts` is True if the job is going to be started. If False, no storage is prepared or tested for it.
         """
         check_given("checkpoints", checkpoints, CheckpointConfig, 'tg.CheckpointConfig(interval="10s", storage=...)')
         check_given("restart", restart, RestartStrategy, 'tg.RestartStrategy.fixed_delay(attempts=3, delay="1s")')
@@ -937,7 +962,9 @@ class StreamEnvironment(StreamSources):
         return with_event_time(with_needed_rows(with_needed_columns(graph, nodes), nodes))
 
     def _storage_of(self, config: CheckpointConfig) -> str:
-        """Returns the URL of the checkpoints: the configured folder, the coordinator's memory, or a temporary one."""
+        """Returns the URL of the folder of checkpoints: the configured folder, the memory of the coordinator, or a
+        temporary folder.
+        """
         if config.storage is not None:
             return config.storage
         return (
@@ -958,7 +985,7 @@ class StreamEnvironment(StreamSources):
         self._program.hooks.append(hook)
 
     def _check_open(self, call: str) -> None:
-        """Raises ConfigurationError if this environment is closed, because it could not end the job."""
+        """Raises ConfigurationError, which begins with the name of the `call`, if this environment is closed."""
         if self._closed:
             raise ConfigurationError(
                 f"{call}: this environment is closed, so no job can run in it; call {call} before close() or inside "
@@ -1004,7 +1031,10 @@ class StreamEnvironment(StreamSources):
 def _settings(
     config: str | os.PathLike[str] | Mapping[str, object] | None, log_level: str | None, log_rows: bool | None
 ) -> Config:
-    """Returns the configuration of an environment, overridden by the log settings that were passed to the call."""
+    """Returns the configuration of an environment.
+
+    The log settings that were passed to the call take precedence over `config`.
+    """
     settings = load_config(config)
     given = {"log_level": log_level, "log_rows": log_rows}
     called = {name: value for name, value in given.items() if value is not None}
@@ -1014,26 +1044,26 @@ def _settings(
 
 
 def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:
-    """Returns an argument, or a default if it is None."""
+    """Returns an argument, or `otherwise` if it is None."""
     return otherwise if given is None else given
 
 
 def _ray_options(configured: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the arguments of `ray.init`: the configured arguments, overridden by the given ones.
+    """Returns the arguments of `ray.init`: the configured arguments, overridden by the given arguments.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if `runtime_env` is not a mapping.
     """
     check_runtime_env_is_mapping(given or {}, "ray_options")
     return {**configured, **(given or {})}
 
 
 def _standbys(given: object) -> Standbys | None:
-    """Checks the argument `standbys=` of an environment and returns it. Returns None if it was not given."""
+    """Returns the argument `standbys=` of an environment after checking it. None if it was not given."""
     return None if given is None else spare_processes(given, "standbys")
 
 
 def check_slots(slots: int | None, placement: Placement, parallelism: int) -> None:
-    """Raises ConfigurationError for an unknown placement, and for fewer slots than the parallelism needs."""
+    """Raises ConfigurationError for an unknown placement, or if there are fewer slots than the parallelism needs."""
     from tidegate.actors.graph.slot_plan import strategy_of
 
     strategy_of(placement)
@@ -1047,8 +1077,9 @@ def check_slots(slots: int | None, placement: Placement, parallelism: int) -> No
 def _runtime_on(
     connection: Connection, slots: int | None, placement: Placement, checkpoints: CheckpointConfig
 ) -> RayRuntime:
-    """Returns the runtime on a Ray cluster that this process is connected to. Closes the connection if the slots are
-    not available.
+    """Returns the runtime for a Ray cluster to which this process is connected.
+
+    Closes the connection and raises an error if the slots are not available.
     """
     from tidegate.actors.ray.coordinator_liveness import end_orphans
     from tidegate.actors.ray.ray_runtime import RayRuntime

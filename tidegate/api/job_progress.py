@@ -1,13 +1,13 @@
-"""Shows the progress of bounded jobs on stderr of their driver: bars in a terminal, otherwise a line now and then.
+"""Shows the progress of bounded jobs on stderr of the driver: as bars in a terminal, otherwise as occasional lines.
 
 Rules:
 
 - The display requests progress from the coordinator at most every `POLL_S` seconds. If the display fails, the job
   continues.
 - Lines are few. The first one is printed after 10 seconds, and the time to the next one doubles, up to 10 minutes. The
-  end of the job is a line if there was one before. A job that takes seconds prints nothing.
-- Each job has one thread, which ends with the job or with its environment. A thread must not call a Ray that is shut
-  down, because Ray would start again. The bars of all jobs of a process are one display.
+  end of the job is printed if a line was printed before. A job that takes a few seconds prints nothing.
+- Each job has one thread, which ends with the job or with its environment. A thread must not call Ray after its
+  shutdown, because Ray would start again. The bars of all jobs of a process are one display.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ProgressKind = Literal["auto", "bar", "lines", "off"]
 """How progress is shown: as a "bar", as "lines", or not ("off"). "auto" is a bar in a terminal, otherwise lines."""
 POLL_S = 0.5
 STOP_S = 5.0
-"""How many seconds `stop_progress` waits for a thread to end."""
+"""How many seconds `stop_progress` waits for each thread to end."""
 FIRST_LINE_S, LINES_APART_MAX_S = 10.0, 600.0
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
 def progress_kind(given: str | None, configured: ProgressKind) -> Literal["bar", "lines", "off"]:
-    """Returns how to show progress: the argument `progress=`, or the setting if that is None. "auto" is replaced by
+    """Returns how to show progress: the argument `progress=` (`given`), or the setting if it is None. "auto" becomes
     "bar" or "lines".
 
     Raises ConfigurationError for an unknown kind.
@@ -63,9 +63,10 @@ def progress_kind(given: str | None, configured: ProgressKind) -> Literal["bar",
 def show_progress(
     running: RunningJob, submission: Submission, kind: Literal["bar", "lines", "off"], runtime: object
 ) -> None:
-    """Shows the progress of a job in a thread, until the job is over or `stop_progress` is called.
+    """Starts a thread that shows the progress of a job until the job is over or `stop_progress` is called. Returns at
+    once.
 
-    Shows nothing for a job that may never end. Returns at once.
+    Shows nothing for a job that may never end.
     """
     given = bounded_input(submission)
     if kind == "off" or given is None:
@@ -89,7 +90,7 @@ def show_progress(
 
 
 def stop_progress(runtime: object | None = None) -> None:
-    """Stops showing the progress of the jobs of a runtime, or of all jobs if it is None."""
+    """Stops showing the progress of the jobs of `runtime`, or of all jobs if it is None."""
     with _LOCK:
         found = [_FOLLOWERS.pop(each, []) for each in ([*_FOLLOWERS] if runtime is None else [runtime])]
     followers = [follower for of_one in found for follower in of_one]
@@ -100,18 +101,18 @@ def stop_progress(runtime: object | None = None) -> None:
 
 
 class Shown(Protocol):
-    """The interface of a display: it shows the progress of one job."""
+    """Displays the progress of one job."""
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """Shows this progress. `now` is the current time in seconds."""
+        """Shows the progress `reading`. `now_s` is the current time in seconds."""
 
     def end(self) -> None:
-        """Ends the display."""
+        """Ends the display of this job."""
 
 
 class Follower:
-    """Follows one job and updates its display, until the job is over, its coordinator no longer answers, or `stopped`
-    is set.
+    """Requests the progress of one job and shows it, until the job is over, its coordinator no longer answers, or
+    `stopped` is set.
     """
 
     def __init__(self, running: RunningJob, meter: ProgressMeter, shown: Shown) -> None:
@@ -120,7 +121,7 @@ class Follower:
         self.thread = threading.Thread(target=self.follow, name="progress of a job", daemon=True)
 
     def follow(self) -> None:
-        """Requests the progress and shows it, in a loop. Runs in the thread of the job."""
+        """Requests and shows the progress in a loop. Runs in the job's thread."""
         try:
             while not self.stopped.wait(POLL_S):
                 progress, now_s = self._running.progress(), time.monotonic()
@@ -135,7 +136,7 @@ class Follower:
 
 
 def _forget(follower: Follower) -> None:
-    """Removes a follower from `_FOLLOWERS` when its thread ends, because it would keep the job in memory."""
+    """Removes a follower whose thread ends from `_FOLLOWERS`, because it would keep the job in memory."""
     with _LOCK:
         for runtime, followers in list(_FOLLOWERS.items()):
             if follower in followers:
@@ -173,7 +174,7 @@ class Lines:
 
 
 class Bars:
-    """The display with the bars of all jobs of this process."""
+    """The display with the progress bars of all jobs of this process."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
@@ -200,7 +201,7 @@ class Bars:
             return Bar(self, self._progress, self._progress.add_task(name, total=None, reading=""))
 
     def ended(self) -> None:
-        """Records that one job has ended. After the last job the display ends, and its bars stay on the screen."""
+        """Records that one job has ended. After the last job the display ends, and the bars stay on the screen."""
         with self._lock:
             self._jobs -= 1
             if not self._jobs and self._progress is not None:
@@ -215,12 +216,12 @@ class Bar:
         self._bars, self._progress, self._task = bars, progress, task
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """Moves the bar. Without a known total it moves to and fro."""
+        """Shows the progress `reading` in the bar. If the total is unknown, the bar moves to and fro."""
         known = {} if reading.part is None else {"total": 1.0, "completed": reading.part}
         self._progress.update(self._task, reading=str(reading), **known)  # type: ignore[arg-type]
 
     def end(self) -> None:
-        """Stops the bar where it is."""
+        """Stops the bar at its current position."""
         self._progress.stop_task(self._task)
         self._bars.ended()
 
@@ -228,7 +229,7 @@ class Bar:
 BARS = Bars()
 _LOCK = threading.Lock()
 _FOLLOWERS: dict[object, list[Follower]] = {}
-"""The followers of running jobs, by the runtime of the job."""
+"""The followers of running jobs, by the runtime of the jobs."""
 
 
 def _print_line(line: str) -> None:
@@ -241,8 +242,9 @@ WINDOW_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class BoundedInput:
-    """The input of a bounded job, by which its progress is measured. `rows` is the total, or None if the number of rows
-    of a split is unknown.
+    """The input of a bounded job, by which its progress is measured.
+
+    `rows` is the number of rows, or None if it is unknown for a split. `splits` is the number of splits.
     """
 
     vertices: frozenset[str]
@@ -254,7 +256,7 @@ class BoundedInput:
 
 
 def bounded_input(submission: Submission) -> BoundedInput | None:
-    """Returns the input of a job, or None if the job may never end."""
+    """Returns the description of a job's input, or None if the job may never end."""
     sources = [vertex for vertex in submission.context.graph.vertices if vertex.source is not None]
     if any(vertex.source is None or is_unbounded(vertex.source.source) for vertex in sources):
         return None
@@ -274,7 +276,7 @@ def bounded_input(submission: Submission) -> BoundedInput | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Progress of a job at one moment: rows read, rate, and remaining time. Unknown numbers are None."""
+    """Progress of a job at one time: rows read, rate, and remaining time. Numbers that are not known are None."""
 
     status: str
     rows: int
@@ -282,7 +284,7 @@ class Reading:
     splits_begun: int | None
     splits: int
     part: float | None
-    """The part of the input that has been read, from 0 to 1."""
+    """The share of the input that has been read, from 0 to 1."""
     rows_per_s: float | None
     left_s: float | None
 
@@ -302,15 +304,20 @@ class Reading:
 
 
 class ProgressMeter:
-    """Computes the progress and the rate of one job. The times that callers pass must not decrease."""
+    """Computes the progress and the rate of one job from answers of its coordinator.
+
+    The times that callers pass must not decrease.
+    """
 
     def __init__(self, given: BoundedInput) -> None:
         self._input = given
         self._seen: deque[tuple[float, int]] = deque()
-        """Times and numbers of rows within the last `WINDOW_S` seconds, and one pair before them."""
+        """Pairs of a time in seconds and the number of rows then, for the last `WINDOW_S` seconds, and one pair
+        before.
+        """
 
     def read(self, now_s: float, progress: JobProgress) -> Reading:
-        """Returns the progress of the job, computed from an answer of the coordinator at this time."""
+        """Returns the progress of the job, given the coordinator's answer `progress` at the time `now_s`."""
         given = self._input
         rows = self._of_sources(progress.rows_before) + self._of_sources(progress.rows_in)
         if given.rows is not None:

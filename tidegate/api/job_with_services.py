@@ -1,16 +1,17 @@
-"""`JobWithServices`: a job with its services, which its driver sees as one job.
+"""`JobWithServices` combines a job and its services in the driver, so that the driver can use them as one job.
 
-A service lives with the job in the driver. Examples are the feed of a streaming DataFrame and the calls of
+A service runs in the driver as long as the job does. Examples are the feed of a streaming DataFrame and the calls of
 `for_each_checkpoint`. `StreamEnvironment.execute` makes a `JobWithServices` if a job has any services. Rules:
 
 - Services start once the job is submitted. If one cannot start, the job is cancelled.
 - `wait` returns when the job and its services are over.
-- Services are notified when the job has ended, however it ended, even if no caller waits for it.
-- If a service fails, the job is cancelled. Its checkpoints stay, and it counts as failed, for the service's reason.
-- Cancelling the job or closing its environment stops the services. They end within a bounded time. If they leave work
-  undone, a job whose tasks have finished counts as cancelled.
-- The next job of the environment may continue from the state and tables of this one. So a job that was cancelled here
-  is over before the next one is submitted, and its services have ended before the services of the next job start.
+- Services are notified when the job has ended, for whatever reason, even if no caller waits for the job.
+- If a service fails, the job is cancelled. Its checkpoints are kept, and the job counts as failed with the service's
+  reason.
+- Cancelling the job or closing its environment stops the services. They end within a bounded time. If they have not
+  completed their work, a job whose tasks have finished counts as cancelled.
+- The next job of the environment may continue from the state and tables of this job. A cancelled job is therefore over
+  before the next job is submitted, and its services have ended before the services of the next job start.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
 class JobWithServices:
-    """A running job with its services. It has the methods of a `RunningJob`."""
+    """A running job with its services. Has the methods of a `RunningJob`."""
 
     def __init__(self, alone: RunningJob, services: Sequence[DriverService]) -> None:
         self._alone = alone
@@ -50,7 +51,7 @@ class JobWithServices:
         self._watcher = threading.Thread(target=self._await_end, name="tidegate-driver-services", daemon=True)
 
     def start(self, before: Iterable[JobWithServices] = ()) -> None:
-        """Starts the services, once the services of the jobs `before` have ended.
+        """Starts the services, after the services of the earlier jobs `before` have ended.
 
         If a service cannot start, the job is cancelled and the error is raised.
         """
@@ -65,8 +66,10 @@ class JobWithServices:
             raise
 
     def await_cancelled(self) -> None:
-        """If this job was cancelled, waits up to `CANCELLED_WAIT_S` until it is over. Called before the next job
-        starts."""
+        """Waits up to `CANCELLED_WAIT_S` for the end of this job, if it was cancelled.
+
+        Called before the next job starts.
+        """
         if not self._cancelled:
             return
         if not self.over:
@@ -91,11 +94,11 @@ class JobWithServices:
 
     @property
     def over(self) -> bool:
-        """Returns True if the job and its services are over, according to the notifications received so far."""
+        """Returns True if the job and its services have ended, as far as this process has been notified."""
         return self._ended.is_set() and all(service.wait(0.0) for service in self._services)
 
     def fail(self, reason: str) -> None:
-        """Cancels the job, because a service has failed. The first failure is the one that is reported."""
+        """Cancels the job because a service has failed for the `reason`. Only the first failure is reported."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -108,7 +111,7 @@ class JobWithServices:
             )
 
     def progress(self) -> JobProgress:
-        """Returns the progress of the job now. The job counts as running until its services are over."""
+        """Returns the current progress of the job. The job counts as running until its services have ended."""
         progress = self._alone.progress()
         if progress.status not in _OVER:
             return progress
@@ -117,7 +120,10 @@ class JobWithServices:
         return self._as_a_whole(progress)
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Waits for the end of the job and of its services. Returns None if the timeout passes first."""
+        """Waits for the end of the job and of its services, and returns the final progress.
+
+        None if the timeout passes first.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         progress = self._alone.wait(timeout_s)
         if progress is None:
@@ -137,7 +143,7 @@ class JobWithServices:
                 service.stop()
 
     def close(self) -> None:
-        """Stops the services and waits for them. The environment has ended the job before."""
+        """Stops the services and waits for their end. The environment has ended the job before."""
         for service in self._services:
             service.stop()
         for service in self._services:

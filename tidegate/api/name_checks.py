@@ -1,4 +1,4 @@
-"""Checks names and places that users give, at the call that gives them: URLs, uids of operators, names of jobs."""
+"""Checks names and locations that users give, in the call that gives them: URLs, uids of operators, names of jobs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from tidegate.storage.user_values import without_secrets
 
 _NAME_CHARACTERS_MAX = 200
 _ESCAPED_UID_BYTES_MAX = 110
-"""Longest uid in bytes after escaping. Some file names contain two uids, and file systems allow 255 bytes for a name.
+"""Greatest length of a uid in bytes, after escaping.
+
+Some file names contain two uids, and file systems allow 255 bytes for a name.
 """
 
 
 def location(given: object, setting: str) -> str:
-    """Returns a folder or URL that a user gave as a string, with `~` replaced by the user's home.
+    """Returns a folder or URL that a user gave, as a string with `~` replaced by the user's home. `setting` is the
+    beginning of errors.
 
-    Raises ConfigurationError if it is not a place, or contains a password or key.
+    Raises ConfigurationError if it is not a folder or URL, or contains a password or key.
     """
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(path, str) or not path or "\0" in path:
@@ -37,8 +40,9 @@ def location(given: object, setting: str) -> str:
 
 
 def pointer(restore: str | os.PathLike[str] | None) -> str | None:
-    """Returns the value of `restore=` as a string. A word such as "latest" stays as it is. Any other value is checked
-    as a folder or URL.
+    """Returns the value of `restore=` as a string.
+
+    A word such as "latest" is returned unchanged. Any other value must be a folder or URL.
     """
     if restore is None or (isinstance(restore, str) and "/" not in restore):
         return restore
@@ -48,7 +52,7 @@ def pointer(restore: str | os.PathLike[str] | None) -> str | None:
 def script_name() -> str:
     """Returns the name of the running script without `.py`, or "job" if there is no script.
 
-    It is the name of a job for which `execute` got none.
+    It is the default name of a job.
     """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     stem = "" if file is None else os.path.splitext(os.path.basename(file))[0]
@@ -56,7 +60,10 @@ def script_name() -> str:
 
 
 def check_name(setting: str, what: str, name: object, characters_max: int | None = _NAME_CHARACTERS_MAX) -> None:
-    """Raises ConfigurationError for a name that is empty, is too long, or has characters that cannot be printed."""
+    """Raises ConfigurationError for a name that is empty, too long, or has characters that cannot be printed.
+
+    `setting` and `what` name it in the error.
+    """
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{setting}: {what} must be a string that is not empty, not {name!r}")
     if not name.isprintable():
@@ -84,13 +91,16 @@ def check_uid(uid: object, name: str) -> None:
 
 
 def check_given(setting: str, given: object, kind: type, example: str) -> None:
-    """Raises ConfigurationError for an argument of `execute` that is neither None nor of type `kind`."""
+    """Raises ConfigurationError if the argument `setting` of `execute` is neither None nor of the type `kind`.
+
+    `example` is a valid value for the error.
+    """
     if given is not None and not isinstance(given, kind):
         raise ConfigurationError(f"execute({setting}=...): give {example}, not {given!r}")
 
 
 def combining_mode(given: str | None, configured: CombiningMode) -> CombiningMode:
-    """Returns the value of `local_aggregation=`, or the configured mode if the value is None.
+    """Returns the argument `local_aggregation=` of `execute` (`given`), or the configured mode if it is None.
 
     Raises ConfigurationError for an unknown mode.
     """

@@ -1,4 +1,4 @@
-"""`Program`: the operators, tables and hooks that a driver script has added since it last executed a job.
+"""`Program` has the operators, tables and hooks that a driver script has added since it last executed a job.
 
 An environment keeps one program and clears it after each submitted job. Streams refer to their program, and not to the
 environment.
@@ -56,7 +56,7 @@ class Program:
         self.clear()
 
     def clear(self) -> None:
-        """Begins an empty program. Streams of the old program can no longer be used."""
+        """Starts an empty program. Streams of the previous program can no longer be used."""
         self.nodes: list[StreamNode] = []
         self.tables: list[OutputTable] = []
         self.collected: list[CollectedRows] = []
@@ -91,10 +91,9 @@ class Program:
     def add_node(self, node: StreamNode, own: Collection[str] = ()) -> None:
         """Adds an operator.
 
-        `own` names the columns with reserved names that tidegate itself adds in this step. Later steps may pass them
-        on.
+        `own` names the columns with reserved names that tidegate itself adds in this step. Later steps may copy them.
 
-        Raises ConfigurationError if the input belongs to an earlier program, or the schema is not valid.
+        Raises ConfigurationError if the input belongs to an earlier program, or if the schema is not valid.
         """
         known = {*own}.union(*(upstream.schema.names for upstream, _ in node.inputs if upstream.schema is not None))
         if not isinstance(node.parallelism, int) or isinstance(node.parallelism, bool) or node.parallelism < 1:
@@ -120,11 +119,11 @@ class Program:
 
 
 def check_plain(schema: pa.Schema, where: str, own: Collection[str] = ()) -> None:
-    """Raises ConfigurationError for a schema that rows of a stream cannot have.
+    """Raises ConfigurationError, which begins with `where`, for a schema that rows of a stream cannot have.
 
-    Refused are objects that are not a pyarrow Schema, columns with reserved names or with the same name twice, views,
-    and types of which Arrow cannot take single rows. Files and kernels support none of these. `own` are reserved
-    columns that tidegate itself added.
+    Not supported are objects that are not a pyarrow Schema, columns with reserved names, two columns with the same
+    name, Arrow's view types, and types of which Arrow cannot take single rows. `own` are reserved columns that tidegate
+    itself added.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
@@ -148,7 +147,9 @@ Duration = str | timedelta | int
 
 @dataclass(frozen=True, slots=True)
 class LookupView:
-    """A table registered as a view for lookup joins, and how often it is read again."""
+    """A table registered as a view for lookup joins, how often it is read again (`refresh`), and how old its rows may
+    be (`max_stale`).
+    """
 
     table: Any
     refresh: Duration | None
@@ -174,7 +175,7 @@ class Views:
         max_stale: Duration | None,
         replace: bool,
     ) -> None:
-        """Registers a stream or a table. Raises ConfigurationError if the name is taken or not valid."""
+        """Registers a stream or a table. Raises ConfigurationError if the name is already used or not valid."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ConfigurationError(
                 f"create_temporary_view({name!r}): a name has only letters, digits and underscores, and does not begin "
@@ -191,12 +192,12 @@ class Views:
         self._views[name.lower()] = (name, view if is_stream else LookupView(view, refresh, max_stale))
 
     def find(self, name: str) -> View | None:
-        """Returns the view with a name, or None if there is none."""
+        """Returns the view with the name `name`, or None if there is none."""
         found = self._views.get(name.lower())
         return None if found is None else found[1]
 
     def listed(self) -> str:
-        """Returns the names of all views as one text, for errors."""
+        """Returns the names of all views as a text, for errors."""
         return ", ".join(sorted(name for name, _ in self._views.values())) or "none yet"
 
 
@@ -207,7 +208,10 @@ _ARGUMENTS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A Python function registered for queries: its result type, and which and how many arguments it takes."""
+    """A Python function registered for queries: its result type, and how many arguments it takes (`least` to `most`).
+
+    `columns` is True if it takes whole columns.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -218,13 +222,13 @@ class UserFunction:
 
 
 class UserFunctions:
-    """The functions of one environment. Names are not case-sensitive."""
+    """The registered functions of one environment. Names are not case-sensitive."""
 
     def __init__(self) -> None:
         self._functions: dict[str, UserFunction] = {}
 
     def add(self, name: str, function: object, returns: Any, vectorized: bool, replace: bool) -> None:
-        """Registers a function. Raises ConfigurationError if queries could not call it."""
+        """Registers a function. Raises ConfigurationError if queries cannot call it, or if the name is already used."""
         what = f"create_temporary_function({name!r})"
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ConfigurationError(
@@ -247,7 +251,7 @@ class UserFunctions:
         self._functions[name.lower()] = UserFunction(name.upper(), function, made, vectorized, least, most)
 
     def find(self, name: str) -> UserFunction | None:
-        """Returns the function with a name, or None if there is none."""
+        """Returns the function with the name `name`, or None if there is none."""
         return self._functions.get(name.lower())
 
 
@@ -256,7 +260,7 @@ _CALLABLE: ContextVar[UserFunctions | None] = ContextVar("functions that the que
 
 @contextmanager
 def functions_of(functions: UserFunctions | None) -> Iterator[None]:
-    """Returns a context in which SQL expressions that are translated may call these functions."""
+    """Returns a context manager in which SQL expressions may call these functions when they are translated."""
     token = _CALLABLE.set(functions)
     try:
         yield
@@ -265,7 +269,7 @@ def functions_of(functions: UserFunctions | None) -> Iterator[None]:
 
 
 def user_function(name: str) -> UserFunction | None:
-    """Returns the registered function with a name, or None if there is none or functions cannot be called here."""
+    """Returns the registered function with this name. None if there is none, or outside of `functions_of`."""
     functions = _CALLABLE.get(None)
     return None if functions is None else functions.find(name)
 

@@ -1,4 +1,7 @@
-"""`WebAccess`: starts or finds the web server of an environment. All environments on a Ray cluster share one server."""
+"""`WebAccess`: starts the web server of an environment, or finds the running one.
+
+All environments on a Ray cluster share one server.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class WebAccess:
-    """The web server of one environment. `url` is None before `serve`."""
+    """The web server that shows the jobs of one environment. `url` is its address, or None before `serve`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.url: str | None = None
@@ -25,9 +28,9 @@ class WebAccess:
         self._server: WebServer | None = None
 
     def serve(self, options: WebOptions) -> str:
-        """Starts serving the jobs, unless they are served already, and prints the address.
+        """Starts the web server, unless it already runs, prints its address, and returns it.
 
-        Returns the address. Raises ConfigurationError.
+        Raises ConfigurationError if the server cannot start.
         """
         if self.url is not None:
             return self.url
@@ -41,11 +44,14 @@ class WebAccess:
         return self.url
 
     def page_of(self, job_id: JobId) -> str | None:
-        """Returns the address of the page of a job, or None before `serve`."""
+        """Returns the address of the web page of a job, or None if the web server is not started."""
         return None if self.url is None else f"{self.url}/ui/jobs/{quote(job_id)}"
 
     def close(self) -> None:
-        """Ends a server in this process. The server of a cluster continues, because other environments use it."""
+        """Stops the web server if it runs in this process.
+
+        The server of a Ray cluster continues, because other environments use it.
+        """
         server, self._server, self.url = self._server, None, None
         if server is not None:
             server.stop()

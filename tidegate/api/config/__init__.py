@@ -1,1 +1,3 @@
-"""Declares the settings, and reads them from Python, from files with Flink's keys, and from environment variables."""
+"""Declares the settings, and reads them from Python, from YAML files with Flink's keys, and from environment
+variables.
+"""

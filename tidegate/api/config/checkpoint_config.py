@@ -1,7 +1,7 @@
 """`CheckpointConfig`: the settings of a job's checkpoints, state and failures.
 
-A value is checked where it is given. Settings that are unknown, given twice, or without effect because of another
-setting are refused.
+A value is checked when the object is created. Settings that are unknown, given twice, or without effect because of
+another setting raise an error.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tidegate.storage.state.rocksdb.tuning import BLOCK_BYTES, OPEN_FILES_MAX, T
 from tidegate.storage.state.state_file import INLINE_BYTES_MAX
 
 HEARTBEAT_MS_MIN = 100
-"""Shortest interval of heartbeats, in ms. With a shorter one a busy machine would look like a hung process."""
+"""Shortest interval of heartbeats, in ms. With a shorter interval a busy machine would look like a hung process."""
 LEASE_MS_MIN = 1_000
-"""Shortest duration of a lease, in ms. With a shorter one a slow renewal would come too late."""
+"""Shortest duration of the coordinator's lease, in ms. With a shorter duration a slow renewal would come too late."""
 _TIMEOUT = duration(INTERVAL_MS_MIN)
 _HEARTBEAT = duration(HEARTBEAT_MS_MIN)
 _RETENTION_OF_FLINK = {
@@ -47,8 +47,8 @@ _RETENTION_OF_FLINK = {
 class CheckpointConfig(Section):
     """When checkpoints are taken and how, where they are stored, and how many may fail.
 
-    Durations are strings (`"10s"`, `"5min"`), timedeltas, or milliseconds as int; kept as milliseconds.
-    Sizes are strings (`"20kb"`) or bytes as int; kept as bytes. Choices may be in capitals, as Flink has them.
+    Durations are strings (`"10s"`, `"5min"`), timedeltas, or milliseconds as int. They are stored as milliseconds.
+    Sizes are strings (`"20kb"`) or bytes as int. They are stored as bytes. Choices may be in capitals, as in Flink.
     Raises ConfigurationError for a wrong or unknown setting, and for two that contradict each other.
     """
 
@@ -412,7 +412,9 @@ class CheckpointConfig(Section):
             raise refuse("rocksdb_block_size", "backend_memory", why)
 
     def _check_warm_standbys(self) -> None:
-        """Raises SettingError for settings with which a warm standby cannot hold the state of a task in memory."""
+        """Raises SettingError if another setting prevents a warm standby process from keeping the state of a task in
+        memory.
+        """
         refuse = self.contradiction
         if not self.incremental:
             why = "it would read the whole state at each checkpoint; enable incremental, or use 'auto'"
@@ -428,7 +430,8 @@ class CheckpointConfig(Section):
         """Returns the settings that decide when a process of the job counts as hung.
 
         Without `call_timeout` a call may take half of a checkpoint's timeout. Barriers wait for the call, so a longer
-        one would probably fail the checkpoint. Without periodic checkpoints no barrier waits, and there is no limit.
+        call would probably fail the checkpoint. Without periodic checkpoints no barrier waits, and calls have no time
+        limit.
         """
         limit_ms = self.call_timeout
         if limit_ms is None and self.interval is not None:

@@ -1,17 +1,17 @@
-"""`load_config`: reads the configuration from all sources of settings, and records the source of each setting.
+"""`load_config` reads the configuration from all sources of settings, and records where each setting was given.
 
 Each source is a layer: entries with a key, a value, and the place where the value was given. Rules:
 
 - Precedence, the highest first: an argument of a Python call, `--set` of `tidegate run`, an environment variable, the
   file of `config=`, the file of `tidegate run --config` or `TIDEGATE_CONFIG`, the default. It applies to each setting
-  by itself.
-- Keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both. A key that is unknown, or given twice in one layer, is
-  refused. The error names the file and line, or the variable.
+  separately.
+- Keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both. A key that is unknown, or given twice in one layer, is an
+  error, which names the file and line, or the variable.
 - The variable of a key is the key in capitals, with `TIDEGATE_` in front, and `_` for dots and dashes. Its value is
-  read as YAML. An empty variable is ignored. A variable that begins with `TIDEGATE_` and belongs to no key is refused,
+  read as YAML. An empty variable is ignored. A variable that begins with `TIDEGATE_` and belongs to no key is an error,
   except for variables that Kubernetes sets for a service with the name "tidegate".
-- A restart strategy is chosen by its type. Settings of other strategies are dropped if their layer is below the layer
-  of the type, and refused otherwise.
+- The key of the type chooses the restart strategy. Settings of other strategies are ignored if they come from a layer
+  with a lower precedence than the type, and are an error otherwise.
 - The kinds of settings (`setting_kinds.py`) and `restart_config.py` interpret the values.
 """
 
@@ -50,7 +50,7 @@ SECTIONS: Mapping[str, type[Section]] = {
 NAME_OF: Mapping[str, str] = {
     key: name for kind in SECTIONS.values() for name, each in kind.settings().items() for key in each.keys
 }
-"""The section and Python name of the setting that each key of a file sets."""
+"""Maps each key of a file to the Python name of the setting."""
 OPEN = tuple(
     key for kind in SECTIONS.values() for each in kind.settings().values() if each.is_open for key in each.keys
 )
@@ -68,29 +68,31 @@ def variable_of(key: str) -> str:
 
 
 VARIABLES = {variable_of(key): key for key in (*KNOWN_KEYS, *FIXED, *(key for key in REFUSED if key[-1] not in ".-"))}
-"""The key of a setting by the name of its environment variable."""
+"""Maps the name of each environment variable to the key of its setting."""
 _Made = TypeVar("_Made")
 _MISSPELT = 0.93
-"""Similarity (0 to 1, `difflib`) from which an unknown key is reported as a misspelling of a known key, and not as an
-unsupported key of Flink.
+"""Similarity (from 0 to 1, by `difflib`) from which an unknown key is reported as a misspelling of a known key, and not
+as an unsupported key of Flink.
 """
 FILE_VARIABLE = "TIDEGATE_CONFIG"
-"""The variable that names a file with settings of the lowest precedence."""
+"""The environment variable that names a file with settings of the lowest precedence."""
 _OTHER_VARIABLES = (FILE_VARIABLE, "TIDEGATE_TOPOLOGY", TOKEN_VARIABLE)
-"""Environment variables that begin with `TIDEGATE_` and are not settings. The second one belongs to the examples, and
-the third is a secret.
+"""Environment variables that begin with `TIDEGATE_` and are not settings.
+
+`TIDEGATE_TOPOLOGY` belongs to the examples, and `TOKEN_VARIABLE` is a secret.
 """
 _OF_KUBERNETES = re.compile(r"TIDEGATE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 _WHOLE = tuple(key for key in OPEN if key != "spark")
-"""Keys with a mapping as their value, such that every key below them belongs to another library. Below `spark` there
-are also settings of tidegate.
+"""Keys with a mapping as their value, of which all keys below belong to another library.
+
+(Below `spark` there are also settings of tidegate.)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One setting of a layer: its key, its value, and in `origin` the place where the user gave it, or "" in a
-    program.
+    """One setting of a layer: its key, its value, and where the user gave it (`origin`), which is empty for settings
+    from Python.
     """
 
     key: str
@@ -121,8 +123,11 @@ class Config:
     origins: Mapping[str, Given] = field(default_factory=dict, compare=False)
 
     def checkpoints_of(self, given: CheckpointConfig | None, standbys: Standbys | None = None) -> CheckpointConfig:
-        """Returns the checkpoint settings of one job: these, overridden by `standbys=` of the environment and by the
-        job's."""
+        """Returns the checkpoint settings of one job.
+
+        `standbys=` of the environment takes precedence over these settings, and the settings given for the job
+        (`given`) over both.
+        """
         settings = self.checkpoints.given()
         if standbys is not None:
             settings["standbys"] = standbys
@@ -138,11 +143,11 @@ def load_config(
 
     - `source`: the path of a local file, or a mapping. Keys are Flink's, flat (`a.b: 1`) or nested (`a: {b: 1}`).
       Settings that are not mentioned have their defaults.
-    - `environ`: the environment variables. By default the variables of this process.
+    - `environ`: the environment variables, by default the variables of this process.
 
     Raises ConfigurationError, with file and line or the variable, for a file that cannot be read, unknown keys (with
-    the nearest valid one), keys of Flink that tidegate lacks (with the reason), doubled keys, wrong values, and
-    settings that contradict each other.
+    the nearest known key), keys of Flink that tidegate does not support (with the reason), keys that are given twice,
+    wrong values, and settings that contradict each other.
     """
     return resolve(layers(source, os.environ if environ is None else environ))
 
@@ -176,8 +181,9 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
-    """Returns the result of `make()`. Adds to a SettingError the places (file and line, or variable) where its settings
-    were given.
+    """Returns the result of `make()`.
+
+    If it raises a SettingError, adds where its settings were given (file and line, or variable).
     """
     try:
         return make()
@@ -189,7 +195,10 @@ def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
 
 
 def _by_name(layer: Layer) -> dict[str, Given]:
-    """Returns the settings of one layer, except keys of restart strategies. Raises ConfigurationError."""
+    """Returns the settings of one layer by name, without keys of restart strategies.
+
+    Raises ConfigurationError for an unknown key or one that is given twice.
+    """
     found: dict[str, Given] = {}
     for given in layer:
         key, value = given.key, given.value
@@ -219,9 +228,11 @@ def _by_name(layer: Layer) -> dict[str, Given]:
 
 
 def _setting_of(given: Given) -> tuple[str, str | None]:
-    """Returns the setting of a key, and the part of the key below an open key.
+    """Returns the name of the setting that a key sets, and the part of the key below an open key, such as
+    `ray.options`.
 
-    The part is "" for the whole mapping of an open key, and None for other settings.
+    The part is empty for the whole mapping of an open key, and None for other settings. Raises ConfigurationError for
+    an unknown key.
     """
     key = given.key
     name = NAME_OF.get(key)
@@ -255,8 +266,8 @@ def _with_layer(before: Mapping[str, Given], layer: Mapping[str, Given]) -> dict
 
 
 def _with_restart(before: Mapping[str, Given], layer: Layer) -> dict[str, Given]:
-    """Returns the settings of restart strategies after adding one more layer, which takes precedence over the earlier
-    ones.
+    """Returns the settings of the restart strategy after adding one more layer, which takes precedence over the earlier
+    layers (`before`).
     """
     found: dict[str, Given] = {}
     for given in layer:
@@ -278,13 +289,13 @@ def _at(given: Given, message: str) -> ConfigurationError:
 # --- layers --------------------------------------------------------------------------------------------------------
 
 _COMMAND_LINE: list[tuple[str | None, Layer]] = []
-"""The configuration file and the `--set` options of `tidegate run`, if that command runs in this process."""
+"""The configuration file and the `--set` options of `tidegate run`, while this command runs in this process."""
 
 
 @contextmanager
 def of_command_line(path: str | None, settings: Layer) -> Iterator[None]:
-    """Returns a context in which every configuration uses this file as its lowest layer and these settings as its
-    highest layer.
+    """Returns a context manager in which every configuration uses the file `path` as its lowest layer and `settings` as
+    its highest layer.
     """
     _COMMAND_LINE.append((path, settings))
     try:
@@ -294,9 +305,10 @@ def of_command_line(path: str | None, settings: Layer) -> Iterator[None]:
 
 
 def layers(source: str | os.PathLike[str] | Mapping[str, object] | None, environ: Mapping[str, str]) -> list[Layer]:
-    """Returns all layers, the lowest precedence first: file of the command line, `source`, variables, its settings.
+    """Returns all layers, the lowest precedence first: file of the command line or of TIDEGATE_CONFIG, `source`,
+    environment variables, `--set` options.
 
-    Raises ConfigurationError, which names file and line or variable.
+    Raises ConfigurationError, which names the file and line or the variable, for a source that cannot be read.
     """
     path, on_top = _COMMAND_LINE[-1] if _COMMAND_LINE else (None, ())
     below = path or environ.get(FILE_VARIABLE) or None
@@ -309,7 +321,10 @@ def layers(source: str | os.PathLike[str] | Mapping[str, object] | None, environ
 
 
 def of_file(path: str | os.PathLike[str]) -> Layer:
-    """Returns the settings of a YAML file, with their lines. Raises ConfigurationError if it is not a YAML mapping."""
+    """Returns the settings of a YAML file, with their line numbers.
+
+    Raises ConfigurationError if it cannot be read or is not a YAML mapping.
+    """
     try:
         with Path(path).open("rb") as file:
             loader = yaml.SafeLoader(file)

@@ -1,6 +1,7 @@
 """Reads `restart-strategy.*`, Flink's keys of the restart strategies, into a `RestartStrategy`.
 
-Values and defaults are Flink's. A setting of a strategy that is not chosen is refused, because it would have no effect.
+Values and defaults are Flink's. A setting of a strategy that is not chosen is an error, because it would have no
+effect.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from tidegate.recovery.restart_strategy import ExponentialDelay, FailureRate, Fi
 from tidegate.storage.errors import ConfigurationError
 
 TYPE_KEYS = ("restart-strategy", "restart-strategy.type")
-"""The two keys that choose the restart strategy, Flink 1's before Flink 2's, as in `Setting.keys`."""
+"""The two keys that choose the restart strategy: the key of Flink 1, then the key of Flink 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One restart strategy: its class and constructor, other names for it, and the constructor argument that each of
-    its keys sets.
+    """One restart strategy: its class, its constructor, other names of the strategy, and the constructor argument that
+    each of its keys sets.
     """
 
     made: type[RestartStrategy]
@@ -29,7 +30,7 @@ class _Kind:
     names: tuple[str, ...]
     arguments: Mapping[str, str]
     defaults: Mapping[str, object]
-    """Values for arguments that the Python constructor requires and Flink gives a default."""
+    """Values of Flink's defaults for arguments that the Python constructor requires."""
 
 
 _KINDS = {
@@ -67,17 +68,18 @@ _KINDS = {
 KIND_OF: Mapping[str, str] = MappingProxyType(
     {f"restart-strategy.{kind}.{key}": kind for kind, details in _KINDS.items() for key in details.arguments}
 )
-"""The restart strategy (`_Kind`) to which each key belongs."""
+"""Maps each key to the restart strategy to which it belongs."""
 
 RESTART_KEYS = (*TYPE_KEYS, *KIND_OF)
-"""Every key of restart strategies."""
+"""Keys of all restart strategies, and of their choice."""
 
 
 def restart_from(settings: Mapping[str, object]) -> RestartStrategy | None:
-    """Returns the restart strategy that these settings choose, or None if there are none. Their keys are
+    """Returns the restart strategy that these settings choose, or None if there are none. Their keys are in
     `RESTART_KEYS`.
 
-    Without a type the strategy is exponential-delay, the default. Raises ConfigurationError.
+    Without a type the strategy is exponential-delay, the default. Raises ConfigurationError for an unknown type, and
+    for settings of another strategy.
     """
     types = [key for key in TYPE_KEYS if key in settings]
     if len(types) > 1:
@@ -103,7 +105,7 @@ def restart_from(settings: Mapping[str, object]) -> RestartStrategy | None:
 
 
 def keys_of(strategy: RestartStrategy) -> dict[str, object]:
-    """Returns the keys, with their values, that choose this strategy. Durations are in ms."""
+    """Returns the keys and values that choose this strategy. Durations are in ms."""
     kind = next(name for name, details in _KINDS.items() if isinstance(strategy, details.made))
     found: dict[str, object] = {TYPE_KEYS[-1]: kind}
     for key, argument in _KINDS[kind].arguments.items():
@@ -113,14 +115,16 @@ def keys_of(strategy: RestartStrategy) -> dict[str, object]:
 
 
 def default_of(key: str) -> object:
-    """Returns the default of a setting of a strategy. Durations are in ms."""
+    """Returns the default of a key of a restart strategy. Durations are in ms."""
     kind = KIND_OF[key]
     return keys_of(_KINDS[kind].make(**_KINDS[kind].defaults))[key]
 
 
 def kind_of(settings: Mapping[str, object]) -> str | None:
-    """Returns the strategy that a type among these settings names, or None without a type. Raises
-    ConfigurationError."""
+    """Returns the restart strategy that the type among these settings names, or None without a type.
+
+    Raises ConfigurationError for an unknown type.
+    """
     types = [key for key in TYPE_KEYS if key in settings]
     return _kind(types[0], settings[types[0]]) if types else None
 

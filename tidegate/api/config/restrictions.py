@@ -2,9 +2,10 @@
 
 Rules:
 
-- A key of a behaviour that tidegate always has may be given with that value alone (`FIXED`).
-- All other keys are refused (`REFUSED`, by the key or by its beginning), with the reason and, if there is one, the
-  setting to use.
+- A key for behaviour that tidegate always has may be given, but only with the value that describes this behaviour
+  (`FIXED`).
+- All other keys are errors (`REFUSED`, by the key or by its beginning), with the reason and, if there is one, the
+  setting to use instead.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FIXED: Mapping[str, tuple[bool, str]] = MappingProxyType(
         "state.backend.async": (True, "state is always written while the job continues"),
     }
 )
-"""The only value that each of these keys may have, and the reason."""
+"""For each of these keys, the only value that it may have, and the reason."""
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -89,13 +90,14 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "python.": "jobs run in the Python that starts them",
     }
 )
-"""The reason why a key is refused. An entry that ends in a dot or a dash applies to all keys with this beginning. The
-longest matching entry applies.
+"""The reason why a key is not supported.
+
+An entry that ends in a dot or a dash applies to all keys with this beginning. The longest matching entry applies.
 """
 
 
 def refusal_of(key: str) -> str | None:
-    """Returns why a key of Flink is refused, or None if it is not in `REFUSED`."""
+    """Returns the reason why a key of Flink is not supported, or None if the key is not in `REFUSED`."""
     if key in REFUSED:
         return REFUSED[key]
     beginnings = [start for start in REFUSED if start[-1] in ".-" and key.startswith(start)]

@@ -1,4 +1,4 @@
-"""The sections of settings other than checkpoints: a job, buffers, logs, the job page and REST, and where jobs run.
+"""The sections of settings except checkpoints: a job, buffers, logs, the job page and REST, and where jobs run.
 
 The defaults of these settings are here. The defaults of checkpoints are in `checkpoint_config.py`.
 """
@@ -127,14 +127,15 @@ _BACKEND_OF_CHECKPOINTS = {
     "database": "rocksdb_threads, rocksdb_write_buffer, rocksdb_block_size or rocksdb_open_files",
     "undo_bytes": "rewind_memory",
 }
-"""Fields of `DataPlaneOptions` that `CheckpointConfig` sets, and the name of its setting. A program cannot set them
-itself.
+"""Fields of the backend options in `DataPlaneOptions` that programs set by `CheckpointConfig`, and the names of these
+settings.
 """
 
 
 class BufferSettings(Section):
-    """Settings of buffers between subtasks. They apply to each channel. In Python they are given as
-    `tg.DataPlaneOptions`.
+    """Settings of the buffers between subtasks.
+
+    They apply to each channel. In Python programs give them as `tg.DataPlaneOptions`.
     """
 
     channel_credit: int = setting(
@@ -238,9 +239,10 @@ class BufferSettings(Section):
             raise self.contradiction("frame_bytes_min", "frame_bytes_max", "the minimum is larger; exchange them")
 
     def options(self, given: DataPlaneOptions | None) -> DataPlaneOptions:
-        """Returns the options of a job's data plane. Fields of `given` that differ from their defaults take precedence.
+        """Returns the options of a job's data plane: these settings, overridden by the fields of `given` that differ
+        from their defaults.
 
-        Raises ConfigurationError for a value that is not a `DataPlaneOptions`, and for a field that would be ignored.
+        Raises ConfigurationError if `given` is not a `DataPlaneOptions`, or has a field that would be ignored.
         """
         given = _OPTIONS if given is None else given
         _check_given(given)
@@ -329,7 +331,7 @@ class LogConfig(Section):
     def set_up_driver(self) -> None:
         """Configures the log of this process, if any log setting was given.
 
-        If the program has handlers of its own, lines of text go to them.
+        If the program has configured log handlers, text lines are sent to these handlers.
         """
         show_rows_in_logs(self.log_rows)
         if not self.given():
@@ -341,7 +343,7 @@ class LogConfig(Section):
 
 
 class WebSettings(Section):
-    """Settings of the page and the REST server of an environment.
+    """Settings of the job page and the REST server of an environment.
 
     Arguments of `serve_web` take precedence.
     """
@@ -368,9 +370,9 @@ class WebSettings(Section):
 
 
 class TopologySettings(Section):
-    """Settings of the place where the jobs of an environment run.
+    """Settings for where the jobs of an environment run.
 
-    Arguments of the calls that make environments take precedence.
+    Arguments of the methods that create environments take precedence.
     """
 
     target: Literal["local", "ray", "raydp", "on_spark"] = setting(
@@ -471,7 +473,7 @@ class TopologySettings(Section):
 
     @property
     def runtime_env(self) -> Mapping[str, Any]:
-        """Returns the `runtime_env` of `ray_options`; empty if there is none."""
+        """Returns the `runtime_env` in `ray_options`, empty if there is none."""
         found: Mapping[str, Any] | None = self.ray_options.get("runtime_env")
         return {} if found is None else found
 

@@ -4,8 +4,8 @@ The declaration is the only place to change when a setting is added. The Python 
 variables, `tidegate config check` and `docs/settings.md` follow from it. Rules:
 
 - A setting may be given by its Python name or by any of its keys, at most once.
-- A wrong value raises a SettingError, which names the settings concerned. A caller that has read them from a file can
-  then add the place.
+- A wrong value raises a SettingError, which names the settings concerned. A caller that has read the settings from a
+  file can then add the file and line.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def setting(*keys: str, kind: Kind, default: Any, doc: str, more: str | None = N
 
 
 class SettingError(ConfigurationError):
-    """An error about some settings. The settings are named by their Python names, so that a caller can add the file and
-    line.
+    """An error about one or more settings.
+
+    `settings` has their Python names, so that a caller can add the file and line.
     """
 
     def __init__(self, message: str, settings: tuple[str, ...]) -> None:
@@ -69,8 +70,9 @@ class SettingError(ConfigurationError):
 
 
 class Section(BaseModel):
-    """A group of settings. A subclass declares its settings as fields, and checks them against each other in
-    `check`.
+    """A group of settings.
+
+    A subclass declares its settings as fields, and implements `check` to find settings that contradict each other.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,12 +84,12 @@ class Section(BaseModel):
 
     @classmethod
     def title(cls, name: str) -> str:
-        """Returns the Python name and the keys of a setting as one text, for errors."""
+        """Returns a text with the Python name and the keys of a setting, for errors."""
         return f"{name} ({' or '.join(cls.settings()[name].keys)})"
 
     @classmethod
     def text_of(cls, name: str, value: object) -> str:
-        """Returns a stored value in the form in which it is written in YAML."""
+        """Returns a stored value of a setting in the form in which it is written in YAML."""
         kind = cls.settings()[name].kind
         if value is None:
             return "null"
@@ -101,11 +103,11 @@ class Section(BaseModel):
         """Raises SettingError if settings of the section contradict each other."""
 
     def given(self) -> dict[str, object]:
-        """Returns the settings that were given, under their Python names. Settings with their defaults are omitted."""
+        """Returns the settings that were given, by their Python names. Settings that were not given are omitted."""
         return cast("dict[str, object]", self.model_dump(exclude_unset=True))
 
     def contradiction(self, one: str, other: str, why: str) -> SettingError:
-        """Returns the error for two settings that contradict each other."""
+        """Returns the error for two settings that contradict each other. `why` has the reason and the advice."""
         pair = (f"{self.title(name)} is {getattr(self, name)!r}" for name in (one, other))
         return SettingError(f"{' but '.join(pair)}: {why}", (one, other))
 
@@ -135,8 +137,9 @@ class Section(BaseModel):
 
     @classmethod
     def _by_name(cls, data: Mapping[object, object]) -> dict[str, object]:
-        """Returns the settings under their Python names. Raises ConfigurationError for an unknown setting, and for one
-        given twice.
+        """Returns the settings by their Python names.
+
+        Raises ConfigurationError for an unknown setting, or for one that is given twice.
         """
         declared = cls.settings()
         names = {name: name for name in declared} | {key: name for name, each in declared.items() for key in each.keys}
@@ -154,7 +157,7 @@ class Section(BaseModel):
 
 
 def yaml_text(value: object) -> str:
-    """Returns a value as it is written in YAML. Words and plain paths have no quotes."""
+    """Returns a value as it is written in YAML. Plain words have no quotes."""
     import json
 
     is_plain = (

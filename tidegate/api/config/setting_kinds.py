@@ -1,7 +1,8 @@
-"""Kinds of settings: how a value is written, how it is read, and in which units it is shown.
+"""Kinds of settings, such as durations and sizes: how a value is written, checked and converted, and in which units it
+is shown.
 
 `Kind.read` takes the written value and the title of the setting, and returns the stored value. A wrong value raises
-ConfigurationError with that title.
+ConfigurationError, which begins with the title.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tidegate.storage.files.file_system_store import check_scheme
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 INTERVAL_MS_MIN = 10
-"""Intervals below this switch periodic checkpoints off, and no timeout may be below it (both as in Flink)."""
+"""A checkpoint interval below this number of ms switches periodic checkpoints off, and a timeout must not be below it
+(both as in Flink).
+"""
 STANDBYS_MAX = 1_000
 PORT_MAX = 65_535
 MS_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
@@ -26,14 +29,15 @@ BYTE_UNITS = (("gb", 2**30), ("mb", 2**20), ("kb", 2**10), ("b", 1))
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 Read = Callable[[Any, str], object]
-"""A function that checks a written value and returns it in its stored form. The string argument is the title of the
-setting.
+"""A function that checks a written value and returns it in its stored form.
+
+The string argument is the title of the setting, for errors.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The kind of a setting's values: how they are read and written, and what may be written."""
+    """The kind of a setting's values: which values may be written, and how they are converted and shown."""
 
     text: str
     """Description of the values that may be written, in Markdown."""
@@ -42,7 +46,7 @@ class Kind:
     """Units in which a number is shown, the largest unit first."""
 
     def or_none(self) -> Kind:
-        """Returns a kind that accepts the same values, and None."""
+        """Returns a kind that accepts the same values and also None."""
         read = self.read
         return replace(self, read=lambda value, title: None if value is None else read(value, title))
 
@@ -51,7 +55,10 @@ class Kind:
 
 
 def duration(at_least_ms: int = 0, advice: str = "") -> Kind:
-    """Returns the kind for durations, which are stored in milliseconds."""
+    """Returns the kind for durations of at least `at_least_ms`, which are stored in ms.
+
+    `advice` is the end of the error for a shorter one.
+    """
 
     def read(value: str | timedelta | int, title: str) -> int:
         found_ms = parse_duration_ms(value, setting=title)
@@ -72,7 +79,10 @@ INTERVAL = Kind("duration", _interval, MS_UNITS)
 
 
 def size(at_least: int = 0, at_most: int | None = None, advice: str = "") -> Kind:
-    """Returns the kind for sizes, which are stored in bytes."""
+    """Returns the kind for sizes from `at_least` to `at_most` bytes, which are stored in bytes.
+
+    `advice` is the end of the error for a larger one.
+    """
 
     def read(value: str | int, title: str) -> int:
         size_bytes = parse_size_bytes(value, setting=title)
@@ -86,7 +96,7 @@ def size(at_least: int = 0, at_most: int | None = None, advice: str = "") -> Kin
 
 
 def number(what: str = "number", at_least: int = 1, at_most: int | None = None) -> Kind:
-    """Returns the kind for whole numbers within limits."""
+    """Returns the kind for whole numbers from `at_least` to `at_most`. `what` names the number in errors."""
 
     def read(value: object, title: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
@@ -107,12 +117,12 @@ def _number_of_checkpoints(value: object, title: str) -> object:
 
 
 NUMBER_OF_CHECKPOINTS = Kind("number", _number_of_checkpoints)
-"""A number of checkpoints, at least 0. Flink's -1 (unlimited) is refused, and the error advises what to write."""
+"""A number of checkpoints, at least 0. Flink's -1 (unlimited) is an error with advice on what to write."""
 PORT = number("port", at_least=0, at_most=PORT_MAX)
 
 
 def spare_processes(value: object, title: str) -> Standbys:
-    """Returns a number of spare processes, "auto" or "warm". Raises ConfigurationError."""
+    """Returns a number of spare processes, "auto" or "warm". Raises ConfigurationError for any other value."""
     if _lowered(value) == "auto":
         return "auto"
     if _lowered(value) == "warm":
@@ -129,7 +139,10 @@ STANDBYS = Kind("number, `auto` or `warm`", spare_processes).or_none()
 
 
 def in_units(value: int, units: tuple[tuple[str, int], ...]) -> str:
-    """Returns a number in the largest unit of which it is a multiple, such as `10min`."""
+    """Returns a text with a number in the largest unit of which it is a multiple, such as `10min`.
+
+    `units` are names with their size, the largest first.
+    """
     unit, amount = next((each for each in units if value and value % each[1] == 0), units[-1])
     return f"{value // amount}{unit}"
 
@@ -147,8 +160,9 @@ SWITCH = Kind("`true` or `false`", _switch)
 
 
 def _lowered(value: object) -> object:
-    """Returns a word in lower case, with underscores for dashes. Flink writes choices in capitals, and users write them
-    in either way.
+    """Returns a text in lower case, with underscores for dashes.
+
+    Flink writes choices in capitals, and users write either form.
     """
     return value.lower().replace("-", "_") if isinstance(value, str) else value
 
@@ -159,10 +173,10 @@ def choice(
     advice: Mapping[str, str] | None = None,
     text: str | None = None,
 ) -> Kind:
-    """Returns the kind for a choice between some words, in upper or lower case.
+    """Returns the kind for a choice between `words`, in upper or lower case.
 
-    `also` maps further accepted words to the word that each means. `advice` maps refused words, such as Flink's, to
-    what to write instead.
+    `also` maps further accepted words to the word that each means. `advice` maps words that are not accepted, such as
+    Flink's, to what to write instead. `text` describes the words on the page.
     """
     meant = {word: word for word in words} | dict(also or {})
 

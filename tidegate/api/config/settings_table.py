@@ -1,7 +1,7 @@
-"""Lists every setting as text: for the page `docs/settings.md`, `tidegate config check` and the job page.
+"""Lists all settings as text: for the page `docs/settings.md`, `tidegate config check` and the job page.
 
-`python -m tidegate.api.config > docs/settings.md` writes the page, and a test compares it. `tidegate config check`
-prints the result of `effective`, and a job page shows the result of `shown_settings`.
+`python -m tidegate.api.config > docs/settings.md` writes the page, and a test checks that it is up to date. `tidegate
+config check` prints the result of `effective`, and the job page shows the result of `shown_settings`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TITLES = {
     "web": ("Page and REST", "`env.serve_web(...)`"),
     "topology": ("Where jobs run", "`StreamEnvironment.local`, `.ray`, `.raydp` and `.on_spark`"),
 }
-"""The heading of each section on the page, and where its settings are given in Python."""
+"""The heading of each section on the page, and how its settings are given in Python."""
 _OF_STRATEGIES = {
     "restart-strategy.fixed-delay.attempts": "Restarts in a row before the job fails. A completed checkpoint starts "
     "the count again.",
@@ -55,7 +55,11 @@ _HOW_TO_READ = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting as a row of the page. `kind` describes its values, and `default` is its default as written in YAML."""
+    """A setting as a row of the page.
+
+    `kind` describes its values, and `default` is its default as written in YAML. `more` is a page that explains it, or
+    None.
+    """
 
     section: str
     name: str
@@ -76,7 +80,7 @@ def rows() -> Iterator[Row]:
 
 
 def effective(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yields the key of each setting, its value as it is written in YAML, and where it was given."""
+    """Yields the key of each setting, its value as written in YAML, and where it was given (or "default")."""
     for section, kind in SECTIONS.items():
         settings = getattr(config, section)
         for name, each in kind.settings().items():
@@ -92,7 +96,7 @@ def effective(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def shown_settings(checkpoints: CheckpointConfig, restart: RestartStrategy) -> dict[str, str]:
-    """Returns the settings of a job that are in effect, as text by key, defaults included, for its page and REST."""
+    """Returns the settings that are in effect for a job, including defaults, as texts by key, for its page and REST."""
     shown = {
         each.keys[-1]: CheckpointConfig.text_of(name, getattr(checkpoints, name))
         for name, each in CheckpointConfig.settings().items()
@@ -101,7 +105,9 @@ def shown_settings(checkpoints: CheckpointConfig, restart: RestartStrategy) -> d
 
 
 def render() -> str:
-    """Returns the page in Markdown: every setting by section, restart strategies, and the keys that are refused."""
+    """Returns the page `docs/settings.md`: every setting by section, restart strategies, and the keys that are not
+    supported.
+    """
     parts = [f"# Settings\n\nMade by `python -m tidegate.api.config` from `tidegate/api/config/`.\n\n{_HOW_TO_READ}\n"]
     for section, (title, where) in _TITLES.items():
         parts.append(f"\n## {title}\n\nIn Python: {where}.\n\n{_table(section)}")

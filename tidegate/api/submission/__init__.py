@@ -1,2 +1,3 @@
-"""Turns a program into a running job: its name and folders, its checks, its tables, and the checkpoint it starts
-from."""
+"""Turns a program into a running job: its name and folders, its checks, its tables, and the checkpoint from which it
+starts.
+"""

@@ -27,13 +27,13 @@ from tidegate.storage.ids import JobId
 from tidegate.storage.units import parse_duration_ms
 
 VERTICES_SHOWN = 20
-"""Limit of vertices whose rows a notebook shows."""
+"""Greatest number of vertices whose numbers of rows a notebook shows."""
 
 
 class Job:
     """Handle of a job. It can be used from several threads.
 
-    The job continues if the handle is dropped. It ends when its environment closes, unless it is detached or was found
+    The job continues if this object is deleted. It ends when its environment closes, unless it is detached or was found
     with `attach`.
 
     Timeouts are strings such as "10s", timedeltas, or numbers of milliseconds.
@@ -52,13 +52,13 @@ class Job:
     ) -> None:
         self._running = running
         self._temporary = temporary
-        """The folder of a job without storage. It is kept while this handle exists."""
+        """The temporary folder of a job without storage, or None. It is kept while this object exists."""
         self._web = web
         self._open_store = open_store
         self.job_id = job_id
         self.name = name
         self.root = root
-        """URL of the folder in which the job has its folder of checkpoints."""
+        """URL of the folder that contains the job's folder of checkpoints."""
         self._savepoints = savepoints
 
     @property
@@ -83,7 +83,7 @@ class Job:
     def wait(self, timeout: str | timedelta | int | None = None) -> str:
         """Waits until the job is over, and returns finished, cancelled or suspended.
 
-        - `timeout`: None waits without a limit.
+        - `timeout`: how long to wait. None waits without a limit.
 
         Raises JobFailedError with the reason if the job failed, JobTimeoutError if `timeout` passes first.
         """
@@ -105,7 +105,7 @@ class Job:
         return progress.status
 
     def _failure_reason(self) -> str:
-        """Returns why the job has failed."""
+        """Returns the reason why the job has failed."""
         return _reason(self.progress())
 
     def _wait_over(self) -> None:
@@ -133,7 +133,7 @@ class Job:
     def trigger_checkpoint(self, timeout: str | timedelta | int = "10min") -> str:
         """Takes a checkpoint now, and returns its path.
 
-        Raises CheckpointError if it fails, JobTimeoutError if it takes longer than `timeout`.
+        Raises CheckpointError if the checkpoint fails, and JobTimeoutError if it takes longer than `timeout`.
         """
         timeout_s = parse_duration_ms(timeout, setting="trigger_checkpoint(timeout)") / 1000
         answer = self._running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), timeout_s)
@@ -151,7 +151,7 @@ class Job:
         The job and its checkpoints continue while the savepoint is copied into its folder. The savepoint fails if the
         job ends before the copy is complete.
 
-        - `target`: the folder in which the savepoint gets a folder of its own. The default is the setting
+        - `target`: the folder in which the folder of the savepoint is created. The default is the setting
           `state.savepoints.dir`.
         - `format`: "canonical" writes keyed state as sorted rows, the same bytes for every backend. "native" writes it
           in the form of checkpoints, which is faster.
@@ -212,8 +212,9 @@ class Job:
         return url
 
     def statistics(self) -> CheckpointStatistics:
-        """Returns statistics of the job's checkpoints over all its attempts: counts, history, summary, and the newest
-        one."""
+        """Returns statistics of the job's checkpoints over all of its attempts: counts, history, summary, and the
+        newest checkpoint.
+        """
         return self._running.statistics()
 
     def checkpoints(self) -> list[CheckpointSummary]:
@@ -227,10 +228,11 @@ class Job:
         return self._running.tasks()
 
     def user_metrics(self) -> dict[str, list[UserMetric]]:
-        """Returns counters, gauges and histograms of functions (`context.metrics`), by name.
+        """Returns the metrics that functions of the user define (`context.metrics`), by name: counters, gauges and
+        histograms.
 
-        Each name has one metric for each subtask and operator. Metrics begin with 0 in each attempt. Tasks on Ray
-        report about once a second, and their last report stays.
+        A name has one metric for each operator and subtask. Metrics begin with 0 in each attempt. Tasks on Ray report
+        about once a second, and the last report stays after the end of the job.
         """
         found: dict[str, list[UserMetric]] = {}
         for vertex in self.vertices():
@@ -240,17 +242,20 @@ class Job:
         return found
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Returns rows, bytes, busy time and watermarks of each vertex and its subtasks, from their last reports.
+        """Returns rows, bytes, busy time and watermarks of each vertex and its subtasks, as last reported by the
+        tasks.
 
         Tasks on Ray report about once a second. The last reports stay after the end of the job.
         """
         return self._running.vertices()
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the progress as a dict, and the key figures of the checkpoints. Times are in ms, sizes in bytes.
+        """Returns the progress of the job and the key figures of its checkpoints, as one dict.
 
-        `checkpoint.duration`, `.size` and `.alignment_time` belong to the newest completed checkpoint, and are None
-        before there is one. The alignment time is the longest one of a task.
+        Times are in ms, sizes in bytes.
+
+        `checkpoint.duration`, `.size` and `.alignment_time` belong to the newest completed checkpoint, and are None if
+        none is completed yet. `checkpoint.alignment_time` is the longest alignment time of a task.
         """
         statistics = self.statistics()
         newest = statistics.latest_completed
@@ -266,7 +271,7 @@ class Job:
         }
 
     def events(self) -> list[Any]:
-        """Returns the events that the coordinator received, oldest first, as far as its log reaches back."""
+        """Returns the events that the coordinator received, oldest first, as far back as its event log has them."""
         log = EventLog(self._open_store(self.root), self.job_id)
         return [event for entry in log.history() for event in entry.events]
 
@@ -274,7 +279,7 @@ class Job:
         return f"Job({self.name!r}, {self.job_id!r})"
 
     def _repr_html_(self) -> str:
-        """Returns name, state and progress, for notebooks."""
+        """Returns the name, the state and the progress of the job as HTML, for notebooks."""
         progress = self.progress()
         facts: list[tuple[str, object]] = [
             ("id", self.job_id),
@@ -298,7 +303,8 @@ def _savepoint_format(call: str, given: str) -> SavepointFormat:
 
 
 def _reason(progress: JobProgress) -> str:
-    """Returns why the job failed, for its driver. Includes values of rows that logs withhold, if the driver has
-    them.
+    """Returns why the job failed, for its driver.
+
+    If the driver has the values of rows that logs withhold, the text includes them.
     """
     return progress.reason_with_values or progress.reason or "the reason is unknown"

@@ -2,14 +2,15 @@
 
 Rules:
 
-- Leases show which jobs live. A job whose processes are certainly gone is over at once. If its processes cannot be
-  checked from here, the new job waits until the lease expires or is renewed.
-- A new job writes a lease that requests the name before it looks at the other jobs. It takes the name by that lease
-  after a look at all jobs without any wait. So if two jobs request the name at the same moment, at least one of them
-  sees the other.
-- Among the requesting jobs the one with the lowest id has precedence. Jobs with a higher id are refused. It waits until
-  each of them has withdrawn, or has taken the name because it had looked before. So exactly one of them gets the name.
-- No job is evicted. The error of a refused job names the living one.
+- A job lives as long as its processes renew its lease. If its processes are certainly gone, the job is dead at once. If
+  its processes cannot be checked from this machine, the new job waits until the lease expires or is renewed.
+- A new job first writes a lease that requests the name, and then checks the leases of all other jobs, until it has
+  checked all of them without having to wait. Then it marks in its lease that it has taken the name. So if two jobs
+  request the name at the same moment, at least one of them sees the other.
+- Among jobs that request the name at the same time the one with the lowest id has precedence, and jobs with a higher id
+  are refused. The job with the lowest id waits until each other job has withdrawn, or has taken the name because it had
+  finished its checks before. So exactly one of these jobs gets the name.
+- A new job never stops a living one. The error of the refused job names the living job.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.2
 DYING_LEASES_MAX = 3
-"""While the lease of a job that has lost its driver is still renewed, a new job of its name waits up to this many lease
-durations.
+"""How many lease durations a new job waits for a job of its name that has lost its driver but still renews its
+lease.
 """
 
 
 @contextmanager
 def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: int) -> Iterator[LeaseKeeper]:
-    """Takes the name for a job that is about to be submitted. `prefix` begins the ids of all jobs of this name.
+    """Takes the name for a job that is about to be submitted, and yields the keeper that renews its lease.
 
-    Call `abandon` of the keeper before the job's coordinator takes the lease over. After an exception in the block the
-    lease is deleted.
+    The ids of all jobs of this name begin with `prefix`. The lease lasts `lease_ms`.
+
+    Call `abandon` on the keeper before the coordinator of the job takes over the lease. The lease is deleted if the
+    block raises an exception.
 
     Raises ConfigurationError while another job of the name lives, CorruptionError for a lease that cannot be read, and
     StorageError.
@@ -63,7 +66,7 @@ def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: in
 
 
 def _await_others(store: Store, name: str, job_id: JobId, prefix: str) -> bool:
-    """Checks every other job of the name. Returns whether this method had to wait for one of them."""
+    """Checks all other jobs of the name, and waits until none of them lives. Returns whether it had to wait."""
     others = [JobId(other) for other in sorted(store.list("")) if other != job_id and other.startswith(prefix)]
     waited = [await_end(store, other, name, asker=job_id) for other in others]
     return any(waited)
@@ -79,12 +82,12 @@ def await_end(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """Waits until a job is dead, or no longer requests its name. Returns whether there was a wait.
+    """Waits until a job is dead, or has withdrawn its request for the name. Returns whether it had to wait.
 
-    Returns False at once if the job is certainly dead, and if it has another name. `asker` is the job that requests the
-    name, or None.
+    Returns False at once if the job is certainly dead, or has another name. `asker` is the new job that requests the
+    name, or None if no job does.
 
-    Raises ConfigurationError if the job is alive, CorruptionError for a lease that cannot be read, and StorageError.
+    Raises ConfigurationError if the job is alive, CorruptionError if its lease cannot be read, and StorageError.
     """
     first = _read(store, job_id)
     if first is None or first.job_name != name:

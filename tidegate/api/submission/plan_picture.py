@@ -1,7 +1,7 @@
-"""`Plan`: a translated program, ready to run, with a picture of its graph for notebooks.
+"""`Plan`: a translated program, ready to run, which notebooks show as a picture of its graph.
 
-The layout of the picture is the layout of the job page. Its colours are fixed here, because a notebook shows it as an
-image.
+The picture has the layout of the graph on the job's web page. Its colours are fixed, because a notebook shows it as an
+image, without style sheets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _TEXT, _MUTED, _FRAME, _GROUND, _CARD = "#1a232e", "#51606f", "#4b5866", "#eceff
 
 
 class Plan(Submission):
-    """A job, ready to run.
+    """A translated program, ready to run.
 
-    In a notebook it is a picture of its graph: vertices, parallelism, and how rows are partitioned between them.
+    A notebook shows it as a picture of its graph: the vertices with their parallelism, and the edges with their
+    partitioning.
     """
 
     @classmethod
     def of(cls, submission: Submission) -> Plan:
-        """Returns the plan of a submission."""
+        """Makes a plan of a submission."""
         return cls(**{field.name: getattr(submission, field.name) for field in fields(submission)})
 
     def __repr__(self) -> str:
@@ -47,7 +48,10 @@ class Plan(Submission):
         return "\n".join(lines)
 
     def _repr_svg_(self) -> str | None:
-        """Returns the picture, or None if the graph is too large for one. A notebook then shows text."""
+        """Returns the picture of the graph as SVG, or None if the graph is too large.
+
+        A notebook then shows the text of `repr`.
+        """
         about = About.of(self.context, self.spec)
         vertices = about.vertices
         if not vertices or len(vertices) > VERTICES_MAX:
@@ -76,8 +80,9 @@ class Plan(Submission):
 
 
 def _in_group(vertex: JobVertex) -> str:
-    """Returns the text ` in group NAME` of a vertex, or "" for the default group and for a vertex with slots of its
-    own.
+    """Returns ` in slot sharing group NAME` for the text of a plan.
+
+    Returns "" for the default group, and for a vertex with its own resources.
     """
     shown = vertex.resources is None and vertex.slot_group != DEFAULT_GROUP
     return f" in slot sharing group {vertex.slot_group!r}" if shown else ""

@@ -1,7 +1,7 @@
 """Turns a driver's streams into a job that a runtime can run.
 
-`StreamEnvironment` makes a `JobRequest`, and `prepare` makes a `Submission` of it. Errors that can be found beforehand
-are raised before anything starts. Checks come first. At the end sources are staged, and then tables are claimed.
+`StreamEnvironment` makes a `JobRequest`, and `prepare` turns it into a `Submission`. All checks come before any change:
+only after them `prepare` writes sources in memory to files, and then makes the job the owner of its tables.
 """
 
 from __future__ import annotations
@@ -95,20 +95,25 @@ _RETENTION = {
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Reports of the operators of a program, which were opened, without running, on the columns of a checkpoint."""
+    """How well the operators of a program fit the state in a checkpoint.
+
+    To find out, the operators were opened on the schemas of this state, without running.
+    """
 
     restore: RestorePoint
     found: tuple[Comparison, ...]
 
     @property
     def dropped_states(self) -> tuple[tuple[OperatorUid, str], ...]:
-        """States of functions that the restore drops, because the user set `allow_non_restored_state`."""
+        """Pairs of operator uid and state name: states of functions that the restore drops because the user set
+        `allow_non_restored_state`.
+        """
         return tuple((each.uid, state) for each in self.found for state in each.dropped_states)
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """The arguments of `StreamEnvironment.execute`, resolved against the configuration."""
+    """The arguments of `StreamEnvironment.execute`, with defaults filled in from the configuration."""
 
     name: str
     job_id: JobId
@@ -123,21 +128,24 @@ class JobRequest:
     seed: int
     hooks: tuple[MasterHook, ...] = ()
     max_parallelism: int | None = None
-    """Number of key groups, or None if the user did not set it. A restored job then has the number of its
-    checkpoint."""
+    """Number of key groups, or None if the user did not set it.
+
+    A restored job then has the number of key groups of its checkpoint, other jobs the default.
+    """
     allow_non_restored_state: bool = False
     rehearsal: Rehearsal | None = None
-    """None until the operators have been opened on the checkpoint that the job starts from."""
+    """How the operators fit the checkpoint that the job starts from, or None if this is not known yet."""
     detached: bool = False
     log: LogSettings = field(default_factory=LogSettings)
     temporary: bool = False
-    """True if `root` is the temporary folder for jobs without storage."""
+    """True if the user named no storage, so that `root` is the temporary folder for such jobs."""
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
-    """Returns the id of a run of a job, which is safe as the name of a folder.
+    """Returns the id of a run of a job: its name in lower case, made safe as the name of a folder, and then
+    `suffix`.
 
-    For a name with letters beyond ASCII the id has a hash of the name, so that two such names do not share an id.
+    For a name with letters beyond ASCII the id includes a hash of the name, so that two such names have different ids.
     Raises ConfigurationError for a name without letters or digits.
     """
     check_name(f"execute({name!r})", "a job's name", name)
@@ -152,11 +160,11 @@ def make_job_id(name: str, suffix: str) -> JobId:
 
 
 def check_meaning(request: JobRequest, open_store: OpenStore) -> JobRequest:
-    """Returns the request with the reports of its operators on the checkpoint that it names. This only reads.
+    """Checks that the operators of the program fit the checkpoint that the request names. Writes nothing.
 
-    `execute` calls this before it takes the name of the job, so that a refusal leaves nothing behind. Other errors of
-    the checkpoint are raised by `prepare`, when no other job of the name runs any more. `prepare` also reads again what
-    could not be read here, and another checkpoint if that is the newest one by then.
+    Returns the request with the findings in `rehearsal`, or unchanged if the checkpoint cannot be read. `execute` calls
+    this before it takes the name of the job, so that a refused program leaves no files behind. `prepare` makes all
+    checks again when no other job of the name runs any more, because the newest checkpoint may then be another one.
 
     Raises IncompatibleStateError if the program does not fit the checkpoint.
     """
@@ -173,9 +181,9 @@ def check_meaning(request: JobRequest, open_store: OpenStore) -> JobRequest:
 
 
 def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
-    """Returns a report of what the restore of a request would do. This only reads.
+    """Returns a report of what the restore of a request would do. Writes nothing.
 
-    Raises ConfigurationError if there is no such checkpoint, CorruptionError and StorageError.
+    Raises ConfigurationError if the requested checkpoint does not exist, CorruptionError and StorageError.
     """
     restore, metadata = restore_point(
         request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
@@ -199,10 +207,12 @@ def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
 def checked(
     request: JobRequest, open_store: OpenStore, *, announce: bool = True
 ) -> tuple[JobRequest, RestorePoint | None, CheckpointMetadata | None]:
-    """Returns the request, its restore point and the metadata of its checkpoint, after all checks. This only reads.
+    """Makes all checks of a request against its checkpoint. Writes nothing.
 
-    The returned request has the graph with the key groups of the checkpoint. Restore point and metadata are None
-    without a checkpoint.
+    Returns the request, its restore point and the metadata of its checkpoint.
+
+    The graph of the returned request has the number of key groups of the checkpoint. Restore point and metadata are
+    None if the job starts without a checkpoint. With `announce` the state that the restore drops is logged.
 
     Raises IncompatibleStateError if the program does not fit the checkpoint, ConfigurationError, CorruptionError and
     StorageError.
@@ -232,9 +242,9 @@ def checked(
 def _rehearsal(
     request: JobRequest, restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
 ) -> Rehearsal:
-    """Opens the operators of the program on the columns of the checkpoint, and returns their reports.
+    """Opens the operators of the program on the schemas of the state in the checkpoint, and returns how well they fit.
 
-    A process opens them once for each checkpoint, because functions of users may be slow to open.
+    Returns the result in the request if it belongs to this checkpoint, because functions of users may be slow to open.
     """
     if any(subtask.native for subtask in metadata.subtasks):
         need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
@@ -250,9 +260,10 @@ def _rehearsal(
 
 
 def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
-    """Resolves the restore point, stages the sources, and claims the tables.
+    """Resolves the checkpoint to restore, writes sources in memory to files, and makes the job the owner of its
+    tables.
 
-    Raises ConfigurationError, TableError and StorageError. Nothing has started then.
+    Raises ConfigurationError, TableError and StorageError. No task has started when it raises one of them.
     """
     _check_hooks(request.hooks)
     if request.checkpoints.backend == "rocksdb":
@@ -335,7 +346,9 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
 
 def processes_of(config: CheckpointConfig) -> ProcessSettings:
-    """Returns the number of spare processes of a job with these settings, and how long the job waits for slots."""
+    """Returns the settings of a job's processes: the number of spare processes, and how long the job waits for
+    slots.
+    """
     return ProcessSettings(config.standbys, config.slot_request_timeout)
 
 
@@ -433,7 +446,7 @@ def _check_hooks(hooks: Sequence[MasterHook]) -> None:
 def _lineage(
     own_root: str, restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
 ) -> list[tuple[str, JobId]]:
-    """Returns the jobs from which this job continues, newest first, each as (checkpoint root, job id)."""
+    """Returns the earlier jobs from which this job continues, newest first, each as (checkpoint root, job id)."""
     if restore is None or metadata is None:
         return []
     at = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
@@ -448,7 +461,10 @@ def _with_tables(
 ) -> JobGraph:
     """Returns the graph with the URLs of collected streams, and with factories of table sinks.
 
-    Versions of rows that the sinks write are greater than all versions in their tables.
+    - `bound`: the tables of collected streams, by placeholder.
+    - `tables`: the other tables, by URL.
+    - `first_versions`: the first version of the rows that the job writes, by URL of the table. It is greater than all
+      versions in the table.
     """
 
     def with_table(spec: OperatorSpec) -> OperatorSpec:
@@ -464,35 +480,36 @@ def _with_tables(
 
 @runtime_checkable
 class StagedSource(Protocol):
-    """A source that must be written to files before it can be read twice, such as a DataFrame."""
+    """A source that must be written to files before it can be read a second time, such as a DataFrame."""
 
     def stage(self, url: str) -> Source:
-        """Writes the input under `url` once, and returns a source that reads the written files."""
+        """Writes the rows of the source to files under `url`, and returns a source that reads these files."""
         ...
 
     def reopen(self, url: str) -> Source:
-        """Returns a source that reads the input which an earlier job staged under `url`.
+        """Returns a source that reads the files which an earlier job wrote under `url`.
 
-        Raises NotFoundError if no input is staged there.
+        Raises NotFoundError if there are no such files.
         """
         ...
 
 
 @runtime_checkable
 class FedSource(StagedSource, Protocol):
-    """A staged source that receives more input while the job runs, such as a streaming DataFrame."""
+    """A staged source that gets further rows while the job runs, such as a streaming DataFrame."""
 
     def feed(self, staged: Source, job: FedJob) -> DriverService:
-        """Returns the service that writes the input while the job runs.
+        """Returns the service of the driver that writes further rows while the job runs. `staged` is the source that
+        reads them.
 
-        Raises ConfigurationError while another job feeds the source.
+        Raises ConfigurationError if another job already feeds the source.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StagedGraph:
-    """A graph with staged sources, and the services that feed some of them."""
+    """A graph whose staged sources read from files, and the services of the driver that feed some of these sources."""
 
     graph: JobGraph
     services: tuple[DriverService, ...]
@@ -523,10 +540,14 @@ def with_staged_sources(
     restored: set[OperatorUid],
     line: Sequence[tuple[str, JobId]],
 ) -> StagedGraph:
-    """Stages the sources of a graph under `own_url`, and returns the graph with the staged sources.
+    """Writes the sources in memory of a graph to files, and returns the graph with sources that read these files.
 
-    Sources in `restored`, which one of the earlier jobs `line` has staged, are reopened instead. Raises
-    ConfigurationError if their staged rows are gone, and the errors of staging.
+    - `own_url`: returns the URL for the files of a source, given its uid.
+    - `fed_job`: returns the job in the form that a `FedSource` needs, given the uid of the source.
+    - `restored`: uids of sources with state in the restored checkpoint. They read the files that an earlier job wrote.
+    - `line`: these earlier jobs, newest first, each as (checkpoint root, job id).
+
+    Raises ConfigurationError if the files of earlier jobs are gone, and the errors of writing.
     """
     services: list[DriverService] = []
 
@@ -555,7 +576,10 @@ def _reopen(source: StagedSource, uid: OperatorUid, line: Sequence[tuple[str, Jo
 
 
 def aligned_sources(graph: JobGraph) -> tuple[AlignedSource, ...]:
-    """Returns the sources of a graph whose watermarks are aligned. Raises ConfigurationError."""
+    """Returns the sources of a graph that belong to a watermark alignment group.
+
+    Raises ConfigurationError if a watermark alignment is set on a step that does not run in the task of a source.
+    """
     found = []
     for vertex in graph.vertices:
         alignments = _alignments(vertex)
@@ -595,8 +619,8 @@ def assigned_sources(
 ) -> tuple[AssignedSource, ...]:
     """Returns the sources of a graph whose splits the coordinator assigns.
 
-    `splits` are the splits that each source lists now. `metadata` is the checkpoint or savepoint of a restored job, or
-    None.
+    `splits` has the splits that each source lists now, by the uid of the source. `metadata` belongs to the restored
+    checkpoint or savepoint. It is None if the job starts without one.
     """
     restored = set() if metadata is None else {info.uid for info in metadata.operators}
     found = []
@@ -623,7 +647,11 @@ def assigned_sources(
 
 
 def _two_parts(assigned: AssignedSource, source: TwoPartSource) -> AssignedSource:
-    """Returns the source with the splits of its first part before the splits of its second part."""
+    """Returns the source with the splits of its first part before the splits of its second part.
+
+    Such a source is for example a history that is followed by a stream. The result also has the number of splits in the
+    first part.
+    """
     is_second = [source.is_second(SourceSplit(s.split_id, s.payload, s.rows)) for s in assigned.splits]
     order = sorted(range(len(is_second)), key=is_second.__getitem__)
     unread = {*assigned.unread}
@@ -645,9 +673,11 @@ def collect_url(
 ) -> str:
     """Returns the URL of collected rows.
 
-    It is the URL of the restored job if that has collected before, so that `to_arrow` returns all rows. `line` are the
-    jobs from which this job continues, newest first. `covering` are the checkpoints whose sink files may not be
-    committed yet.
+    If an earlier job has collected rows under the same uid, the job continues with their URL, so that `to_arrow`
+    returns all rows. Rows in a savepoint are copied to the folder of the job.
+
+    - `line`: the jobs from which this job continues, newest first, each as (checkpoint root, job id).
+    - `covering`: checkpoints of the restored job whose sink files may not be committed yet.
     """
     own = taskowned_url(root, job_id, COLLECT, rows.uid)
     for before_root, _, url in _earlier(rows, line, open_store):
@@ -663,9 +693,12 @@ def collect_url(
 def check_collected(
     collected: Iterable[CollectedRows], line: Sequence[tuple[str, JobId]], open_store: OpenStore
 ) -> None:
-    """Raises TableError if a job of the line has collected rows with other columns than the program has.
+    """Checks the rows that the earlier jobs `line` have collected, against the program.
 
-    Raises ConfigurationError if the rows to collect were passed to the function of `for_each_checkpoint` before.
+    Raises TableError if an earlier job has collected rows with other columns than the program.
+
+    Raises ConfigurationError if an earlier job passed the rows of this uid to `for_each_checkpoint`, and the program
+    collects them.
     """
     for rows in collected:
         for _, before, url in _earlier(rows, line, open_store):
@@ -687,8 +720,8 @@ def check_collected(
 def _earlier(
     rows: CollectedRows, line: Sequence[tuple[str, JobId]], open_store: OpenStore
 ) -> Iterator[tuple[str, JobId, str]]:
-    """Yields checkpoint root, job id and URL of the rows that the jobs of `line` have collected under this uid, newest
-    first.
+    """Yields the rows that the jobs of `line` have collected under the uid of `rows`, newest job first, each as
+    (checkpoint root, job id, URL).
     """
     for root, job_id in line:
         url = taskowned_url(root, job_id, COLLECT, rows.uid)
@@ -697,9 +730,10 @@ def _earlier(
 
 
 def with_places(covering: Sequence[CheckpointMetadata], urls: Mapping[str, str]) -> list[CheckpointMetadata]:
-    """Returns the checkpoints with URLs in place of the placeholders of collected rows.
+    """Returns the checkpoints with the URLs of collected rows in place of their placeholders.
 
-    A relocated savepoint refers to collected rows only by their uid.
+    `urls` has the URLs by placeholder. A savepoint that can be moved has placeholders, because it names collected rows
+    only by their uid.
     """
     return [
         replace(metadata, subtasks=tuple(_with_places(subtask, urls) for subtask in metadata.subtasks))
@@ -722,7 +756,11 @@ def _with_places(subtask: SubtaskState, urls: Mapping[str, str]) -> SubtaskState
 
 
 def check_sinks(graph: JobGraph, covering: Sequence[CheckpointMetadata], allow_non_restored: bool) -> None:
-    """Raises ConfigurationError if the checkpoints have prepared rows for a sink that the program does not have."""
+    """Raises ConfigurationError if a checkpoint in `covering` has uncommitted rows for a sink that the program does not
+    have.
+
+    With `allow_non_restored` these rows are dropped, with a warning.
+    """
     places = {c.table for metadata in covering for c in _prepared(metadata)} - graph.sinks.keys()
     for place in sorted(places):
         uid = place.partition(":")[2]
@@ -738,7 +776,9 @@ def check_sinks(graph: JobGraph, covering: Sequence[CheckpointMetadata], allow_n
 
 
 def _check_prepared(graph: JobGraph, metadata: CheckpointMetadata, allow_non_restored: bool) -> None:
-    """Raises ConfigurationError if the sinks that commit in their tasks do not cover the checkpoint's prepared rows."""
+    """Raises ConfigurationError if the checkpoint has prepared rows that no sink of the program would commit: the sink
+    is missing, or has too few subtasks.
+    """
     buckets: dict[OperatorUid, int] = {}
     for rows in (rows for subtask in metadata.subtasks for rows in subtask.prepared):
         buckets[rows.uid] = max(buckets.get(rows.uid, 0), *(part.bucket for part in rows.parts))
@@ -762,7 +802,7 @@ def _check_prepared(graph: JobGraph, metadata: CheckpointMetadata, allow_non_res
 
 
 def check_targets(graph: JobGraph) -> None:
-    """Calls each sink of the program to check the system that it writes to. Raises ConfigurationError."""
+    """Lets each sink of the program check the system to which it writes. Raises ConfigurationError if a check fails."""
     for spec in (spec for vertex in graph.vertices for spec in vertex.operators):
         for sink in (spec.sink, spec.committing):
             if sink is not None:
@@ -770,9 +810,10 @@ def check_targets(graph: JobGraph) -> None:
 
 
 def commit_left_over(graph: JobGraph, covering: Sequence[CheckpointMetadata], limit_ms: int) -> None:
-    """Commits prepared rows of checkpoints to the sinks of the program, the oldest checkpoint first.
+    """Commits to the sinks of the program the rows that were prepared for the checkpoints `covering`, oldest checkpoint
+    first.
 
-    Raises SinkFailedError, also if a call does not return within `limit_ms`.
+    Raises SinkFailedError if a sink fails, or does not return within `limit_ms`.
     """
     sinks = SinkCommitters(graph.sinks, limit_ms)
     for metadata in covering:

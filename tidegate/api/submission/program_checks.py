@@ -1,8 +1,8 @@
 """Checks of a program before it runs: captured objects, retractions that need exactly-once mode, and likely mistakes.
 
-A function of the user may capture objects that cannot be sent to a task, such as locks, connections and sessions of
-Spark. If tasks run in other processes, such a program is refused before anything starts. If they run in this process,
-the program works, and a warning is logged.
+A function of the user may capture objects that cannot be sent to another process, such as locks, connections and
+sessions of Spark. If tasks run in other processes, such a program is refused before any task starts. If the tasks run
+in this process, the program works, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _ADVICE_OF_CALLS = (
 
 
 def check_captures(nodes: Sequence[StreamNode], refuse: bool) -> None:
-    """Raises ConfigurationError for a step whose functions cannot be sent to a task.
+    """Raises ConfigurationError for a step whose function cannot be sent to its tasks.
 
-    Only logs a warning if `refuse` is False.
+    If `refuse` is False, a warning is logged instead.
     """
     for node in nodes:
         if node.factory is None or _travels(node.factory):
@@ -81,7 +81,10 @@ def _travels(value: object) -> bool:
 
 
 def _culprit(value: Any, path: tuple[str, ...], depth: int) -> tuple[tuple[str, ...], Any]:
-    """Returns the innermost part of a function that cannot be sent to a task, and the names that lead to it."""
+    """Finds the innermost part of a function that cannot be sent to a task.
+
+    Returns the names that lead to this part, and the part.
+    """
     if depth < _DEPTH_MAX:
         for name, part in _parts(value):
             if not _travels(part):
@@ -90,8 +93,10 @@ def _culprit(value: Any, path: tuple[str, ...], depth: int) -> tuple[tuple[str, 
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the parts of a value with their names. Parts of tidegate's own functions and objects have an empty
-    name."""
+    """Yields the objects that a value refers to, each as (name, object): captured variables, attributes and items.
+
+    Objects inside functions and classes of tidegate have an empty name.
+    """
     if isinstance(value, functools.partial):
         yield from (("", part) for part in (value.func, *value.args, *value.keywords.values()))
     elif inspect.ismethod(value):
@@ -122,7 +127,9 @@ def _kind(value: object) -> str:
 
 
 def check_changes_come_once(nodes: Iterable[StreamNode], config: CheckpointConfig) -> None:
-    """Raises ConfigurationError if a step needs each change exactly once, and the checkpoints are at-least-once."""
+    """Raises ConfigurationError if a step retracts rows of a stream with changes, and the checkpoint mode is
+    at-least-once.
+    """
     if config.mode == "exactly_once":
         return
     for node in nodes:
@@ -139,10 +146,10 @@ _REGISTERS = "register_event_time_timer"
 
 
 def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]:
-    """Returns a sentence for each part of a program that is probably a mistake, to be logged as a warning.
+    """Returns a warning, as a sentence, for each part of a program that is probably a mistake.
 
-    `nodes` are its operators, in the order in which they were made. `periodic_checkpoints` is whether the job takes
-    periodic checkpoints.
+    - `nodes`: the steps of the program, in the order in which they were made.
+    - `periodic_checkpoints`: whether the job takes periodic checkpoints.
     """
     made = {id(node): _operator(node) for node in nodes}
     read = {id(upstream.maker) for node in nodes for upstream, _ in node.inputs}
@@ -176,7 +183,7 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
 
 
 def endless_source(nodes: Sequence[StreamNode]) -> str | None:
-    """Returns name and uid of a source among these nodes that never ends, as text, or None if all sources end."""
+    """Returns the name and the uid of a source that never ends, as text, or None if all sources end."""
     for node in nodes:
         if node.source is not None and never_ends(node.source):
             return f"{node.name!r} (uid {node.uid!r})"
@@ -186,7 +193,7 @@ def endless_source(nodes: Sequence[StreamNode]) -> str | None:
 def _of_timers(operator: ProcessOperator, node: StreamNode, made: dict[int, Operator | None]) -> Iterator[str]:
     """Yields a warning if a step sets event-time timers and one of its inputs has no event time.
 
-    Such an input holds event time back, so the timers fire only at its end, or never.
+    Without event time an input has no watermarks, so the timers fire only when that input ends, or never.
     """
     if (name := _that_registers(operator.function)) is None:
         return
@@ -211,9 +218,9 @@ def _operator(node: StreamNode) -> Operator | None:
 
 
 def _of_seconds(operator: WatermarkGenerator, node: StreamNode) -> Iterator[str]:
-    """Yields a warning about event times in memory that look like seconds, not milliseconds.
+    """Yields a warning if the event times of a source in memory are in seconds, although they should be in ms.
 
-    Other event times are checked when the job reads them.
+    Event times of other sources are checked when the job reads them.
     """
     for upstream, _ in node.inputs:
         if isinstance(upstream.source, MemorySource):
@@ -223,7 +230,7 @@ def _of_seconds(operator: WatermarkGenerator, node: StreamNode) -> Iterator[str]
 
 
 def _before(node: StreamNode) -> Iterator[StreamNode]:
-    """Yields a node and all nodes upstream of it."""
+    """Yields a node, and then all nodes upstream of this node."""
     seen: set[int] = set()
     left = [node]
     while left:
@@ -239,13 +246,15 @@ def _endless_source(node: StreamNode) -> StreamNode | None:
 
 
 def _has_watermarks(node: StreamNode, made: dict[int, Operator | None]) -> bool:
-    """Returns whether a node or one upstream of it generates watermarks."""
+    """Returns whether a node or one of the nodes upstream of it generates watermarks."""
     found = (made.get(id(each)) for each in _before(node))
     return any(operator is not None and operator.generates_watermarks for operator in found)
 
 
 def _that_registers(function: object) -> str | None:
-    """Returns the name of the method that sets event-time timers, or None if the function's own code sets none."""
+    """Returns the class and method of a function that registers event-time timers, such as "MyFunction.process", or
+    None if no method of the user's classes does.
+    """
     for cls in type(function).__mro__:
         if cls.__module__.startswith("tidegate."):
             continue
@@ -257,7 +266,9 @@ def _that_registers(function: object) -> str | None:
 
 
 def _names(code: CodeType) -> bool:
-    """Returns whether code, or a function defined within it, calls the method that sets timers."""
+    """Returns whether the code, or a function defined within it, refers to the method that registers event-time
+    timers.
+    """
     if any(each.argval == _REGISTERS for each in dis.get_instructions(code)):
         return True
     return any(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType))

@@ -2,11 +2,12 @@
 
 Rules:
 
-- `"latest"` is the newest undamaged checkpoint of a job of this name. Damaged ones are skipped, with a warning.
-- A job starts afresh only if no run of its name has completed a checkpoint, or has been restored from one. Then no
-  table contains any of its rows yet.
-- If there were checkpoints and all are damaged, starting afresh would write rows twice. That is an error, unless the
-  user requests it with `"latest_or_fresh"`.
+- `"latest"` means the newest undamaged checkpoint of the jobs with this name. Damaged checkpoints are skipped, with a
+  warning.
+- `"latest"` starts a job without a checkpoint only if no earlier run of this name has completed a checkpoint, or was
+  restored from one. Then no table contains rows of an earlier run.
+- If there were checkpoints and all of them are damaged or deleted, a job without a checkpoint would write rows twice.
+  This raises an error, unless the user accepts it by `"latest_or_fresh"`.
 """
 
 from __future__ import annotations
@@ -51,10 +52,14 @@ REASON_CHARACTERS_MAX = 500
 def restore_point(
     restore: str | None, name: str, root: str, ignore_in_flight_of: int | None, open_store: OpenStore
 ) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
-    """Returns the checkpoint that `restore` means for a job of this name, and its metadata.
+    """Returns the checkpoint to which `restore` refers for a job of this name, and the metadata of that checkpoint.
 
-    Returns None twice to start afresh. Raises ConfigurationError if there is no such checkpoint, the checkpoint was
-    given up, or all checkpoints are damaged. Raises CorruptionError and StorageError.
+    Returns (None, None) if the job starts without a checkpoint.
+
+    - `ignore_in_flight_of`: number of the checkpoint whose in-flight data is not restored, or None.
+
+    Raises ConfigurationError if the checkpoint does not exist or is void, or if all checkpoints are damaged. Raises
+    CorruptionError and StorageError.
     """
     if restore is None:
         return None, None
@@ -76,11 +81,11 @@ def restore_point(
 
 
 def check_not_given_up(metadata: CheckpointMetadata, named: str, open_store: OpenStore) -> None:
-    """Raises ConfigurationError if the job has voided the checkpoint, and continued without it.
+    """Raises ConfigurationError if the checkpoint is void: its job has given it up and continued from an older one.
 
-    A savepoint of such a checkpoint is deleted, but a coordinator that was lost may leave it behind for a while. A job
-    that restores or copies it would have rows that the old job has processed again. `named` is the beginning of the
-    error.
+    A void savepoint is deleted, but exists for a while if the coordinator is lost. The old job has processed the rows
+    after it again, so a job that restores or copies it would repeat these rows. `named` is the beginning of the error's
+    text.
     """
     if metadata.void or (metadata.origin_root is not None and _voided(metadata, open_store(metadata.origin_root))):
         raise ConfigurationError(f"{named}: this checkpoint was given up; choose another one")
@@ -89,11 +94,12 @@ def check_not_given_up(metadata: CheckpointMetadata, named: str, open_store: Ope
 def checkpoints_up_to(
     restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
 ) -> list[CheckpointMetadata]:
-    """Returns the completed checkpoints before the restored one that still exist, and then the restored one.
+    """Returns the metadata of the existing completed checkpoints of a job, oldest first, up to the restored
+    checkpoint.
 
-    A job keeps checkpoints as long as their sink files may not be committed. Checkpoints before a savepoint are in the
-    folder of its job. A damaged checkpoint is skipped if, according to the event log, its sink files are committed.
-    Otherwise CorruptionError is raised.
+    A job keeps a checkpoint at least until its sink files are committed. If a savepoint is restored, the older
+    checkpoints are in the folder of the job that took it. A damaged checkpoint is skipped if its sink files are
+    committed according to the event log. Otherwise the function raises CorruptionError.
     """
     store = open_store(metadata.origin_root or restore.root)
     found = []
@@ -115,11 +121,11 @@ def checkpoints_up_to(
 
 
 def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: TidegateError) -> bool:
-    """Returns whether an unreadable checkpoint covers rows that no table shows yet, according to the event log of its
+    """Returns whether the sink files of an unreadable checkpoint may be uncommitted, according to the event log of its
     job.
 
-    Returns True for a damaged log. Returns True for an empty log, too, unless there is no metadata: then the checkpoint
-    was never completed.
+    Returns True if the log is damaged. If the log is empty, returns whether the metadata file of the checkpoint exists,
+    because without this file the checkpoint was never completed. `error` is the error of reading the metadata.
     """
     try:
         state = replay(EventLog(store, job_id))[0].state
@@ -132,7 +138,9 @@ def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: 
 
 
 def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | None:
-    """Returns the path of the newest undamaged checkpoint of the name, or None to start afresh."""
+    """Returns the path of the newest undamaged checkpoint of the jobs with this name, or None if the job starts without
+    one.
+    """
     newest, damaged = latest_and_damaged(root, name, open_store=open_store)
     if newest is not None:
         return newest.path
@@ -154,8 +162,9 @@ def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | 
 
 
 def _lost(store: Store, name: str) -> Iterator[str]:
-    """Yields reasons why a job of this name must not start afresh: checkpoints that its runs completed, and that are
-    gone."""
+    """Yields the reasons, as text, why a job of this name must not start without a checkpoint: earlier runs completed
+    checkpoints, or were restored from one, and these checkpoints no longer exist.
+    """
     for job_id in map(JobId, store.list("")):
         if not is_of_job(store, job_id, name):
             continue
@@ -185,11 +194,12 @@ def _voided(savepoint: CheckpointMetadata, origin: Store) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """How a program would use the state of a checkpoint.
+    """How a program would use the state in a checkpoint.
 
-    - `path`: the checkpoint or savepoint, or None if the job would start afresh.
-    - `restored`, `started_empty`, `dropped`: operators by uid, and parts of their state as `uid: aggregate n`.
-    - `migrated`: state whose types widen.
+    - `path`: the checkpoint or savepoint, or None if the job would start without one.
+    - `restored`, `started_empty`, `dropped`: uids of operators whose state would be restored, is not in the checkpoint,
+      or would be dropped. A part of an operator's state is given as `uid: aggregate n`.
+    - `migrated`: state that would be converted to wider types.
     - `refused`: the text of the error that `execute` would raise, or None if it would accept the restore.
     """
 
@@ -227,9 +237,10 @@ def restore_report(
     refused: str | None,
     rehearsal: Sequence[Comparison] = (),
 ) -> RestoreReport:
-    """Returns the report on a program and a checkpoint.
+    """Returns a report of how a program would use the state in a checkpoint.
 
-    `refused` is the error of the checks, or None. `rehearsal` are the reports of operators on their own states.
+    - `refused`: the text of the error that the checks raised, or None.
+    - `rehearsal`: how the operators fit their state in the checkpoint, found by opening them.
     """
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
     known = {info.uid for info in metadata.operators}

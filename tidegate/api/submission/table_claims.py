@@ -1,16 +1,18 @@
-"""Makes a job the owner of its tables. Keeps the rows of a restored checkpoint, and refuses a table of a living job.
+"""Makes a new job the owner of its tables, which is called a claim. The rows that a restored checkpoint covers are
+kept.
 
 Rules:
 
-- A table is refused while the job that owns it lives (`check_owner_is_gone`).
-- A job may die after it has completed a checkpoint, and before it has committed it. A job that restores the checkpoint
-  gets its sink files: the claim includes them, and the first commit shows them.
-- A job that is restored from a final checkpoint processes nothing and completes no checkpoint. It commits at once.
-- The log of a table must have all entries that the restored checkpoint lists: its newest entry, and the commits of
-  earlier checkpoints. A missing commit is made again from its checkpoint while that is retained, and is an error
-  otherwise.
-- Sink files that are not committed must exist before a commit names them. The end of a job deletes the files of a
-  savepoint that it has given up, but the savepoint may be completed later.
+- A job cannot claim a table while another job that owns it lives (`check_owner_is_gone`).
+- A job may die after it has completed a checkpoint, and before it has committed the sink files of this checkpoint. The
+  job that restores the checkpoint lists these files in its claim, and its first commit makes them visible.
+- A job that is restored from a final checkpoint processes no rows and completes no checkpoint, so the claim is followed
+  by a commit at once.
+- The log of a table must have all entries that the restored checkpoint lists: the newest entry at that time, and the
+  commits of earlier checkpoints. If a commit is missing, it is repeated from its checkpoint. If that checkpoint no
+  longer exists, the restore is refused.
+- Before a commit lists sink files, it is checked that these files exist. They may be missing, because a job that ends
+  deletes the files of a savepoint that it gave up, although the savepoint may be completed later.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ from tidegate.storage.tables.table_log import TableLog
 log = logging.getLogger(__name__)
 
 EPOCH_BITS = 40
-"""Number of upper bits of a row's version in an upsert table. They hold the number of claims, so rows of a later job
-have greater versions.
+"""Position of the number of claims in the version of a row of an upsert table: the number of claims is shifted left by
+this many bits.
+
+So rows of a later job have greater versions.
 """
 
 Files = list[tuple[CheckpointId, tuple[DataFile, ...]]]
-"""Completed checkpoints, and the files of one table that each covers."""
+"""For one table: ids of completed checkpoints, each with the sink files of this table that the checkpoint covers."""
 LeftOver = dict[str, Files]
 
 
@@ -44,7 +48,10 @@ def check_tables(
     open_store: OpenStore,
     now_ms: int,
 ) -> None:
-    """Raises the errors of `claim_tables` before any expensive work. Also refuses tables of living jobs."""
+    """Makes the checks of `claim_tables`, and checks that no other living job owns a table. Writes nothing.
+
+    `covering` are the existing checkpoints up to the restored one, oldest first. Raises the errors of `claim_tables`.
+    """
     for table in tables:
         check_owner_is_gone(table.url, job_id, open_store, now_ms)
         options = table.options
@@ -53,9 +60,9 @@ def check_tables(
 
 
 def _whole_log(table_log: TableLog, url: str, covering: Sequence[CheckpointMetadata]) -> TableLog:
-    """Returns the log of a table.
+    """Returns the log of a table, which is then expected to have all entries that the restored checkpoint lists.
 
-    Raises TableError, now or in a later call, if the log has lost entries that the restored checkpoint lists.
+    Raises TableError if it lacks one of them. This call or a later call to the log may raise it.
     """
     if covering:
         restored = covering[-1]
@@ -81,11 +88,13 @@ def claim_tables(
 ) -> tuple[Mapping[str, int], tuple[TableHead, ...]]:
     """Makes a job the owner of its tables.
 
-    - `covering`: the restored checkpoint, after the older checkpoints that still exist.
+    - `covering`: the existing checkpoints up to the restored one, oldest first. Empty without a restore.
     - `home`: the checkpoint root of the job.
 
-    Returns the first version of the job in each table, by URL, and the newest log entry of each table. Raises
-    TableError, ConfigurationError and StorageError.
+    Returns the first version of the rows that the job writes, by URL of the table, and the newest log entry of each
+    table.
+
+    Raises TableError, ConfigurationError and StorageError.
     """
     urls = {table.url for table in tables}
     left = _left_over(covering, urls, open_store)
@@ -111,9 +120,10 @@ def _origin(covering: Sequence[CheckpointMetadata]) -> tuple[JobId, CheckpointId
 
 
 def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], open_store: OpenStore) -> LeftOver:
-    """Returns files that completed checkpoints cover and no commit shows, by table, oldest checkpoint first.
+    """Returns the sink files of completed checkpoints that are not committed, by URL of the table, oldest checkpoint
+    first.
 
-    `urls` are the tables of the job.
+    `urls` are the URLs of the tables that the new job writes.
     """
     left: LeftOver = {}
     for metadata in covering:
@@ -135,8 +145,8 @@ def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], op
 
 
 def _check_there(table: Store, items: Files) -> None:
-    """Raises TableError if a file that is about to be committed is missing, because the table could not be read
-    then.
+    """Raises TableError if a file that is about to be committed does not exist, because its rows would be missing in
+    the table.
     """
     files = [file for _, found in items for file in found]
     if gone := [file for file in files if not table.exists(file.path)]:
@@ -156,10 +166,10 @@ def _uncommitted(
 def _log_gone(
     gone: Sequence[str], fresh: Sequence[str], covering: Sequence[CheckpointMetadata], open_store: OpenStore
 ) -> None:
-    """Logs, for tables that no longer exist, whether rows may be missing.
+    """Logs for tables that no longer exist, and that the restored checkpoint covers, whether rows may be missing.
 
-    No rows are missing if the tables were moved: the other tables of the job then include a copy of each, with all
-    commits.
+    No rows are missing if the tables were moved, which is assumed if the other tables of the job (`fresh`) include a
+    copy with all commits for each table in `gone`.
     """
     numbers: Files = [(metadata.checkpoint_id, ()) for metadata in covering]
     copies = [found for url in fresh if (found := _uncommitted(url, covering[-1], numbers, open_store)) is not None]
@@ -180,9 +190,9 @@ def _commit_elsewhere(
     items: Sequence[tuple[CheckpointId, tuple[DataFile, ...]]],
     open_store: OpenStore,
 ) -> None:
-    """Commits files to a table of the old job that the new job does not write.
+    """Commits uncommitted sink files to a table of the restored job that the new job does not write.
 
-    Raises ConfigurationError if another job has claimed the table.
+    `items` are these files by checkpoint. Raises ConfigurationError if another job has claimed the table since.
     """
     job_id = covering[-1].job_id
     table_log = _whole_log(TableLog(open_store(url)), url, covering)

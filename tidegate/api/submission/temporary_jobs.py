@@ -1,20 +1,22 @@
-"""`TemporaryJob`: the folder of a job that has no storage, which is deleted when it is no longer needed.
+"""`TemporaryJob`: the temporary folder of a job for which the user named no storage. It is deleted when it is no longer
+needed.
 
-These folders are in one root of this user among the temporary files of a machine (`default_storage`). Rules:
+All of these folders are in one folder of the user, the root, among the temporary files of the machine
+(`default_storage`). Rules:
 
-- A folder is needed while its job may live, according to its lease, and while this process has an object that reads
-  from it: the environment of the job (which drops the oldest ended ones), the `Job`, or its `CollectedRows`.
-- A job that was restored from another one uses files of that one. So a mark in the older folder names the newer job,
-  and the older folder is needed while the newer one exists.
-- A finished job has nothing to restore, so its folder is deleted. A folder without a completed checkpoint is deleted,
-  too.
-- Other completed checkpoints, of a job that failed, was cancelled or was killed, stay for `KEPT_MS`, so that
-  `restore="latest"` finds them.
-- They stay for good if the user set `retention`, or called `Job.trigger_checkpoint`, which returns a path. Files that a
-  savepoint needs also stay for good: staged inputs and collected rows are in the folder of the job. A log line names
-  each folder that stays.
-- Folders of a killed process are deleted by the next process. It deletes only folders of the root whose job is
-  certainly dead, and a bounded number of them.
+- A folder is needed while its job may live, according to the lease of the job. It is also needed while this process has
+  an object that reads from it: the `Job`, its `CollectedRows`, or the environment, which forgets the oldest ended jobs.
+- A restored job uses files of the job from which it was restored. So a mark in the folder of the older job names the
+  newer job, and the older folder is needed while the folder of the newer job exists.
+- The folder of a finished job is deleted, because there is nothing to restore. A folder without a completed checkpoint
+  is deleted, too.
+- If a job with completed checkpoints failed, was cancelled or was killed, its folder stays for `KEPT_MS`, so that
+  `restore="latest"` finds the checkpoints.
+- The folder stays for good if the user set `retention`, or called `Job.trigger_checkpoint`, which returns a path in it.
+  It also stays for good if a savepoint needs its files: staged inputs and collected rows. A log line names each folder
+  that stays.
+- Folders that a killed process left behind are deleted by the next process that needs the root: only those whose job is
+  certainly dead, and at most `SWEPT_MAX` of them.
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ from tidegate.storage.process_id import is_there
 log = logging.getLogger(__name__)
 
 KEPT_MS = int(timedelta(days=7).total_seconds() * 1000)
-"""How long, in ms, the checkpoints of a job without storage stay if the user did not ask to keep them."""
+"""How long, in ms, the completed checkpoints of a job without storage stay, unless the user asked to keep them for
+good.
+"""
 SWEPT_MAX = 200
-"""Limit of folders of dead processes that one process deletes when it first submits a job without storage."""
+"""The largest number of folders of dead processes that a process deletes when it first submits a job without
+storage.
+"""
 _RESTORED_BY = "restored-by-"
 
 
@@ -54,13 +60,14 @@ class _Fate(enum.Enum):
     DELETED = "deleted"
     KEPT = "kept"
     NEEDED = "needed"
-    """The folder is still needed. A later call checks it again."""
+    """The folder is still needed now, and a later call decides again."""
 
 
 class TemporaryJob:
-    """The folder of one job. Objects that read from the folder hold a reference to this object.
+    """Keeps the temporary folder of one job as long as this object is referred to. Each object that reads from the
+    folder holds a reference.
 
-    `keeps` is True if the user asked to keep the checkpoints of the job.
+    `keeps` is True if the user asked to keep the checkpoints of the job for good.
     """
 
     def __init__(self, root: str, job_id: JobId, *, keeps: bool = False) -> None:
@@ -72,29 +79,38 @@ class TemporaryJob:
         release.atexit = True
 
     def restored_from(self, job_id: JobId) -> None:
-        """Keeps the folder of another job of the root while the folder of this one exists. Raises StorageError."""
+        """Keeps the folder of an earlier job, from which this job was restored, as long as the folder of this job
+        exists.
+
+        Does nothing if the earlier job is not in the root. Raises StorageError.
+        """
         if job_id in list_inside(self.root):
             _mark(self.root, f"{CheckpointLayout(job_id).job_dir()}/{_RESTORED_BY}{self.job_id}")
 
 
 _unneeded: deque[tuple[str, JobId]] = deque()
-"""Folders that no object of this process refers to any more. Garbage collection only adds to it, `delete_unneeded`
-deletes them.
+"""Folders to which no object of this process refers any more, each as (root, job id).
+
+Garbage collection only adds entries, and `delete_unneeded` deletes the folders.
 """
 _swept: set[str] = set()
-"""Roots in which this process has looked for folders of dead processes."""
+"""Roots in which this process has already deleted the folders of dead processes."""
 
 
 def keep(root: str, job_id: JobId) -> None:
-    """Keeps the checkpoints of a job for good, if `root` is the root for jobs without storage. Raises StorageError."""
+    """Keeps the folder of a job and its checkpoints for good. Does nothing if `root` is not the root for jobs without
+    storage.
+
+    Raises StorageError.
+    """
     if root == temporary_folder(CHECKPOINTS) and job_id in list_inside(root):
         _mark(root, CheckpointLayout(job_id).keep_mark())
 
 
 def temporary_root(open_store: OpenStore) -> str:
-    """Returns the root for jobs without storage, after deleting folders that are no longer needed.
+    """Deletes folders that are no longer needed, and returns the root for jobs without storage.
 
-    Raises the errors of `default_storage`.
+    Raises ConfigurationError and StorageError like `default_storage`.
     """
     root = default_storage()
     delete_unneeded(open_store)
@@ -105,9 +121,9 @@ def temporary_root(open_store: OpenStore) -> str:
 
 
 def delete_unneeded(open_store: OpenStore) -> None:
-    """Deletes the folders that no object of this process needs any more.
+    """Deletes the folders of jobs without storage to which no object of this process refers any more.
 
-    Folders of jobs that are not over yet, or that another folder needs, are left for a later call.
+    A folder whose job is not over yet, or that a restored job needs, is left for a later call.
     """
     waiting = []
     for _ in range(len(_unneeded)):
@@ -118,7 +134,7 @@ def delete_unneeded(open_store: OpenStore) -> None:
 
 
 def _sweep(store: Store, root: str) -> None:
-    """Deletes folders of dead processes in the root, at most `SWEPT_MAX` of them."""
+    """Deletes the folders that dead processes left in the root, at most `SWEPT_MAX` of them."""
     deleted = 0
     for job_id in map(JobId, list_inside(root)):
         if job_id.startswith(TEMPORARY_PREFIX):
@@ -139,8 +155,9 @@ def _sweep(store: Store, root: str) -> None:
 
 
 def _delete(store: Store, root: str, job_id: JobId) -> _Fate:
-    """Deletes the folder of a job that this process does not need, unless the folder has to stay. Returns what happened
-    to it.
+    """Deletes the folder of a job that this process does not need, unless the folder has to stay.
+
+    Returns whether the folder was deleted, is kept for good or for a time, or is still needed.
     """
     try:
         fate = _fate(store, root, job_id)
@@ -176,7 +193,7 @@ def _fate(store: Store, root: str, job_id: JobId) -> _Fate:
 
 
 def _is_completed(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a checkpoint was completed. A damaged one counts as completed."""
+    """Returns whether a checkpoint was completed and is not void. Also returns True if its metadata is damaged."""
     try:
         return not read_metadata(store, job_id, checkpoint_id).void
     except NotFoundError:
@@ -193,8 +210,9 @@ def _lease(store: Store, job_id: JobId) -> Lease | None:
 
 
 def _age_ms(root: str, job_id: JobId, lease: Lease | None) -> int:
-    """Returns how long ago the job was last active, in ms, according to the files in its folder. 0 if the folder is
-    gone.
+    """Returns how long ago the job was last active, in ms, according to its lease.
+
+    Without a lease the modification time of the folder counts. Returns 0 if the folder is gone.
     """
     if lease is not None:
         return now_ms() - lease.renewed_at_ms
@@ -222,18 +240,23 @@ def _at_exit() -> None:
 
 
 CHECKPOINTS = "checkpoints"
-"""Name of the folder that contains the folders of jobs without storage."""
+"""Name of the folder that contains the folders of all jobs without storage."""
 
 
 def temporary_folder(purpose: str) -> str:
-    """Returns a folder of this user among the temporary files of a machine."""
+    """Returns the path of this user's folder for `purpose` among the temporary files of the machine.
+
+    Does not create it.
+    """
     return os.path.join(tempfile.gettempdir(), f"tidegate-{_user_name()}", purpose)
 
 
 def default_storage() -> str:
-    """Returns the default folder of checkpoints, a folder of this user among the temporary files of this machine.
+    """Creates the default folder of checkpoints, which only this user can write to, among the temporary files of this
+    machine. Returns its path.
 
-    Raises ConfigurationError if another user owns it or can write to it, StorageError if it cannot be made.
+    Raises ConfigurationError if another user owns the folder or can write to it, and StorageError if it cannot be
+    created.
     """
     folder = temporary_folder(CHECKPOINTS)
     try:
@@ -244,18 +267,17 @@ def default_storage() -> str:
 
 
 def own_folder(named: str | None, purpose: str) -> str:
-    """Returns an empty folder for one purpose: inside the folder `named` by the user, or among the temporary files.
+    """Returns the path of the folder for `purpose`, whose old files may be deleted: in the folder `named` by the user,
+    or among the temporary files if `named` is None.
 
-    Deletes old files in it. It is therefore a subfolder of the user's folder, which may also hold other files, such as
-    checkpoints.
+    It is a separate subfolder, because the folder of the user may also contain other files, such as checkpoints.
     """
     return temporary_folder(purpose) if named is None else os.path.join(named, f"tidegate-{purpose}")
 
 
 def _user_name() -> str:
-    """Returns the name of the effective user of this process, whatever the environment variables are.
-
-    That user must own the folder.
+    """Returns the name of the effective user of this process, who must own the temporary folders, or the user id as
+    text if the user has no name.
     """
     try:
         return pwd.getpwuid(os.geteuid()).pw_name

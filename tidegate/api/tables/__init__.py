@@ -1,1 +1,1 @@
-"""Output tables as users have them: reading, compaction, a vacuum, and who owns one."""
+"""Output tables for users: reading, compaction, vacuum, and the check that the owner of a table is dead."""

@@ -1,7 +1,7 @@
 """Reads the tables that a lookup join accepts.
 
 These are Arrow and polars tables, tables of tidegate and Delta Lake, Parquet files, and functions that return a table.
-All of them are read as a whole. `DatabaseLookup` reads a table of a database by keys instead.
+All of them are read as a whole. For tables of a database see `DatabaseLookup`, which queries single keys.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ LookedUp: TypeAlias = (
 
 
 def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]:
-    """Returns a function that reads a table, the columns of the table, and whether it may change.
+    """Returns three values: a function that reads the table, the columns of the table, and whether the table may
+    change.
 
-    Functions and files are read once to find the columns. Raises ConfigurationError for an object that is not a table,
-    or cannot be read.
+    A table that is given as a function or a path is read once to find its columns. Raises ConfigurationError if the
+    object is not a table, or cannot be read.
     """
     if isinstance(table, DatabaseTable):
         raise ConfigurationError(
@@ -55,10 +56,11 @@ def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]
 
 
 def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str], Sequence[str]]) -> pa.Schema:
-    """Returns the schema of a table. Its key columns get the types of the stream's keys where they differ only in
-    polars' variants.
+    """Returns the schema of a table, with the types of the stream's keys for key columns whose types are equivalent,
+    such as string and large string.
 
-    A stream of Arrow has strings, and polars reads large strings. Without this the user would have to cast one side.
+    Arrow streams have strings and polars reads large strings, so without this the user would have to cast one side.
+    `keys` are the key columns of the stream and the key columns of the table, in the same order.
     """
     for left, right in zip(*keys, strict=True):
         wanted, index = stream.field(left).type, table.get_field_index(right)
@@ -68,7 +70,9 @@ def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str],
 
 
 def _at(url: str) -> OutputTable | Callable[[], pa.Table]:
-    """Reads the table at a URL: a Delta Lake or tidegate table if it has a log, otherwise Parquet files."""
+    """Returns what `reader_of` needs to read the URL: a function that reads a Delta Lake table or Parquet files, or an
+    `OutputTable`.
+    """
     store = open_store(url)
     if store.list("_delta_log"):
         return partial(_delta, url)
@@ -91,7 +95,7 @@ def _delta(url: str) -> pa.Table:
 
 
 def _parquet(url: str) -> pa.Table:
-    """Returns the rows of all Parquet files of a folder, or of one file."""
+    """Returns the rows of one Parquet file, or of all Parquet files in a folder and its subfolders."""
     import fsspec
 
     files, path = fsspec.core.url_to_fs(url)
@@ -109,8 +113,9 @@ def _parquet(url: str) -> pa.Table:
 
 
 def _checked(function: Callable[[], object]) -> pa.Table:
-    """Returns the result of a user's function as an Arrow table. Raises ConfigurationError for a result that is not a
-    table.
+    """Calls a user's function, and returns its result as an Arrow table.
+
+    Raises ConfigurationError if the result is not a table.
     """
     found = function()
     if type(found).__module__.partition(".")[0] == "pyspark":

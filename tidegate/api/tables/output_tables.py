@@ -1,4 +1,5 @@
-"""`OutputTable` and `CollectedRows`: the rows that a job writes, visible once a completed checkpoint covers them.
+"""`OutputTable` and `CollectedRows`: the rows that a job writes. Rows are visible as soon as a completed checkpoint
+covers them.
 
 `Stream.to_table` and `Stream.collect` return them. `open_table` opens a table in a program that does not write it.
 """
@@ -70,10 +71,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOOK_MS = 100
-"""How often, in ms, `CollectedRows.rows` looks for rows of a new checkpoint while the job runs."""
+"""How often, in ms, `CollectedRows.rows` checks for rows of a new checkpoint while the job runs."""
 
 _OVER = ("finished", "failed", "cancelled", "suspended")
-"""Statuses of a job in which it writes no more rows."""
+"""Statuses of a job that writes no more rows."""
 
 RETAIN_DEFAULT = "7d"
 
@@ -83,8 +84,8 @@ class OutputTable:
 
     Parameters that many methods have in common:
 
-    - `as_of`: the number of a commit (see `history`), or a datetime with a time zone. The rows are then the rows that
-      the table showed at that time. By default the rows of the newest commit.
+    - `as_of`: the number of a commit (see `history`), or a datetime with a time zone. The method then returns the rows
+      that were visible after that commit, or at that time. By default it uses the newest commit.
     - `filters`: conditions on partitions, such as `[("carrier", "=", "AA")]`. Files of other partitions are not opened.
 
     In upsert mode a table shows the newest row of each key.
@@ -110,7 +111,7 @@ class OutputTable:
         - `spark`: a SparkSession.
         - `as_of`, `filters`: see `OutputTable`.
 
-        Raises TableError if there is no such commit, ConfigurationError for a wrong filter.
+        Raises TableError if the commit does not exist, ConfigurationError for a wrong filter.
         """
         from tidegate.spark_bridge import table_to_dataframe
 
@@ -121,7 +122,7 @@ class OutputTable:
 
         - `as_of`, `filters`: see `OutputTable`.
 
-        Raises TableError if there is no such commit, ConfigurationError for a wrong filter.
+        Raises TableError if the commit does not exist, ConfigurationError for a wrong filter.
         """
         return read_table(self._store, as_of, filters)
 
@@ -132,8 +133,8 @@ class OutputTable:
 
         - `as_of`, `filters`: see `OutputTable`.
 
-        Raises TableError if there is no such commit, ConfigurationError for a wrong filter or a column type that Polars
-        lacks.
+        Raises TableError if the commit does not exist, ConfigurationError for a wrong filter or a column type that
+        Polars lacks.
         """
         return _in_polars(self.to_arrow(as_of=as_of, filters=filters))
 
@@ -142,17 +143,20 @@ class OutputTable:
 
         - `as_of`, `filters`: see `OutputTable`.
 
-        Raises TableError if there is no such commit, ConfigurationError for a wrong filter.
+        Raises TableError if the commit does not exist, ConfigurationError for a wrong filter.
         """
         frame: pd.DataFrame = self.to_arrow(as_of=as_of, filters=filters).to_pandas()
         return frame
 
     def head(self, n: int = ROWS_SHOWN) -> pa.Table:
-        """Returns the first `n` committed rows. In append mode only the files that hold these rows are read."""
+        """Returns the first `n` committed rows as an Arrow table.
+
+        In append mode only the files with these rows are read.
+        """
         return read_head(self._store, check_count("head", n))[0]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the committed rows, one after the other, as dicts."""
+        """Yields the committed rows as dicts."""
         yield from rows_of(self.to_arrow())
 
     def show(self, n: int = ROWS_SHOWN) -> None:
@@ -161,7 +165,7 @@ class OutputTable:
         print(grid(found, f"only the first {n:,} rows" if more else ""))
 
     def _repr_html_(self) -> str:
-        """Returns the columns and the first committed rows, for notebooks."""
+        """Returns the columns and the first committed rows as HTML, for notebooks."""
         try:
             found, more = read_head(self._store, ROWS_IN_NOTEBOOK)
         except TidegateError as error:
@@ -173,15 +177,15 @@ class OutputTable:
     def to_ray(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> ray.data.Dataset:
         """Returns the committed rows as a lazy `ray.data.Dataset`.
 
-        Tasks of Ray Data read the files. In upsert mode they find the newest row of each key. The dataset does not show
-        later commits. In append mode rows come in commit order if Ray Data preserves the order of blocks. In upsert
-        mode they come in no order. Do not pass the folder of the table to `ray.data.read_parquet`, because it also
-        holds rows that are not in the table.
+        Tasks of Ray Data read the files, and in upsert mode find the newest row of each key. The dataset does not
+        include later commits. In append mode the rows are in commit order if Ray Data preserves the order of blocks. In
+        upsert mode they have no order. Do not pass the folder of the table to `ray.data.read_parquet`, because some
+        files in it are not part of the table.
 
         - `as_of`, `filters`: see `OutputTable`.
 
-        Raises TableError if there is no such commit, ConfigurationError for a wrong filter, for a table in memory, and
-        without Ray Data (`pip install 'ray[data]'`).
+        Raises TableError if the commit does not exist. Raises ConfigurationError for a wrong filter, for a table in
+        memory, and if Ray Data is not installed (`pip install 'ray[data]'`).
         """
         need("table.to_ray", "ray")
         try:
@@ -195,12 +199,12 @@ class OutputTable:
     def files(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> list[str]:
         """Returns the URLs of the Parquet files of the committed rows, for engines that read Parquet.
 
-        Do not read other files of the folder. Their rows are not committed, or were taken back.
+        Do not read other files of the folder. Their rows are not committed, or are no longer part of the table.
 
         - `as_of`, `filters`: see `OutputTable`.
 
-        Raises TableError if there is no such commit, and in upsert mode, where files also hold older rows of a key.
-        Raises ConfigurationError for a wrong filter.
+        Raises TableError if the commit does not exist, and in upsert mode, where files also contain older rows of a
+        key. Raises ConfigurationError for a wrong filter.
         """
         snapshot = self.log.snapshot(as_of)
         if snapshot.info.mode == "upsert":
@@ -212,18 +216,18 @@ class OutputTable:
         return [join_url(self.url, file.path) for file in chosen]
 
     def history(self) -> tuple[TableCommit, ...]:
-        """Returns every commit of the table, oldest first: its number, time, job, checkpoint, rows and files."""
+        """Returns all commits of the table, oldest first: number, time, job, checkpoint, rows and files of each."""
         return TableLog(self._store).history()
 
     def compact(self, *, file_bytes: int = FILE_BYTES) -> TableCompaction:
         """Merges many small files into few files of up to `file_bytes` bytes. Readers see the same rows.
 
-        The table must be at rest. Checkpoints can still be restored, and earlier commits can still be read. See
-        `docs/tables.md`.
+        No job may write the table meanwhile. Checkpoints can still be restored, and earlier commits can still be read.
+        See `docs/tables.md`.
 
         - `file_bytes`: the largest size of a new file, in bytes.
 
-        Raises ConfigurationError while the job that owns the table lives, FencedError if a job takes the table
+        Raises ConfigurationError while the job that owns the table lives, FencedError if a new job becomes its owner
         meanwhile.
         """
         return compact_table(self.url, self._open_store, file_bytes)
@@ -235,23 +239,23 @@ class OutputTable:
         retain_commits: int = 1,
         dry_run: bool = False,
     ) -> TableVacuumed:
-        """Deletes files that the table has not shown for the time `retain`.
+        """Deletes files that have not been part of the table for the time `retain`.
 
-        These are files whose rows a restored job has written again, that were overwritten, or that were compacted.
-        Files that were shown since then stay for readers, `as_of` and checkpoints. Afterwards earlier commits may be
-        unreadable, and restoring an earlier checkpoint may raise a TableError. A job may run meanwhile. See
-        `docs/tables.md`.
+        These are files whose rows a restored job has written again, files that were overwritten, and files that were
+        compacted. Files that were part of the table within this time stay for readers, `as_of` and checkpoints.
+        Afterwards earlier commits may be unreadable, and restoring an earlier checkpoint may raise a TableError. A job
+        may write the table meanwhile. See `docs/tables.md`.
 
-        - `retain`: a duration.
+        - `retain`: how long files stay after they were last part of the table, a duration.
         - `retain_commits`: the number of newest commits whose files stay in any case, at least 1.
-        - `dry_run`: whether to only return what would be deleted.
+        - `dry_run`: with True no file is deleted, and the result names the files that would be deleted.
 
         Raises TableError, ConfigurationError for a wrong argument, and StorageError.
         """
         return vacuum_table(self.url, self._open_store, retain, retain_commits, dry_run)
 
     def rows_committed(self) -> int:
-        """Returns the number of rows in committed files. In upsert mode older rows of a key count, too."""
+        """Returns the number of rows in committed files. In upsert mode this includes older rows of a key."""
         return TableLog(self._store).rows()
 
     @property
@@ -265,25 +269,25 @@ class OutputTable:
 
 
 def open_table(url: str | os.PathLike[str], *, open_store: OpenStore = open_store) -> OutputTable:
-    """Returns the table at a URL, for reading, whether or not a job writes it.
+    """Returns the table at a URL, for reading, whether or not a job is writing it.
 
     - `url`: the folder or URL that was given to `to_table`.
 
-    Raises TableError if there is no table.
+    Raises TableError if there is no table at this URL.
     """
     place = location(url, "open_table")
     return OutputTable(place, TableLog(open_store(place)).snapshot().info, open_store=open_store)
 
 
 class CollectedRows:
-    """The rows of `Stream.collect`, stored in the job's folder of the checkpoint storage.
+    """The rows of `Stream.collect`, stored in the folder of the job in its checkpoint storage.
 
-    With `handed_on` they are the rows of `Stream.for_each_checkpoint`, and are deleted after the function has received
-    them.
+    With `handed_on` these are the rows of `Stream.for_each_checkpoint`, which are deleted as soon as the user's
+    function has received them.
     """
 
     PREFIX = "collect:"
-    """The beginning of each placeholder URL."""
+    """The prefix of the text that stands for the URL until the job has an id (see `placeholder`)."""
 
     def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore, *, handed_on: bool = False) -> None:
         self.uid = uid
@@ -298,7 +302,10 @@ class CollectedRows:
 
     @property
     def placeholder(self) -> str:
-        """Returns a text that stands for the URL of the rows until the job has an id."""
+        """Returns a text that stands for the URL of the rows until the job has an id.
+
+        It contains the uid of the step.
+        """
         return f"{self.PREFIX}{self.uid}"
 
     def bind(self, url: str) -> OutputTable:
@@ -308,7 +315,7 @@ class CollectedRows:
 
     @property
     def url(self) -> str:
-        """URL of the rows. It is known once the job is submitted."""
+        """URL of the rows. Only available after the job was submitted."""
         assert self._table is not None, "a place is found when the job is submitted"
         return self._table.url
 
@@ -319,23 +326,25 @@ class CollectedRows:
         endless: str | None = None,
         folder: object = None,
     ) -> None:
-        """Connects the rows to their job, once it is submitted.
+        """Connects the rows to their job, when the job has been submitted.
 
-        `status` returns the status of the job. `wait` returns when the job is over, raises JobFailedError if it failed,
-        and JobTimeoutError after the given number of ms. `endless` names a source of the job that never ends, or is
-        None. `folder` is the handle of the folder of a job without storage. The rows are in that folder, which is kept
-        as long as the handle is referred to.
+        - `status`: returns the status of the job.
+        - `wait`: returns when the job is over. Raises JobFailedError if it failed, and JobTimeoutError after the given
+          number of ms.
+        - `endless`: name of a source of the job that never ends, or None if all end.
+        - `folder`: for a job without storage the `TemporaryJob`, which keeps the folder with the rows while it is
+          referred to. Otherwise None.
         """
         self._status, self._wait, self._endless, self._folder = status, wait, endless, folder
 
     def to_arrow(self, *, wait: bool = True) -> pa.Table:
         """Waits until a bounded job has finished, and returns all its rows as an Arrow table.
 
-        - `wait`: with False the rows that completed checkpoints cover so far are returned at once.
+        - `wait`: with False the method returns at once the rows that completed checkpoints cover so far.
 
         Raises JobFailedError if the job failed. Raises ConfigurationError before the job is submitted, if the job was
-        cancelled before its input had ended, and while the job reads a source that never ends. `head` and `rows` return
-        rows of such a job.
+        cancelled before its input had ended, and while the job reads a source that never ends. Use `head` or `rows` for
+        such a job.
         """
         table = self._submitted()
         if wait and self._wait is not None and self._status is not None:
@@ -371,13 +380,13 @@ class CollectedRows:
         self._submitted().show(n)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the rows as dicts, as soon as checkpoints cover them, until the job is over.
+        """Yields the rows as dicts, as soon as completed checkpoints cover them, until the job is over.
 
-        Each row comes once, also when the job restarts. Leaving the loop does not end the job.
+        Each row is yielded once, also when the job restarts. Leaving the loop does not end the job.
 
-        Raises ConfigurationError before the job is submitted. Raises JobFailedError after the committed rows, if the
-        job fails. Raises TableError if newer checkpoints are damaged and the job returns to an older one, which takes
-        back rows that have been yielded.
+        Raises ConfigurationError before the job is submitted. If the job fails, raises JobFailedError after the
+        committed rows. Raises TableError if newer checkpoints are damaged and the job restarts from an older one, so
+        that rows which were already yielded are no longer valid.
 
         Example:
 
@@ -423,16 +432,19 @@ class CollectedRows:
         return self._table
 
     def to_polars(self, *, wait: bool = True) -> pl.DataFrame:
-        """Returns the rows of `to_arrow` as a Polars DataFrame. See also `OutputTable.to_polars`."""
+        """Returns the rows as a Polars DataFrame.
+
+        Waits and raises errors like `to_arrow`. See also `OutputTable.to_polars`.
+        """
         return _in_polars(self.to_arrow(wait=wait))
 
     def to_pandas(self, *, wait: bool = True) -> pd.DataFrame:
-        """Returns the rows of `to_arrow` as a pandas DataFrame."""
+        """Returns the rows as a pandas DataFrame. Waits and raises errors like `to_arrow`."""
         frame: pd.DataFrame = self.to_arrow(wait=wait).to_pandas()
         return frame
 
     def _repr_html_(self) -> str:
-        """Returns the first committed rows, or the columns before the job is submitted, for notebooks."""
+        """Returns the first committed rows as HTML, for notebooks. Before the job is submitted, returns the columns."""
         if self._table is None or self._status is None:
             return html_columns(f"Rows of collect ({self.uid}), not executed yet", self.info.arrow_schema)
         try:
@@ -464,19 +476,21 @@ SchemaEvolution = Literal["add_columns"]
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Options of a table: what happens to existing rows, the size of files, their compaction, and when they are
-    deleted.
+    """Options of a table: what happens to rows of an existing table, the target size of files, and how files are
+    compacted and deleted.
     """
 
     if_exists: IfExists = "error"
     file_bytes: int = FILE_BYTES
     compaction: CompactionSettings | None = None
-    """How small files are compacted while the job runs, or None if they stay."""
+    """How small files are compacted while the job runs, or None if they are not compacted."""
     history_ms: int | None = None
-    """How long files stay after the table has stopped showing them, while the job runs. None keeps them until a
-    vacuum."""
+    """How long, in ms, files are kept after they were last part of the table, while the job runs.
+
+    None keeps them until a vacuum.
+    """
     evolves: bool = False
-    """True if an existing table gets the columns that the job adds."""
+    """True if the columns that the job adds are also added to an existing table."""
 
     @staticmethod
     def of(
@@ -487,9 +501,9 @@ class TableOptions:
         schema_evolution: SchemaEvolution | None,
         history: str | timedelta | int | None,
     ) -> TableOptions:
-        """Returns the options that a user has given.
+        """Makes the options from the arguments that a user has given.
 
-        Raises ConfigurationError, which begins with `where`, for an unknown value.
+        Raises ConfigurationError for an unknown value. Its text begins with `where`.
         """
         if schema_evolution not in (None, "add_columns"):
             raise ConfigurationError(
@@ -535,10 +549,13 @@ def vacuum_table(
     retain_commits: int = 1,
     dry_run: bool = False,
 ) -> TableVacuumed:
-    """Deletes files that the table at `url` has not shown for the time `retain`. The newest commits keep theirs.
+    """Deletes files that have not been part of the table at `url` for the time `retain`.
 
-    Raises TableError if there is no table, or its rows are handed to a function. Raises ConfigurationError for a wrong
-    argument. Raises StorageError, also if the checkpoints of the owner cannot be listed.
+    The files of the newest `retain_commits` commits stay.
+
+    With `dry_run` no file is deleted. Raises TableError if there is no table, or if it contains the rows of
+    `for_each_checkpoint`. Raises ConfigurationError for a wrong argument. Raises StorageError, also if the checkpoints
+    of the owning job cannot be listed.
     """
     retain_ms = parse_duration_ms(retain, setting="retain")
     if isinstance(retain_commits, bool) or not isinstance(retain_commits, int) or retain_commits < 1:
@@ -562,7 +579,7 @@ def vacuum_table(
 
 
 def _checkpoints_of_owner(table_log: TableLog, url: str, open_store: OpenStore) -> tuple[CheckpointId, ...]:
-    """Returns the checkpoints to which the job that owns the table may return after a failure."""
+    """Returns the checkpoints from which the job that owns the table may restart. Empty if no job owns the table."""
     owner = table_log.owner()
     if owner is None or owner.home is None:
         return ()
@@ -581,23 +598,25 @@ def _checkpoints_of_owner(table_log: TableLog, url: str, open_store: OpenStore) 
 
 
 _PREFIX = "compaction_"
-"""Prefix of the job ids of compactions. Ids of real jobs have no underscore."""
+"""Prefix of the job ids that compactions use in the log of a table. Ids of jobs have no underscore."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCompaction:
-    """The number of files of a table before and after its compaction."""
+    """The number of files of a table before and after the compaction."""
 
     files_before: int
     files_after: int
 
 
 def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableCompaction:
-    """Compacts the table at `url` into files of up to `file_bytes` bytes, for each line of jobs separately.
+    """Compacts the files of the table at `url` into files of up to `file_bytes` bytes.
 
-    Raises TableError if there is no table, its rows are handed to a function, or it is a Delta table with features
-    which tidegate does not write. Raises ConfigurationError while its owner lives, FencedError if a job has taken the
-    table meanwhile, and StorageError.
+    Files are only merged with files of the same job, or of jobs that were restored from it.
+
+    Raises TableError if there is no table, if it contains the rows of `for_each_checkpoint`, or if it is a Delta table
+    with features that tidegate cannot write. Raises ConfigurationError while the owning job lives, FencedError if a new
+    job became the owner meanwhile, and StorageError.
     """
     if file_bytes <= 0:
         raise ConfigurationError(f"compact: file_bytes={file_bytes} must be greater than 0")
@@ -643,8 +662,9 @@ def _compact(store: Store, log: TableLog, job_id: JobId, files: tuple[DataFile, 
 
 
 def _sweep(store: Store, own: JobId) -> bool:
-    """Deletes files of earlier compactions that did not commit. Those compactions are fenced, so they cannot commit any
-    more.
+    """Deletes the files of earlier compactions that did not commit.
+
+    They can no longer commit, because the compaction `own` has claimed the table. Returns True.
     """
     for name in store.list(DATA_FOLDER):
         if name.startswith(_PREFIX) and name != own:
@@ -653,7 +673,7 @@ def _sweep(store: Store, own: JobId) -> bool:
 
 
 def check_owner_is_gone(url: str, job_id: JobId, open_store: OpenStore, now_ms: int) -> None:
-    """Raises ConfigurationError if another job owns the table at a url and lives.
+    """Raises ConfigurationError if the table at `url` is owned by a living job other than `job_id`.
 
     Raises StorageError if the lease of that job cannot be read.
     """

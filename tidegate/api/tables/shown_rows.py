@@ -1,6 +1,6 @@
 """Formats rows for people: as a grid of text for terminals, and as an HTML table for notebooks.
 
-Long values are cut. HTML in values is escaped, and a line break in a value does not end a line.
+Long values are cut. HTML in values is escaped, and line breaks in values are replaced.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from tidegate.storage.errors import ConfigurationError
 ROWS_SHOWN = 20
 ROWS_IN_NOTEBOOK = 10
 VALUE_CHARACTERS = 40
-"""Default limit of characters of a value that are shown."""
+"""The largest number of characters of a value that are shown by default."""
 COLUMNS_IN_NOTEBOOK = 50
 
 
 def check_count(call: str, n: object) -> int:
-    """Returns a number of rows. Raises ConfigurationError unless it is a whole number of at least 0."""
+    """Returns `n`, a number of rows.
+
+    Raises ConfigurationError if it is not a whole number of at least 0. `call` is the name of the method for the error.
+    """
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise ConfigurationError(f"{call}: the number of rows must be a whole number from 0 on, not {n!r}")
     return n
 
 
 def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a table as dicts. Converts only a part of the table at a time."""
+    """Yields the rows of a table as dicts. Converts one part of the table at a time to save memory."""
     for batch in table.to_batches(max_chunksize=1_024):
         yield from batch.to_pylist()
 
@@ -52,7 +55,7 @@ def grid(table: pa.Table, note: str = "", characters_max: int = VALUE_CHARACTERS
 
 
 def html_rows(table: pa.Table, note: str = "") -> str:
-    """Returns the first rows of a table as a table of HTML, with the types of its columns."""
+    """Returns the first rows of a table as an HTML table, with column names and types above, and `note` below."""
     schema = pa.schema(list(islice(table.schema, COLUMNS_IN_NOTEBOOK)))
     shown = table.select(range(len(schema))).slice(0, ROWS_IN_NOTEBOOK)
     head = "".join(f"<th>{_bounded(field.name)}<br><small>{_bounded(str(field.type))}</small></th>" for field in schema)
@@ -67,13 +70,16 @@ def html_rows(table: pa.Table, note: str = "") -> str:
 
 
 def html_facts(title: str, facts: Iterable[tuple[str, object]]) -> str:
-    """Returns a title, and names with values, as HTML."""
+    """Returns HTML with a title and a table of two columns: names and values."""
     lines = "".join(f"<tr><th>{_bounded(name)}</th><td>{_bounded(str(value), 400)}</td></tr>" for name, value in facts)
     return f"<p><strong>{_bounded(title)}</strong></p><table><tbody>{lines}</tbody></table>"
 
 
 def html_columns(title: str, schema: pa.Schema | None) -> str:
-    """Returns a title, and columns with their types, as HTML."""
+    """Returns HTML with a title and the names and types of columns.
+
+    `schema` is None if the columns are known only when the job runs.
+    """
     if schema is None:
         return f"<p><strong>{_bounded(title)}</strong>: columns known when the job runs</p>"
     left = len(schema) - COLUMNS_IN_NOTEBOOK
