@@ -19,9 +19,11 @@ from tidegate.api.name_checks import location
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable, TableOptions
-from tidegate.connectors.committing_sink import BUCKETS_MAX, CommittingSink
+from tidegate.connectors.committing_sink import BUCKETS_MAX, DEFAULT_BUCKETS, CommittingSink
 from tidegate.connectors.delta.client import DeltaPlace
 from tidegate.connectors.delta.sink import DeltaUpsert, check_delta_keys
+from tidegate.connectors.files.encoders import WrittenFormat, file_encoding
+from tidegate.connectors.files.sink import FileSink
 from tidegate.connectors.iceberg.client import TableLayout, TablePlace, check_writable
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions, check_columns
 from tidegate.connectors.iceberg.sink import IcebergAppend, IcebergUpsert
@@ -184,6 +186,26 @@ def to_sink(
             committing=sink if isinstance(sink, CommittingSink) else None,
         )
     )
+
+
+def to_files(
+    stream: Stream,
+    url: str | os.PathLike[str],
+    format: WrittenFormat,
+    compression: str | None,
+    target_file_size: str | int,
+    options: StepOptions,
+) -> None:
+    """Builds `Stream.to_files`."""
+    where = f"to_files {options.name!r}"
+    place = location(url, where)
+    file_bytes = parse_size_bytes(target_file_size, setting="to_files(target_file_size)")
+    if file_bytes <= 0:
+        raise ConfigurationError(f"{where}: target_file_size must be greater than 0, not {target_file_size!r}")
+    encoding = file_encoding(format, known_schema(stream, options.name), compression)
+    buckets = stream._program.max_parallelism or DEFAULT_BUCKETS
+    sink = FileSink(open_store(place).url, encoding, file_bytes, buckets)
+    to_sink(stream, sink, (), FLUSH_BYTES, options)
 
 
 def check_buckets(where: str, sink: CommittingSink, parallelism: int) -> None:

@@ -48,6 +48,7 @@ from tidegate.api.tables.output_tables import (
 from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid, html_columns
 from tidegate.connectors.bad_rows import BAD_ROWS
 from tidegate.connectors.committing_sink import CommittingSink
+from tidegate.connectors.files.encoders import WrittenFormat
 from tidegate.connectors.formats.named import PayloadFormat
 from tidegate.connectors.formats.registry import SchemaRegistry
 from tidegate.connectors.iceberg.options import CatalogLike
@@ -1329,6 +1330,42 @@ class Stream(OtherNames):
         """
         options = StepOptions(name, uid, parallelism)
         output_steps.to_iceberg(self, catalog, table, mode, keys, create, partition_by, target_file_size, options)
+
+    def to_files(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        format: WrittenFormat = "parquet",
+        compression: str | None = None,
+        target_file_size: str | int = FILE_BYTES,
+        name: str = "to_files",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> None:
+        """Writes files to a folder, exactly once, for other systems. See `docs/formats.md`.
+
+        A file appears complete, after the checkpoint that covers its rows. Each checkpoint gives one file or more for
+        each subtask that had rows. To read the rows back as one table use `to_table`.
+
+        - `url`: a folder on any storage of files. Files that are there stay as they are.
+        - `format`: "parquet", "avro", "csv" (with a header) or "json" (an object in each line), or a `tg.AvroFormat`
+          with a schema or a `tg.CsvFormat` with options.
+        - `compression`: of Avro "deflate" (default) or "none"; of Parquet "zstd" (default), "snappy", "gzip", "lz4" or
+          "none".
+        - `target_file_size`: a subtask begins another file after about this many bytes.
+        - `uid`: names prepared files in checkpoints, so set it.
+
+        Raises ConfigurationError for columns that the format cannot hold. A row that it cannot hold, such as NaN in
+        JSON, fails the job.
+
+        Example:
+
+            >>> orders.to_files("orders", format="json", uid="orders")
+            >>> _ = env.execute(progress="off").wait()
+        """
+        options = StepOptions(name, uid, parallelism, slot=slot)
+        output_steps.to_files(self, url, format, compression, target_file_size, options)
 
     def to_sink(
         self,

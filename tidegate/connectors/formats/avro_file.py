@@ -1,5 +1,7 @@
 """`AvroRows`: reads the rows of one Avro object container file (`.avro`) in file order, from any row on.
 
+`avro_file_head` and `avro_file_block` write such files.
+
 Rules:
 
 - A file has its schema in its header. Its records are read with that schema, and then cast to the columns of the source
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +33,7 @@ from tidegate.storage.extras import load
 
 _BUFFER_BYTES = 4 * 2**20
 _USE = PayloadUse("from_files")
+_DEFLATE_LEVEL = 6
 
 
 def avro_file_schema(file: Any) -> pa.Schema:
@@ -148,3 +152,43 @@ def _written(reader: Any) -> AvroSchema:
     if kind_of(schema.of(schema.root)) != "record":
         raise ConfigurationError("its schema is not a record, so it has no columns")
     return schema
+
+
+AVRO_CODECS = ("deflate", "none")
+"""The codecs of files that are written."""
+
+
+def avro_file_head(schema: str, codec: str, sync: bytes) -> bytes:
+    """Returns the head of a file. `schema`: as JSON. `sync`: 16 bytes that end the head and each block."""
+    entries = {"avro.schema": schema.encode(), "avro.codec": (b"null" if codec == "none" else codec.encode())}
+    items = b"".join(_sized(name.encode()) + _sized(value) for name, value in entries.items())
+    return b"Obj\x01" + _long(len(entries)) + items + _long(0) + sync
+
+
+def avro_file_block(records: pa.Array, codec: str, sync: bytes) -> bytes:
+    """Returns a block of records, an array of binary without nulls."""
+    _, offset_buffer, data_buffer = records.buffers()
+    count = len(records)
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32, count=count + 1, offset=4 * records.offset)
+    data = memoryview(data_buffer if data_buffer is not None else b"")[offsets[0] : offsets[-1]]
+    if codec == "deflate":
+        packer = zlib.compressobj(_DEFLATE_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packed = packer.compress(data) + packer.flush()
+    else:
+        packed = bytes(data)
+    return _long(count) + _sized(packed) + sync
+
+
+def _sized(data: bytes) -> bytes:
+    return _long(len(data)) + data
+
+
+def _long(number: int) -> bytes:
+    """Returns a number that is not negative as Avro writes it: zigzag, seven bits a byte."""
+    rest = number << 1
+    found = bytearray()
+    while rest > 0x7F:
+        found.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    found.append(rest)
+    return bytes(found)
