@@ -217,3 +217,14 @@ def test_a_job_reads_a_snapshot(properties: Properties, tmp_path: Path) -> None:
     rows = env.from_iceberg(catalog=properties, table=NAME, uid="rows").select("x").collect()
     finish(env, tmp_path / "checkpoints")
     assert xs(rows.rows()) == list(range(60))
+
+
+def test_a_restored_job_reads_the_same_table(properties: Properties) -> None:
+    """Ids of fields of a table that was created again name other columns."""
+    created(properties, [numbers(0, 10)])
+    before = IcebergSource.open(place(properties)).splits()
+    catalog = catalog_of(properties)
+    catalog.drop_table(NAME)
+    catalog.create_table(NAME, numbers(0, 1).select(["x", "k"]).schema)
+    with pytest.raises(tg.ConfigurationError, match="the checkpoint is of another table"):
+        IcebergSource.open(place(properties)).check_restored(before)

@@ -299,6 +299,38 @@ def test_schemas_evolve_by_the_numbers_of_fields() -> None:
             ProtobufFormat(classes_of(new)["Order"], registry=registry.url).for_reading(None, READING)
 
 
+@pytest.mark.parametrize(
+    ("written", "read", "value", "found"),
+    [
+        ("INT32", "INT64", -7, -7),
+        ("UINT32", "INT64", 2**31 + 1, 2**31 + 1),
+        ("BOOL", "UINT64", True, 1),
+        ("SINT32", "SINT64", -(2**31), -(2**31)),
+        ("STRING", "BYTES", "é", "é".encode()),
+        ("INT64", "INT32", 2**40 + 5, None),
+        ("INT64", "UINT64", -1, None),
+        ("INT32", "UINT32", -1, None),
+        ("UINT64", "INT64", 2**63, None),
+        ("INT64", "BOOL", 6, None),
+        ("SINT64", "SINT32", 2**40, None),
+        ("FIXED32", "SFIXED32", 2**31, None),
+        ("BYTES", "STRING", b"\xff", None),
+    ],
+)
+def test_a_field_of_another_type_keeps_its_value_or_is_bad(
+    written: str, read: str, value: object, found: object
+) -> None:
+    """Protobuf's own rules would cut the number to the bits of the type."""
+    was, now = (file_of(message("Order", field("x", 1, getattr(KIND, f"TYPE_{name}")))) for name in (written, read))
+    with registry_server() as registry:
+        ids = [registry.add("orders-value", registered(each), "PROTOBUF") for each in (was, now)]
+        decoder = ProtobufFormat(registry=registry.url).for_reading(None, READING).decoder()
+        record = classes_of(was)["Order"](x=value).SerializeToString()
+        rows = decoder.decode([with_id(ids[0], b"\0", record)])
+    assert [row["x"] for row in rows.batch.to_pylist()] == ([] if found is None else [found])
+    assert len(rows.bad) == (1 if found is None else 0)
+
+
 def test_the_file_of_a_message_is_registered_or_found() -> None:
     """Under the subject of the strategy. Payloads are what Google's library writes, behind the header."""
     batch = pa.record_batch({"id": pa.array([3], pa.int64())})

@@ -206,6 +206,25 @@ def test_rows_that_would_be_in_no_range_are_refused(tmp_path: Path) -> None:
         sql_source(database.url, "SELECT id, v FROM t", TYPES, "x", 4)
 
 
+@pytest.mark.parametrize(
+    ("query", "schema", "partition_by"),
+    [
+        ("SELECT id, v FROM t WHERE id > 3", TYPES, "id"),
+        ("SELECT id AS v, v AS id FROM t", pa.schema([("v", pa.int64()), ("id", pa.string())]), "v"),
+        ("SELECT id, v FROM t", TYPES, None),
+    ],
+)
+def test_a_restored_job_reads_the_same_query(
+    tmp_path: Path, query: str, schema: pa.Schema, partition_by: str | None
+) -> None:
+    """Ranges of another query would be read in part, and others twice. The number of ranges may change."""
+    database = sqlite(tmp_path)
+    splits = sql_source(database.url, "SELECT id, v FROM t", TYPES, "id", 4).splits()
+    sql_source(database.url, " SELECT id, v FROM t ", TYPES, "id", 2).check_restored(splits)
+    with pytest.raises(tg.ConfigurationError, match="it read another query"):
+        sql_source(database.url, query, schema, partition_by, 4).check_restored(splits)
+
+
 def test_rows_that_come_after_the_ranges_were_chosen_are_read(tmp_path: Path) -> None:
     """Below the first, above the last range, and without a value."""
     database = sqlite(tmp_path, 10)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -401,16 +401,21 @@ def _check_field(field: Any, path: str, outer: tuple[str, ...]) -> None:
         _check_field(each, f"{path}.{each.name}", (*outer, message.full_name))
 
 
-def _groups() -> Sequence[tuple[int, ...]]:
-    """Returns groups of Protobuf field types that are compatible on the wire."""
+def _wider_types() -> Mapping[int, Sequence[int]]:
+    """Returns the types that hold every value of another Protobuf type with the same encoding.
+
+    Protobuf also lets int64 be read as int32, and cuts the numbers.
+    """
     kinds = _library("google.protobuf.descriptor_pb2").FieldDescriptorProto
-    return (
-        (kinds.TYPE_INT32, kinds.TYPE_UINT32, kinds.TYPE_INT64, kinds.TYPE_UINT64, kinds.TYPE_BOOL, kinds.TYPE_ENUM),
-        (kinds.TYPE_SINT32, kinds.TYPE_SINT64),
-        (kinds.TYPE_STRING, kinds.TYPE_BYTES),
-        (kinds.TYPE_FIXED32, kinds.TYPE_SFIXED32),
-        (kinds.TYPE_FIXED64, kinds.TYPE_SFIXED64),
-    )
+    return {
+        kinds.TYPE_INT32: (kinds.TYPE_INT64, kinds.TYPE_ENUM),
+        kinds.TYPE_UINT32: (kinds.TYPE_UINT64, kinds.TYPE_INT64),
+        kinds.TYPE_BOOL: (kinds.TYPE_INT32, kinds.TYPE_UINT32, kinds.TYPE_INT64, kinds.TYPE_UINT64),
+        kinds.TYPE_ENUM: (kinds.TYPE_INT32, kinds.TYPE_INT64),
+        kinds.TYPE_SINT32: (kinds.TYPE_SINT64,),
+        kinds.TYPE_STRING: (kinds.TYPE_BYTES,),
+        kinds.TYPE_BYTES: (kinds.TYPE_STRING,),
+    }
 
 
 def _check_same(written: Any, read: Any, path: str, outer: tuple[str, ...]) -> None:
@@ -422,9 +427,10 @@ def _check_same(written: Any, read: Any, path: str, outer: tuple[str, ...]) -> N
         if other is None:
             continue
         below = f"{path}.{field.name}" if path else field.name
-        compatible = any(field.type in group and other.type in group for group in _groups())
-        if field.type != other.type and not compatible:
-            raise UnfitSchemaError(f"field {below!r} (number {number}) was written with another type")
+        if field.type != other.type and field.type not in _wider_types().get(other.type, ()):
+            raise UnfitSchemaError(
+                f"field {below!r} (number {number}) was written with another type, whose values it may not hold"
+            )
         if field.is_repeated != other.is_repeated:
             raise UnfitSchemaError(f"field {below!r} (number {number}) is repeated in one of the schemas only")
         if field.message_type is not None and other.message_type is not None:

@@ -59,6 +59,8 @@ class IcebergFile:
     spec_id: int
     partition: tuple[bytes | None, ...]
     deletes: tuple[tuple[str, str], ...] = ()
+    table: str = ""
+    """The UUID of the table. The field ids of another one name other columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class IcebergSource:
     field_ids: tuple[int, ...]
     """Iceberg's field ids of the columns."""
     files: tuple[IcebergFile, ...]
+    table: str
+    """The UUID of the table."""
 
     @staticmethod
     def open(place: TablePlace, snapshot_id: int | None = None) -> IcebergSource:
@@ -77,7 +81,7 @@ class IcebergSource:
         table = place.load()
         _check_snapshot(table, place, snapshot_id)
         schema, ids = columns_of(table)
-        return IcebergSource(place, schema, ids, planned(table, place, snapshot_id))
+        return IcebergSource(place, schema, ids, planned(table, place, snapshot_id), str(table.metadata.table_uuid))
 
     def splits(self) -> Sequence[SourceSplit]:
         """Returns one split for each data file."""
@@ -92,6 +96,11 @@ class IcebergSource:
             raise ConfigurationError(
                 f"its split {strange[0]!r} is not a file of an Iceberg table's snapshot; give the source of the "
                 "checkpoint, or start without restore"
+            )
+        if {decode(split.payload).table for split in splits if split.payload} - {self.table}:
+            raise ConfigurationError(
+                f"the checkpoint is of another table than {self.place.named}, which may have been created again; give "
+                "the table that it was, or start without restore"
             )
 
     def projected(self, columns: Sequence[str]) -> IcebergSource:
@@ -235,6 +244,7 @@ def _file(table: Table, task: FileScanTask) -> IcebergFile:
         data.spec_id,
         partition,
         deletes,
+        str(table.metadata.table_uuid),
     )
 
 

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import datetime
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -38,13 +39,14 @@ class RangePosition:
     """A range of the partition column, and the position in it. `low` and `high` are SQL literals; None is no limit.
 
     `low` is the first value, `high` is the first value of the next range. `rows` rows were read, and `digest` is the
-    sum of their hashes, modulo 2^64.
+    sum of their hashes, modulo 2^64. `query` identifies the query, because a range of another query has other rows.
     """
 
     low: str | None
     high: str | None
     rows: int = 0
     digest: int = 0
+    query: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,11 @@ class SqlSource:
 
     def splits(self) -> Sequence[SourceSplit]:
         """Returns one split for each range."""
+        query = self._identity
         return tuple(
-            SourceSplit(f"range {number} [{each.low or 'min'}, {each.high or 'max'})", encode(each))
+            SourceSplit(
+                f"range {number} [{each.low or 'min'}, {each.high or 'max'})", encode(replace(each, query=query))
+            )
             for number, each in enumerate(self.ranges)
         )
 
@@ -74,6 +79,19 @@ class SqlSource:
                 f"its split {strange[0]!r} is not a range of a query; give the source of the checkpoint, or start "
                 "without restore"
             )
+        found = {decode(split.payload).query for split in splits if split.payload}
+        if found - {self._identity}:
+            raise ConfigurationError(
+                "it read another query, or other columns, types or ranges (query=, schema=, partition_by=), and rows "
+                "of both would be mixed; give what it had, or start without restore"
+            )
+
+    @property
+    def _identity(self) -> str:
+        """Identifies the query and its columns."""
+        columns = [f"{field.name} {field.type}" for field in self.schema]
+        text = "\n".join([self.query.strip(), str(self.partition_by), *columns])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def reader(self) -> SourceReader:
         """Returns a reader for one subtask."""
