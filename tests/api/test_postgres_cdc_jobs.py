@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from local_jobs import config, local
-from postgres_server import PostgresDatabase
+from postgres_server import PostgresDatabase, drop_database
 from waiting import until
 
 import tidegate as tg
@@ -379,6 +379,40 @@ def test_a_publication_that_leaves_out_rows_or_columns_is_refused(items: Postgre
             env.from_postgres_cdc(items.dsn, tables=["items"], slot="s", publication=publication)["items"].collect()
             with pytest.raises(tg.ConfigurationError, match=match):
                 env.execute("job", checkpoints=config(tmp_path))
+
+
+def test_a_user_without_replication_is_refused(items: PostgresDatabase, tmp_path: Path) -> None:
+    """Before the job starts, because its reader would try again without end."""
+    user = f"u_{items.name}"
+    items.execute(f"CREATE ROLE {user} LOGIN")
+    try:
+        items.execute("CREATE PUBLICATION p FOR TABLE items")
+        with local(1) as env:
+            dsn = items.dsn.replace("//tidegate@", f"//{user}@")
+            env.from_postgres_cdc(dsn, tables=["items"], slot=slot_of(items), publication="p")["items"].collect()
+            with pytest.raises(tg.ConfigurationError, match="(?i)wal ?sender"):
+                env.execute("job", checkpoints=config(tmp_path))
+    finally:
+        items.execute(f"DROP ROLE {user}")
+
+
+def test_a_value_that_the_server_cannot_send_is_an_error(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    """A database without an encoding has any bytes. The log would be read again without end."""
+    name = f"{postgres.name}_ascii"
+    postgres.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    database = PostgresDatabase(postgres.server, name)
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, name text)")
+    database.execute("INSERT INTO items VALUES (1, 'good')")
+    try:
+        with local(1) as env:
+            rows = env.from_postgres_cdc(database.dsn, tables=["items"], slot=slot_of(database))["items"].collect()
+            job = env.execute("job", checkpoints=config(tmp_path, interval="20ms"))
+            until("the row", lambda: rows.to_arrow(wait=False).num_rows == 1)
+            database.execute("INSERT INTO items VALUES (2, convert_from('\\xff'::bytea, 'SQL_ASCII'))")
+            with pytest.raises(tg.JobFailedError, match="invalid byte sequence for encoding"):
+                job.wait("4min")
+    finally:
+        drop_database(postgres.server, name)
 
 
 def test_row_security_hides_no_rows_of_the_snapshot(items: PostgresDatabase, tmp_path: Path) -> None:

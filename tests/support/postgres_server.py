@@ -186,10 +186,11 @@ def new_database(server: PostgresServer) -> Iterator[PostgresDatabase]:
         yield PostgresDatabase(server, name)
     finally:
         if server.answers():
-            _drop(server, name)
+            drop_database(server, name)
 
 
-def _drop(server: PostgresServer, name: str) -> None:
+def drop_database(server: PostgresServer, name: str) -> None:
+    """Drops a database with its replication slots, connections and prepared transactions."""
     server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
     held = "SELECT count(*) FROM pg_replication_slots WHERE database = %s AND active"
     until(f"the slots of {name} to be free", lambda: server.execute(held, name) == [(0,)], after_failure=True)

@@ -348,9 +348,7 @@ class LogStream:
             elif size == 0:
                 return None
             else:
-                result = self._libpq.get_result()
-                text = "" if result is None else (result.error_message or b"").decode(errors="replace").strip()
-                raise driver().OperationalError(f"the server ended the stream of the log: {text or 'no reason given'}")
+                raise _end_of_stream(self._libpq.get_result())
 
     def send_status(self) -> None:
         """Reports the received position and the confirmed position, up to which the server may delete its log."""
@@ -363,6 +361,30 @@ class LogStream:
     def close(self) -> None:
         """Closes the connection to the server."""
         self._connection.close()
+
+
+def _end_of_stream(result: Any) -> Exception:
+    """Returns the error for a stream that the server has ended. It is an OperationalError if it may pass."""
+    psycopg = driver()
+    if result is None or result.status != psycopg.pq.ExecStatus.FATAL_ERROR:
+        return psycopg.OperationalError("the server ended the stream of the log")  # type: ignore[no-any-return]
+    found: Exception = psycopg.errors.error_from_result(result)
+    if str(getattr(found, "sqlstate", None) or "XX").startswith(_INTERNAL):
+        return psycopg.OperationalError(f"the server ended the stream of the log: {found}")  # type: ignore[no-any-return]
+    return found
+
+
+_INTERNAL = "XX"
+"""The class of SQLSTATE for errors within the server, which may pass."""
+
+
+def check_replication(dsn: str) -> None:
+    """Raises psycopg.Error if the user may not read the log."""
+    connection = connect(dsn, replication=True)
+    try:
+        run_command(connection.pgconn, "IDENTIFY_SYSTEM")
+    finally:
+        connection.close()
 
 
 def run_command(libpq: Any, command: str) -> Any:

@@ -35,6 +35,7 @@ from tidegate.connectors.postgres_cdc.client import (
     LogStream,
     SlotCreation,
     SnapshotRows,
+    check_replication,
     check_tables,
     connect,
     connected,
@@ -106,6 +107,7 @@ class PostgresCdcSource:
         with connected(self.dsn) as connection:
             prepare_publication(connection, self.publication, self.tables)
             existed = find_slot(connection, self.slot) is not None
+            check_replication(self.dsn)
         return [self._split(CdcPosition("new", self.slot, self._names, self._identities, existed=existed))]
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
