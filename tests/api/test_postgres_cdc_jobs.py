@@ -390,7 +390,7 @@ def test_a_user_without_replication_is_refused(items: PostgresDatabase, tmp_path
         with local(1) as env:
             dsn = items.dsn.replace("//tidegate@", f"//{user}@")
             env.from_postgres_cdc(dsn, tables=["items"], slot=slot_of(items), publication="p")["items"].collect()
-            with pytest.raises(tg.ConfigurationError, match="(?i)wal ?sender"):
+            with pytest.raises(tg.ConfigurationError, match=r"(?i)wal ?sender"):
                 env.execute("job", checkpoints=config(tmp_path))
     finally:
         items.execute(f"DROP ROLE {user}")

@@ -142,6 +142,9 @@ def test_columns_come_from_the_schema_of_the_topic(registry: RegistryServer) -> 
         "row_kind": pa.string(),
         UNCHANGED: pa.list_(pa.string()),
     }
+    columns = pa.schema([("id", pa.int32()), ("days", pa.list_(pa.timestamp("us")))])
+    with pytest.raises(ConfigurationError, match=r"'days' has elements of which each is int \(io.debezium.time.Date\)"):
+        form.for_reading(columns, PayloadUse("from_kafka", ("more",), keys=("id",)))
 
 
 def _changed(name: str, kind: pa.DataType) -> pa.Schema:

@@ -246,6 +246,42 @@ def test_a_schema_in_the_event_is_compared_with_the_columns() -> None:
     assert "counts us in the event" in found.bad[0]
 
 
+_CENTS = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}}
+_MILLIS = {"type": "int64", "name": "io.debezium.time.Timestamp"}
+
+
+@pytest.mark.parametrize(
+    ("described", "value", "wanted", "message"),
+    [
+        ({"type": "int64"}, 1_700_000_000, pa.timestamp("us"), "'v' is int64 in the event"),
+        ({"type": "int32"}, 1_700, pa.date32(), "'v' is int32 in the event"),
+        (_MILLIS, 1_700, pa.date32(), "'v' is int64 (io.debezium.time.Timestamp) in the event"),
+        ({"type": "bytes"}, "YWJj", pa.string(), "'v' is bytes in the event"),
+        ({"type": "string"}, "abcd", pa.binary(), "'v' is string in the event"),
+        ({"type": "array", "items": _CENTS}, ["BNI="], pa.list_(pa.decimal128(9, 3)), "each has 2 decimal places"),
+        ({"type": "array", "items": _MILLIS}, [1_700], pa.list_(pa.timestamp("us")), "each counts ms in the event"),
+        ({"type": "array", "items": {"type": "bytes"}}, ["YWJj"], pa.list_(pa.string()), "each is bytes"),
+        (
+            {"type": "struct", "fields": [{**_MILLIS, "field": "a"}]},
+            {"a": 1_700},
+            pa.struct([("a", pa.timestamp("us"))]),
+            "'v' has the member 'a', which counts ms",
+        ),
+    ],
+)
+def test_a_schema_in_the_event_shows_a_value_of_another_meaning(
+    described: dict[str, Any], value: object, wanted: pa.DataType, message: str
+) -> None:
+    """At any depth: the value itself would be read as another one."""
+    fields = [{"type": "int32", "field": "id"}, {**described, "field": "v", "optional": True}]
+    images = [{"type": "struct", "fields": fields, "field": name} for name in ("before", "after")]
+    event = {"before": None, "after": {"id": 1, "v": value}, "op": "c"}
+    record = {"schema": {"type": "struct", "fields": images}, "payload": event}
+    columns = pa.schema([("id", pa.int32()), ("v", wanted)])
+    found = _decoder(columns).decode_records([json.dumps(record).encode()], [b'{"id":1}'])
+    assert message in unmarked(found.bad[0])
+
+
 def test_wrong_arguments_are_refused() -> None:
     """Before anything is read."""
     with pytest.raises(ConfigurationError, match="needs keys="):

@@ -324,6 +324,8 @@ def _described(schema: AvroSchema, kind: Schema) -> dict[str, Any]:
             described["name"] = name
         scale = found.get("scale", found.get("connect.parameters", {}).get("scale", 0))
         described["parameters"] = {"scale": scale, "precision": found.get("precision", 0)}
+        if "items" in found:
+            described["items"] = _described(schema, found["items"])
     return described
 
 

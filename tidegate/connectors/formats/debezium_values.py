@@ -224,9 +224,28 @@ DECIMAL = "org.apache.kafka.connect.data.Decimal"
 def field_difference(described: Mapping[str, Any], wanted: pa.DataType, decimals: Decimals) -> str | None:
     """Returns how a field of an event differs from a column, to follow the name of the field, or None.
 
-    `described`: the field as Kafka Connect describes it: `type`, and perhaps `name` and `parameters`.
+    `described`: the field as Kafka Connect describes it: `type`, and perhaps `name` and `parameters`, `items` of an
+    array, `fields` of a struct.
     """
     name = described.get("name")
+    if pa.types.is_list(wanted) and "items" in described:
+        fault = field_difference(described["items"], wanted.value_type, decimals)
+        return None if fault is None else f"has elements of which each {fault}"
+    if pa.types.is_struct(wanted) and "fields" in described:
+        members = {each["field"]: each for each in described["fields"]}
+        faults = (
+            (each.name, field_difference(members[each.name], each.type, decimals))
+            for each in wanted
+            if each.name in members
+        )
+        return next((f"has the member {member!r}, which {fault}" for member, fault in faults if fault), None)
+    is_binary = pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted)
+    is_text = pa.types.is_string(wanted) or pa.types.is_large_string(wanted)
+    if name != DECIMAL and (is_binary or is_text) and is_binary != (described.get("type") in ("bytes", "fixed")):
+        return (
+            f"is {described.get('type')} in the event, and {wanted} in value=; give pa.binary() for bytes, and "
+            "pa.string() for texts"
+        )
     if pa.types.is_decimal(wanted) and decimals == "precise":
         if name != DECIMAL:
             return (
