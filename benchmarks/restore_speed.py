@@ -244,7 +244,7 @@ def measure(context: JobContext, warm: JobContext, arguments: argparse.Namespace
     peak_bytes, end_bytes = memory("VmHWM") - before, memory() - before
     spent_ms = {part: seconds * 1000 for part, seconds in clock.spent_s.items()}
     spent_ms["rest"] = max(0.0, (read_s + open_s) * 1000 - sum(spent_ms.values()))  # of threads times add up
-    operator: Any = chain._links[0].operator
+    operator: Any = chain.links[0].operator
     keys = pa.concat_batches([columns for columns, _ in operator._table.scan(BATCH_ROWS)])
     state_bytes = keys.nbytes + keys.num_rows * (ROW_BYTES - 8)
     chain.close()

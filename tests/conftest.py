@@ -22,8 +22,6 @@ import spreading
 import stores
 from hypothesis import HealthCheck, settings
 
-from tidegate.actors.drivers import log_lines
-
 settings.register_profile(
     "tidegate",
     derandomize=True,
@@ -124,10 +122,10 @@ def own_log_settings() -> Iterator[None]:
     A test that has a process of a job begin in this one sets them up as that process would.
     """
     root = logging.getLogger("tidegate")
-    handlers, ours = list(root.handlers), log_lines._handler
+    handlers = list(root.handlers)
     levels = {logger: logger.level for logger in _loggers()}
     yield
-    root.handlers[:], log_lines._handler = handlers, ours
+    root.handlers[:] = handlers
     for logger in _loggers():
         if logger.level != levels.get(logger, logging.NOTSET):
             logger.setLevel(levels.get(logger, logging.NOTSET))

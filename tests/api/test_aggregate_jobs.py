@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from aggregate_model import same_rows
 from local_jobs import NO_RESTART, local
+from programs import nodes_of
 from user_functions import Product
 
 import tidegate as tg
@@ -50,7 +51,7 @@ def test_expressions_stand_where_columns_may() -> None:
         newest=tg.last("x", by=pl.col("p") + 1),
         emit="final",
     )
-    (inputs,) = [node for node in env._program.nodes if node.name == "aggregate inputs"]
+    (inputs,) = [node for node in nodes_of(env) if node.name == "aggregate inputs"]
     assert inputs.schema is not None
     assert len(inputs.schema) == 6  # the key, x, and four expressions
     expected = _FRAME.group_by((pl.col("k") % 2).alias("odd")).agg(
@@ -183,7 +184,7 @@ def test_everything_is_aggregated_in_two_stages(known: bool) -> None:
         big=tg.max("p").where(pl.col("k") == 1),
         emit="final",
     )
-    assert [node.parallelism for node in env._program.nodes][-1] == 1
+    assert [node.parallelism for node in nodes_of(env)][-1] == 1
     x, p = pl.col("x"), pl.col("p")
     expected = _FRAME.select(
         n=pl.len().cast(pl.Int64),

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, local
+from programs import nodes_of
 
 import tidegate as tg
 
@@ -116,7 +117,7 @@ def test_lists_come_in_small_batches() -> None:
     keyed.aggregate(every=tg.collect_list("x", limit=1 << 20), n=tg.count(), emit="each", uid="lists")
     keyed.aggregate(n=tg.count(), emit="each", uid="counts")
     keyed.aggregate(every=tg.collect_list("x", limit=1 << 20), uid="updates")
-    bounds = {node.uid: node.batch_rows for node in env._program.nodes}
+    bounds = {node.uid: node.batch_rows for node in nodes_of(env)}
     assert (bounds["lists"], bounds["counts"], bounds["updates"]) == ((1, 4), None, None)
 
 

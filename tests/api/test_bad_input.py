@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import config, finish, local, rows
+from programs import nodes_of
 
 import tidegate as tg
 from tidegate import recovery
@@ -334,7 +335,7 @@ def test_expressions_beyond_a_row_are_refused_while_the_program_is_made() -> Non
                 make()
         with pytest.raises(tg.TidegateError, match="boolean"):
             stream.filter(pl.col("x") + 1)
-        assert len(translate(env._program.nodes).vertices) == 1
+        assert len(translate(nodes_of(env)).vertices) == 1
 
 
 @pytest.mark.parametrize(

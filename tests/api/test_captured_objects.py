@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from programs import nodes_of
 
 import tidegate as tg
 from tidegate.api.submission.program_checks import check_captures
@@ -63,7 +64,7 @@ def test_what_a_function_captures_is_named(step: str, caplog: pytest.LogCaptureF
     made, words = STEPS[step]
     with tg.StreamEnvironment.local(1) as env:
         made(env.from_batches(pa.table({"x": [1]}))).collect()
-        nodes = env._program.nodes
+        nodes = nodes_of(env)
         with pytest.raises(tg.ConfigurationError, match=words) as refused:
             check_captures(nodes, refuse=True)
         assert "(uid 'step')" in str(refused.value)
@@ -78,4 +79,4 @@ def test_what_travels_is_not_reported() -> None:
     data = list(range(1_000))
     with tg.StreamEnvironment.local(1) as env:
         env.from_batches(pa.table({"x": [1]})).map(lambda row: {"x": row["x"] + len(data)}, schema=_X).collect()
-        check_captures(env._program.nodes, refuse=True)
+        check_captures(nodes_of(env), refuse=True)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from checkpoint_calls import Calls, HeldCalls, calling, checkpoint_at, resumed, running
 from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, local, opening
+from programs import running_of
 from waiting import until
 
 import tidegate as tg
@@ -222,8 +223,9 @@ def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> No
     with running(tmp_path, calls, 10, 20, 30) as now:
         calls.await_call()
         now.env.attach("calls").cancel()
-        assert isinstance(now.job._running, JobWithServices)
-        (service,) = now.job._running._services
+        job = running_of(now.job)
+        assert isinstance(job, JobWithServices)
+        (service,) = job.services
         until("the end to be noticed", lambda: service.stopping)
         calls.go.set()
         assert now.job.wait("4min") == "cancelled"

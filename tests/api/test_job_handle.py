@@ -21,6 +21,7 @@ from local_jobs import (
     opening,
     rows,
 )
+from programs import running_of
 from waiting import until
 
 import tidegate as tg
@@ -195,7 +196,7 @@ def test_asking_a_job_that_is_over_leaves_nothing_behind(tmp_path: Path) -> None
         env.from_batches(numbers(10)).collect()
         job = env.execute("over", checkpoints=config(tmp_path))
         assert job.wait("4min") == "finished"
-        running: Any = job._running
+        running: Any = running_of(job)
         for _ in range(3):
             with pytest.raises(CheckpointError, match="no checkpoint was taken: the job is finished"):
                 job.trigger_checkpoint()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
+from programs import running_of
 
 import tidegate as tg
 from tidegate.actors.coordinator import job_history
@@ -42,9 +43,9 @@ def test_a_coordinator_does_not_grow_with_checkpoints(tmp_path: Path, monkeypatc
 
         before = objects_after(60)
         grown = objects_after(120) - before
-        running = job._running
+        running = running_of(job)
         assert isinstance(running, LocalJob)
-        timers, orders = len(running.timers), len(running.coordinator._causes.stored())
+        timers, orders = len(running.timers), len(running.coordinator.causes.stored())
         source.open_all()
         assert job.wait("4min") == "finished"
     assert timers < 10

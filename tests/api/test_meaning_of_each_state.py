@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from programs import inputs_of, nodes_of
 
 import tidegate as tg
 from tidegate import operators
@@ -180,7 +181,7 @@ SINKS = (TableSink, PartitionedTableSink)
 
 def _newest(stream: Stream) -> Stream:
     """The step that `from_kafka` adds for a format of change data."""
-    operator = stream.map_batches(lambda batch: batch, schema=stream.schema)._program.nodes[-1].factory
+    operator = nodes_of(stream.map_batches(lambda batch: batch, schema=stream.schema))[-1].factory
     assert operator is not None
     schema = version_schema(stream.schema)
     versions = stream._then(Step(operator=operator, schema=schema, options=StepOptions("versions"), own=(UNCHANGED,)))
@@ -190,7 +191,7 @@ def _newest(stream: Stream) -> Stream:
 def _nodes(step: Program) -> list[StreamNode]:
     with tg.StreamEnvironment.local(2) as env:
         made = step(env.from_batches(ROWS, timestamp="t"))
-        return list(made._program.nodes)
+        return nodes_of(made)
 
 
 def _stateful() -> Iterator[tuple[str, StreamNode, Operator]]:
@@ -317,7 +318,7 @@ def test_keys_that_sql_computes_are_a_part_of_the_meaning(query: str) -> None:
             for view in ("rows", "others"):
                 env.create_temporary_view(view, env.from_batches(ROWS))
             made = env.sql(query.format(divisor, divisor))
-            found, left = [], [node for node, _ in made._inputs]
+            found, left = [], inputs_of(made)
             while left:
                 node = left.pop()
                 found += [] if node.meaning is None else [node.meaning.parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, local, opening
+from programs import running_of
 from waiting import until
 
 import tidegate as tg
@@ -32,7 +33,7 @@ def test_a_hundred_checkpoints_in_memory_keep_the_bytes_of_one() -> None:
         job = env.execute(
             "in memory", checkpoints=tg.CheckpointConfig(checkpoint_storage="jobmanager"), restart=NO_RESTART
         )
-        running = job._running
+        running = running_of(job)
         assert isinstance(running, LocalJob)
         host, store = running.coordinator, FileSystemStore(job.root)
         source.await_gate(KEYS - 1)
@@ -48,7 +49,7 @@ def test_a_hundred_checkpoints_in_memory_keep_the_bytes_of_one() -> None:
                 assert log_bytes < LOG_BYTES_MAX
                 assert sum(sizes.values()) - log_bytes < 1.1 * state_bytes
                 assert len(encode(host.machine.state)) < FOLD_BYTES_MAX
-                until("inlined state to be let go", lambda: not host._inlined._bytes)
+                until("inlined state to be let go", lambda: not host.inlined.checkpoints)
 
         source.open_all()
         assert job.wait(f"{WAIT_S}s") == "finished"

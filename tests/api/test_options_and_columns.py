@@ -10,6 +10,7 @@ import polars.selectors as cs
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, local
+from programs import inputs_of
 
 import tidegate as tg
 from tidegate.storage.errors import ConfigurationError, JobFailedError
@@ -46,7 +47,8 @@ def test_a_string_that_may_be_both_is_refused() -> None:
                 with pytest.raises(ConfigurationError, match=hint):
                     step(pl.col("id"), **{option: "full_name"})
         named = rows.select("id", name="short", uid="short-1")
-        assert (named._inputs[0][0].name, named._inputs[0][0].uid) == ("short", "short-1")
+        (node,) = inputs_of(named)
+        assert (node.name, node.uid) == ("short", "short-1")
         assert rows.select("id", parallelism="full_name").schema.names == ["id", "parallelism"]
 
 
@@ -145,7 +147,7 @@ def test_rows_in_memory_keep_their_order(parallelism: int) -> None:
         found = rows.collect()
         env.execute("order").wait("4min")
     assert all(row["before"] in (None, row["n"] - 3) for row in found.to_arrow().to_pylist())
-    assert len(source._inputs[0][0].source.splits()) == 1  # type: ignore[union-attr]
+    assert len(inputs_of(source)[0].source.splits()) == 1  # type: ignore[union-attr]
 
 
 class _Order(tg.ProcessFunction):

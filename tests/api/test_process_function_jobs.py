@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from local_jobs import GatedSource, config, finish, local, opening, rows
+from programs import nodes_of
 
 import tidegate as tg
 from tidegate.actors.graph.stream_graph import translate
@@ -264,7 +265,7 @@ def test_a_function_without_keys_needs_no_partitioning(tmp_path: Path) -> None:
     with local(2) as env:
         stream = env.from_batches(pa.table({"x": [1, 2], "at": [10, 20]}), timestamp="at")
         found = stream.process(Tagged(), schema=pa.schema({"x": pa.int64(), "t": pa.int64()})).collect()
-        assert [vertex.name for vertex in translate(env._program.nodes).vertices] == [
+        assert [vertex.name for vertex in translate(nodes_of(env)).vertices] == [
             "from_batches -> assign_timestamps -> process -> collect"
         ]
         finish(env, tmp_path)
@@ -291,7 +292,7 @@ def test_edges_of_connected_streams_know_their_input() -> None:
     with local() as env:
         a, b = (env.from_batches(pa.table({"x": [1]}), name=name) for name in "ab")
         a.union(b).connect(b.broadcast()).process(Both())
-        graph = translate(env._program.nodes)
+        graph = translate(nodes_of(env))
 
     assert [(edge.upstream[0], edge.input, edge.partitioning.kind) for edge in graph.edges] == [
         ("a", 0, PartitioningKind.FORWARD),

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from programs import runtime_of
 from rich.console import Console
 from waiting import until
 
@@ -123,12 +124,12 @@ def test_bars_of_several_jobs_are_one_display() -> None:
     one.update(0.0, reading())
     other.update(0.0, reading(part=None))
     one.end()
-    assert bars._progress is not None
+    assert bars.shown
     other.end()
-    assert bars._progress is None
+    assert not bars.shown
     assert all(word in text.getvalue() for word in ("one", "50 %", "other"))
     bars.add("third").end()
-    assert bars._progress is None
+    assert not bars.shown
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
         given = bounded_input(submission)
         assert given is not None
         assert (given.rows, given.splits, given.assigned) == (60, 2, frozenset())
-        seen, running = Seen(), env._runtime.submit(submission)
+        seen, running = Seen(), runtime_of(env).submit(submission)
         Follower(running, ProgressMeter(given), seen).follow()
     assert seen.ended
     assert (seen.readings[-1].status, seen.readings[-1].part) == ("finished", 1.0)
@@ -224,7 +225,7 @@ def test_nothing_is_asked_once_the_environment_is_closed(tmp_path: Path, monkeyp
         source.await_gate(10)
         until("a reading of the job", lambda: shown.readings and shown.readings[-1].status == "running")
         assert not shown.ended
-        stop_progress(env._runtime)
+        stop_progress(runtime_of(env))
         assert shown.ended
         assert shown.readings[-1].status == "running"
 

@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from programs import nodes_of
 
 import tidegate as tg
 from tidegate import recovery
@@ -85,7 +86,7 @@ def test_filters_go_back_to_the_source(
 
 def test_what_cannot_be_read_decides_what_else_is(files: str) -> None:
     """So files that may be left out in part are read as they are."""
-    source = tg.StreamEnvironment.local().from_files(files, bad_rows="skip")._program.nodes[0].source
+    source = nodes_of(tg.StreamEnvironment.local().from_files(files, bad_rows="skip"))[0].source
     assert isinstance(source, FilesSource)
     assert source.filtered(()) is source
 

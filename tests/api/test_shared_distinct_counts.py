@@ -8,6 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import config, finish, local, numbers, rows
+from programs import nodes_of
 
 import tidegate as tg
 
@@ -65,7 +66,7 @@ def test_columns_of_expressions_are_called_by_their_structure() -> None:
                 a=tg.count_distinct(pl.col("x") % 7), b=tg.count_distinct("x").where(pl.col("y") > 3), emit="final"
             )
         )
-        nodes = counted._program.nodes
+        nodes = nodes_of(counted)
     assert [node.uid for node in nodes if "distinct" in node.uid] == ["aggregate distinct-2", "aggregate distinct-3"]
     marks = nodes[2].schema
     assert marks is not None

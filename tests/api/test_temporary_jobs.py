@@ -172,7 +172,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next_start(root: Path, tmp
     with tg.StreamEnvironment.local(1) as env:
         rows = env.from_batches(pa.table({"k": [1]})).collect()
         env.execute("next").wait()
-        temporary_jobs._swept.clear()
+        temporary_jobs.swept_roots.clear()
         finished()
         assert rows.to_arrow().num_rows == 1
         assert left not in os.listdir(root)
@@ -184,7 +184,7 @@ def test_what_is_being_written_in_the_root_is_no_job(root: Path) -> None:
     for name in (".tmp-new", ".tmp-old"):
         (root / name).touch()
     os.utime(root / ".tmp-old", (0, 0))
-    temporary_jobs._swept.clear()
+    temporary_jobs.swept_roots.clear()
     finished()
     assert {name for name in os.listdir(root) if name.startswith(".tmp-")} == {".tmp-new"}
 
@@ -194,10 +194,10 @@ def test_a_sweep_is_bounded(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
     """A start does not take longer, however much was left behind."""
     for _ in range(2):
         subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=240)
-        temporary_jobs._swept.add(str(root))
+        temporary_jobs.swept_roots.add(str(root))
     before = set(os.listdir(root))
     monkeypatch.setattr(temporary_jobs, "SWEPT_MAX", 1)
-    temporary_jobs._swept.clear()
+    temporary_jobs.swept_roots.clear()
     finished()
     assert len(before & set(os.listdir(root))) == len(before) - 1
 
@@ -212,13 +212,13 @@ def test_checkpoints_of_a_cancelled_job_stay_for_a_week(
     assert f"the checkpoints of job {first} stay in {root / first}" in caplog.text
 
     second = cancelled(config, restore="latest")
-    temporary_jobs._swept.clear()
+    temporary_jobs.swept_roots.clear()
     finished()
     assert sorted(os.listdir(root)) == sorted([first, second])
 
     monkeypatch.setattr(temporary_jobs, "KEPT_MS", -1)
     for _ in range(2):  # The older one is needed until the newer one is gone.
-        temporary_jobs._swept.clear()
+        temporary_jobs.swept_roots.clear()
         finished()
     assert os.listdir(root) == []
 
@@ -236,7 +236,7 @@ def test_checkpoints_that_the_user_wants_stay_for_good(
     """A retention that was set, or a path that was returned."""
     job_id = cancelled(tg.CheckpointConfig(interval="20ms", **retention), triggers=triggers)  # type: ignore[arg-type]
     monkeypatch.setattr(temporary_jobs, "KEPT_MS", -1)
-    temporary_jobs._swept.clear()
+    temporary_jobs.swept_roots.clear()
     finished()
     assert os.listdir(root) == [job_id]
 
@@ -252,7 +252,7 @@ def test_a_savepoint_finds_the_rows_that_its_job_had_collected(root: Path, tmp_p
         source.open_all()
         job.wait()
     del env, job
-    temporary_jobs._swept.clear()
+    temporary_jobs.swept_roots.clear()
     finished()
     with tg.StreamEnvironment.local(1) as env, opening(GatedSource(40)) as again:
         rows = env.from_source(again, uid="source").collect(uid="rows")

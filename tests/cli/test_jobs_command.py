@@ -125,14 +125,14 @@ def test_cancel_waits_for_the_end(job: tuple[tg.Job, GatedSource]) -> None:
 def follow(job: tuple[tg.Job, GatedSource], monkeypatch: pytest.MonkeyPatch, *options: str) -> Result:
     """Follow its events; it is only let go once the command has begun, because one that is over is found by none."""
     monkeypatch.setattr(jobs_cli, "FOLLOW_S", 0.01)
-    is_over = jobs_cli._is_over
+    is_over = jobs_cli.is_over
 
     def look(followed: tg.Job) -> bool:
         over = is_over(followed)
         job[1].open_all()
         return over
 
-    monkeypatch.setattr(jobs_cli, "_is_over", look)
+    monkeypatch.setattr(jobs_cli, "is_over", look)
     found = shell("job", "shelled", "events", "--follow", *options)
     assert job[0].wait(f"{WAIT_S}s") == "finished"
     assert found.exit_code == 0
@@ -216,11 +216,11 @@ def test_a_checkpoint_waits_until_the_job_runs(
     """It says so once; what is left of the time is for the checkpoint."""
     monkeypatch.setattr(jobs_cli, "POLL_S", 0.0)
     restarting = OnRay("restarting", "deploying", "running")
-    assert 0 < jobs_cli._once_it_runs(cast(tg.Job, restarting), "savepoint", "1h") <= 3_600_000
+    assert 0 < jobs_cli.await_running(cast(tg.Job, restarting), "savepoint", "1h") <= 3_600_000
     assert capsys.readouterr().err == "main is restarting; the savepoint is taken when it runs\n"
-    jobs_cli._once_it_runs(cast(tg.Job, OnRay("failed")), "savepoint", "1h")
+    jobs_cli.await_running(cast(tg.Job, OnRay("failed")), "savepoint", "1h")
     with pytest.raises(tg.JobTimeoutError, match="is still restarting after 0ms; no savepoint was triggered"):
-        jobs_cli._once_it_runs(cast(tg.Job, OnRay("restarting")), "savepoint", "0ms")
+        jobs_cli.await_running(cast(tg.Job, OnRay("restarting")), "savepoint", "0ms")
 
 
 @pytest.mark.parametrize(("status", "says"), [("restarting", True), ("deploying", True), ("finished", False)])

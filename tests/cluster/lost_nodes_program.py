@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
+from programs import running_of
 from ray.cluster_utils import Cluster
 from ray_jobs import Gated
 from story import tell
@@ -76,7 +77,7 @@ def lost(cluster: Any, folder: Path) -> None:
         job = env.execute("moves", progress="off", checkpoints=checkpoints)
         until("a checkpoint", lambda: job.progress().completed_checkpoints > 0, job.progress)
         before = nodes_of(job)
-        running = job._running
+        running = running_of(job)
         assert isinstance(running, RayJob)
         stays, goes = sorted(nodes, key=lambda node: node.node_id != running.coordinator().node_id)
         os.kill(goes.all_processes["raylet"][0].process.pid, signal.SIGKILL)

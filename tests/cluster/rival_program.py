@@ -28,7 +28,7 @@ NAME = "rivals"
 
 def main(folder: Path) -> None:
     """Start the job, or be refused."""
-    look, read, shared = job_names._await_others, job_names._read, folder.parent
+    look, read, shared = job_names.await_others, job_names.lease_of, folder.parent
 
     def meet(place: str) -> None:
         (folder / place).touch()
@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         meet("has-read")
         return found
 
-    job_names._await_others, job_names._read = look_once_both_ask, decide_once_both_have_read
+    job_names.await_others, job_names.lease_of = look_once_both_ask, decide_once_both_have_read
     with tg.StreamEnvironment.ray(standbys=0) as env:
         rows = env.from_source(Gated(MemorySource(pa.table({"x": range(ROWS)}), 2), shared / "gate"), uid="rows")
         rows.to_table(str(shared / "out"), uid="to")

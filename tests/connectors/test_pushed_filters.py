@@ -268,12 +268,12 @@ def test_a_list_of_another_type_says_nothing(path: Path) -> None:
 def test_a_bound_that_is_no_value_is_not_known() -> None:
     """Text that was cut within a character, and times in another form than the column's."""
     text = SimpleNamespace(has_min_max=True, min_raw=b"a", max_raw="aé".encode()[:-1])
-    assert parquet_statistics._extremes(text, pa.string(), "BYTE_ARRAY") == ("a", None)
+    assert parquet_statistics.extremes(text, pa.string(), "BYTE_ARRAY") == ("a", None)
     unit = SimpleNamespace(to_json=lambda: '{"Type": "Timestamp", "timeUnit": "milliseconds"}')
     time = SimpleNamespace(has_min_max=True, min_raw=1, max_raw=2, logical_type=unit)
-    assert parquet_statistics._extremes(time, pa.timestamp("ms"), "INT64") == (1, 2)
-    assert parquet_statistics._extremes(time, pa.timestamp("us"), "INT64") == (None, None)
-    assert parquet_statistics._extremes(time, pa.timestamp("ms"), "INT96") == (None, None)
+    assert parquet_statistics.extremes(time, pa.timestamp("ms"), "INT64") == (1, 2)
+    assert parquet_statistics.extremes(time, pa.timestamp("us"), "INT64") == (None, None)
+    assert parquet_statistics.extremes(time, pa.timestamp("ms"), "INT96") == (None, None)
 
 
 def test_times_with_a_zone_are_compared_as_moments(path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
+from programs import begin_anew
 
 import tidegate as tg
 
@@ -50,7 +51,7 @@ def test_an_example_prints_what_its_docstring_says(
 ) -> None:
     """Each public method of a stream has an example that runs."""
     monkeypatch.chdir(tmp_path)
-    env._program.clear()
+    begin_anew(env)
     names = {
         "tg": tg,
         "pl": pl,

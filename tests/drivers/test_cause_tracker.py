@@ -184,7 +184,7 @@ def test_timers_of_a_lost_process_are_forgotten() -> None:
     run = running()
     run.take_over()
     run.port.settle()
-    assert not [order for order in run.host._causes._orders if order[0] == "timer" and order[1] == "periodic:0"]
+    assert not [order for order in run.host.causes.stored() if order[0] == "timer" and order[1] == "periodic:0"]
 
 
 def test_what_has_come_names_the_order_that_it_answered() -> None:
@@ -193,7 +193,7 @@ def test_what_has_come_names_the_order_that_it_answered() -> None:
     ready = last(run)
     run.host.handle(ev.CheckpointRequested(0, "mine"))
     run.host.handle(ev.TimerFired(0, "periodic:0"))  # waits until the entry before is written
-    run.host._causes.carried_out(run.host._next_event, do.SetTimer("periodic:0", 9))
+    run.host.causes.carried_out(run.host.next_event, do.SetTimer("periodic:0", 9))
     run.port.settle()
     run.port.wait()
     run.port.settle()
@@ -224,16 +224,14 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         run.host.handle(ev.TimerFired(0, f"timeout:{number}"))
         if number > 1:
             run.host.handle(ev.CheckpointDiscarded(0, CheckpointId(number - 1)))
-    assert len(run.host._causes._orders) < 16
+    assert len(run.host.causes.stored()) < 16
 
 
 def test_as_many_of_each_kind_are_remembered_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Orders of one kind do not push out those of another one: an answer that comes late still finds its cause."""
     monkeypatch.setattr(event_log_writer, "CHECKPOINTS_MAX", 5)
-    known = event_log_writer.CauseTracker()
-    for number in range(1, 9):
-        for kind, event in (("trigger", 100 + number), ("complete", 200 + number)):
-            known._remember((kind, number), EventId(event))
+    kinds = (("trigger", 100), ("complete", 200))
+    known = event_log_writer.CauseTracker(tuple((kind, n, first + n) for n in range(1, 9) for kind, first in kinds))
     assert sorted(known.stored()) == sorted(
         [("trigger", n, 100 + n) for n in range(4, 9)] + [("complete", n, 200 + n) for n in range(4, 9)]
     )

@@ -12,11 +12,23 @@ from coordinators import SINK, SOURCE, SPEC, part
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator.job_spec import FIRST_PAUSE_MS
 from tidegate.actors.coordinator.phases import JobStatus
-from tidegate.actors.drivers.coordinator_driver import replay
+from tidegate.actors.drivers.coordinator_driver import StorageOutages, replay
 from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
+
+LIMIT_MS = 600_000
+
+
+class Clock:
+    """A monotonic clock that the test sets."""
+
+    elapsed_ms = 0
+
+    def monotonic_ms(self) -> int:
+        """Returns the time in ms."""
+        return self.elapsed_ms
 
 
 @pytest.mark.parametrize("happens", [True, False])
@@ -77,7 +89,7 @@ def test_an_outage_gives_up_the_checkpoint_and_nothing_else(caplog: pytest.LogCa
     run.host.handle(ev.CheckpointRequested(0, "mine", SnapshotKind.SAVEPOINT, "memory://savepoints"))
     for _ in range(3):
         run.host.handle(ev.CancelRequested(0))
-    assert (state.status, run.port.told, len(run.host._inbox)) == (JobStatus.RUNNING, [], 3)
+    assert (state.status, run.port.told, run.host.num_waiting) == (JobStatus.RUNNING, [], 3)
     (refused,) = run.port.answers
     assert (refused.request, refused.error) == ("mine", "checkpoint storage does not answer")
 
@@ -112,7 +124,8 @@ def test_an_outage_that_is_over_begins_the_next_checkpoint() -> None:
 
 def test_what_fails_for_want_of_storage_carries_for_how_long() -> None:
     """The machine has no clock: it is told, by one that nobody sets, and a success ends the count."""
-    run = running()
+    clock = Clock()
+    outages = StorageOutages(clock.monotonic_ms)
     one, attempt = CheckpointId(1), AttemptNumber(0)
     pairs: tuple[tuple[ev.CoordinatorEvent, ev.CoordinatorEvent], ...] = (
         (ev.MetadataWriteFailed(0, one, "no answer"), ev.MetadataWritten(0, one)),
@@ -124,26 +137,28 @@ def test_what_fails_for_want_of_storage_carries_for_how_long() -> None:
     )
     for failed, worked in pairs:
         for wait_ms, expected_ms in ((0, 0), (5_000, 5_000), (7_000, 12_000)):
-            run.port.elapsed_ms += wait_ms
-            assert run.host._timed(failed) == replace(failed, away_ms=expected_ms)  # type: ignore[type-var, call-arg]
-        run.host._timed(worked)
-        assert run.host._timed(failed) == replace(failed, away_ms=0)  # type: ignore[type-var, call-arg]
+            clock.elapsed_ms += wait_ms
+            timed = outages.timed(failed, LIMIT_MS)
+            assert timed == replace(failed, away_ms=expected_ms)  # type: ignore[arg-type]
+        outages.timed(worked, LIMIT_MS)
+        assert outages.timed(failed, LIMIT_MS) == replace(failed, away_ms=0)  # type: ignore[arg-type]
     raised = ev.HookRestoreFailed(0, attempt, "a hook raised")
-    assert run.host._timed(raised) == raised
+    assert outages.timed(raised, LIMIT_MS) == raised
 
 
 @pytest.mark.parametrize("voided", [False, True])
 def test_the_fate_of_a_checkpoint_is_asked_for_as_long_as_an_outage_may_last(voided: bool) -> None:
     """Its own time counts: a task that could not write an hour ago, or the checkpoint before, must not end the job."""
-    run = running()
+    clock = Clock()
+    outages = StorageOutages(clock.monotonic_ms)
     declined = ev.CheckpointDeclined(
         0, AttemptNumber(0), SOURCE, CheckpointId(1), CheckpointFailureReason.STORAGE_AWAY, "no answer"
     )
-    run.host._timed(declined)
+    outages.timed(declined, LIMIT_MS)
     if voided:
-        run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"))
-        run.host._timed(ev.CheckpointVoided(0, CheckpointId(1)))
-    run.port.elapsed_ms += 3_600_000
-    timed = run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(2), "no answer"))
+        outages.timed(ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"), LIMIT_MS)
+        outages.timed(ev.CheckpointVoided(0, CheckpointId(1)), LIMIT_MS)
+    clock.elapsed_ms += 3_600_000
+    timed = outages.timed(ev.MetadataWriteFailed(0, CheckpointId(2), "no answer"), LIMIT_MS)
     assert isinstance(timed, ev.MetadataWriteFailed)
     assert timed.away_ms == 0

@@ -147,7 +147,7 @@ def test_state_that_is_inlined_stays_out_of_the_log() -> None:
         ] * len(TASKS)
         host.handle(written)
         port.settle()
-        assert host._inlined._bytes == {}
+        assert not host.inlined.checkpoints
     assert sum(map(len, store.files.values())) < 64 * 1024
     machine, _ = replay(log)
     assert machine.state.completed_checkpoints == 5
@@ -163,12 +163,12 @@ def test_bytes_of_a_checkpoint_that_failed_are_forgotten() -> None:
         1, AttemptNumber(0), SOURCE, CheckpointId(1), replace(part(1, SOURCE), handle=handle)
     )
     host.handle(acknowledged)
-    assert list(host._inlined._bytes) == [1]
+    assert list(host.inlined.checkpoints) == [1]
     host.handle(ev.TimerFired(20_000, "timeout:1"))
     port.settle()
     host.handle(acknowledged)
     host.handle(ev.CancelRequested(30_000))
     port.settle()
-    assert host._inlined._bytes == {}
+    assert not host.inlined.checkpoints
     assert not [event for _, event in port.told if isinstance(event, task_ev.CheckpointCompleted)]
     assert not [i for i in port.io if isinstance(i, do.WriteMetadata)]

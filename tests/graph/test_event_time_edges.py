@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import polars as pl
 import pytest
+from programs import nodes_of
 
 import tidegate as tg
 from tidegate.actors.graph.graph_analysis import with_event_time
@@ -62,6 +63,6 @@ def test_watermarks_are_awaited_where_something_behind_does_anything_for_them(
     """Windows and times to live wait, however far behind; running results do not; a generator begins anew."""
     with tg.StreamEnvironment.local(2) as env:
         build(rows(env))
-        graph = with_event_time(translate(env._program.nodes))
+        graph = with_event_time(translate(nodes_of(env)))
 
         assert [edge.event_time for edge in graph.edges] == expected

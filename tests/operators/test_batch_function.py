@@ -45,7 +45,7 @@ def test_a_function_is_opened_fed_and_closed() -> None:
     operator.open(context(), ())
     assert [out["x"].to_pylist() for out in run(operator, [_BATCH, _BATCH])] == [[10, 20, 30], [10, 20, 30]]
     operator.close()
-    used = operator._function
+    used = operator.function
     assert isinstance(used, Scaled)
     assert used.life == ["open 1/1", "process", "process", "close"]
     assert used.context.subtask == 0

@@ -54,7 +54,7 @@ class Opened:
     ) -> None:
         self._operator = ProcessOperator(Opens(opens), (keys,))
         self._operator.open(context(), restored)
-        function = self._operator._function
+        function = self._operator.function
         assert isinstance(function, Opens)
         self.bound = function.bound
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.operators.windows.slices import SlidingSlices, due, slices_of, with_nodes
+from tidegate.operators.windows.slices import Merge, SlidingSlices, due, slices_of, with_nodes
 from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
 
@@ -66,8 +68,8 @@ def test_few_nodes_are_looked_up_as_many_are(
     nodes, fired_ms = np.unique(slices.targets(np.array(times), -100)[0].nodes), -100
     for step in steps:
         until_ms = fired_ms + step
-        merges = slices._many_merges(nodes, fired_ms, until_ms)
-        assert slices._few_merges(nodes, fired_ms, until_ms) == merges
+        merges, few_merges = (merges_of(slices, nodes, fired_ms, until_ms, few_ends) for few_ends in (0, 1 << 60))
+        assert few_merges == merges
         nodes = np.union1d(nodes, np.array([merge.node for merge in merges], np.int64))
         fired_ms = until_ms
         window = slices.next_window(nodes, fired_ms)
@@ -85,6 +87,13 @@ def test_few_nodes_are_looked_up_as_many_are(
                 assert bundle.parts == [slices.parts(merged, each, each.end_ms - 1) for each in ended]
         over = slices.over(nodes, fired_ms)
         nodes = np.setdiff1d(nodes, over)
+
+
+def merges_of(slices: SlidingSlices, nodes: Any, fired_ms: int, until_ms: int, few_ends: int) -> list[Merge]:
+    """The merges, where fewer ends than these count as few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tidegate.operators.windows.slices.FEW_ENDS", few_ends)
+        return slices.merges(nodes, fired_ms, until_ms)
 
 
 def windows_of_time(slices: SlidingSlices, time_ms: int) -> list[tuple[int, int]]:

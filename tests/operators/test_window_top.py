@@ -39,7 +39,7 @@ class Tops:
         self.model: Counter[tuple[Any, ...]] = Counter()
         self._spec, self._keyed, self._n, self._ties = spec, keyed, n, ties
         self._open: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
-        self._watermark_ms = -1
+        self.watermark_ms = -1
 
     def process(self, rows: Sequence[tuple[int, int, int | None]]) -> None:
         """A batch of keys, times and values."""
@@ -53,17 +53,17 @@ class Tops:
             self.windows.process(batch)
         for row in numbered:
             for window in windows_of(self._spec, row[1]):
-                if window[1] - 1 <= self._watermark_ms:
+                if window[1] - 1 <= self.watermark_ms:
                     self.late += 1
                 else:
                     self._open[row[0] if self._keyed else 0, *window].append(row)
 
     def watermark(self, moment_ms: int, steps: int | None = None) -> None:
         """Windows end, or only the first steps of that are taken."""
-        self._watermark_ms = max(self._watermark_ms, moment_ms)
-        list(self.local.advance_watermark(self._watermark_ms, self.windows.emit))
-        self.windows.watermark(self._watermark_ms, steps)
-        for key in [key for key in self._open if key[2] - 1 <= self._watermark_ms]:
+        self.watermark_ms = max(self.watermark_ms, moment_ms)
+        list(self.local.advance_watermark(self.watermark_ms, self.windows.emit))
+        self.windows.watermark(self.watermark_ms, steps)
+        for key in [key for key in self._open if key[2] - 1 <= self.watermark_ms]:
             rows = self._open.pop(key)
             values = [-1 if row[2] is None else row[2] for row in rows]  # a null comes last
             for row, x in zip(rows, values, strict=True):
@@ -102,9 +102,9 @@ def test_it_gives_what_a_plain_program_gives(spec: Spec, keyed: bool, n: int, ti
                 case "time", moment_ms:
                     tops.watermark(moment_ms)
                 case "move", parallelism, backend, taken:
-                    tops.watermark(tops._watermark_ms + 7, taken)
+                    tops.watermark(tops.watermark_ms + 7, taken)
                     tops.windows = tops.windows.moved(parallelism, backend)
-                    tops.watermark(tops._watermark_ms)
+                    tops.watermark(tops.watermark_ms)
         tops.watermark(MAX_WATERMARK_MS)
         assert tops.emitted() == tops.model
         assert dropped(tops.windows) == tops.late or any(step[0] == "move" for step in steps)
@@ -136,9 +136,9 @@ def test_little_is_sent_and_kept() -> None:
     assert tops.windows.stored_rows() == 2
     tops.windows.close()
     many = Tops(Tumbling(1_000), True, 1, False)
-    for _ in range(1 + window_top._PASSED_BATCHES):
+    for _ in range(1 + window_top.PASSED_BATCHES):
         many.process([(i // 2, i % 2, i) for i in range(400)] + [(1_000 + i, 0, 0) for i in range(800)])
-    assert many.sent == 1_000 + window_top._PASSED_BATCHES * 1_200
+    assert many.sent == 1_000 + window_top.PASSED_BATCHES * 1_200
     many.windows.close()
 
 

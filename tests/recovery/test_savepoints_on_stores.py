@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from any_permit import ANY_PERMIT, any_permit
+from stores import opened_like
 
 from tidegate.recovery.checkpoints import verify
 from tidegate.recovery.deletion import delete
@@ -102,7 +103,7 @@ def test_a_savepoint_is_relocated_from_any_store_to_any_other(store: FileSystemS
     """Whole each time, with nothing but what it had; the old one stays."""
 
     def opened(url: str) -> FileSystemStore:
-        return open_store(url, **store._options) if url.startswith(store.url) else open_store(url)
+        return opened_like(store, url) if url.startswith(store.url) else open_store(url)
 
     path = write_savepoint(opened, store.url, f"{store.url}/sp", checkpoint(store), ANY_PERMIT)
 
@@ -119,8 +120,7 @@ def test_a_savepoint_is_relocated_from_any_store_to_any_other(store: FileSystemS
 def test_a_savepoint_on_every_store(store: FileSystemStore) -> None:
     """Written beside the checkpoints, and found complete under its name; what is repeated stays."""
     metadata = checkpoint(store)
-    options = store._options
-    opened = lambda url: open_store(url, **options)  # noqa: E731
+    opened = partial(opened_like, store)
 
     path = write_savepoint(opened, store.url, f"{store.url}/sp/", metadata, ANY_PERMIT)
 

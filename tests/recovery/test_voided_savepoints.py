@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from any_permit import ANY_PERMIT, any_permit
 from checkpoints_on_disk import complete
+from stores import opened_like
 
 from tidegate.api.submission.restoring import check_not_given_up
 from tidegate.recovery.checkpoints import list_checkpoints, verify
@@ -36,7 +37,7 @@ class World:
 
     def opened(self, url: str) -> FileSystemStore:
         """The store at a url, as it is."""
-        return open_store(url, **self.store._options)
+        return opened_like(self.store, url)
 
     def watched(self, url: str) -> _Watched:
         """The same, with what happens in between."""

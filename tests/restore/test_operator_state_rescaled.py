@@ -95,7 +95,7 @@ class Job:
     @property
     def functions(self) -> list[Keeps]:
         """The function of each subtask."""
-        functions = [operator._function for operator in self._operators]
+        functions = [operator.function for operator in self._operators]
         assert all(isinstance(function, Keeps) for function in functions)
         return functions  # type: ignore[return-value]
 

@@ -108,12 +108,12 @@ class Running:
     def __init__(self, kind: str, store: FileSystemStore) -> None:
         self.graph = graph(kind)
         self.store = store
-        self.chain = self._chain()
+        self.chain = self.make_chain()
         self.layers: tuple[StateHandle, ...] = ()
         self.base: CheckpointId | None = None
         self.points: list[RestorePoint] = []
 
-    def _chain(self) -> OperatorChain:
+    def make_chain(self) -> OperatorChain:
         operators, max_parallelism = self.graph.vertex(TASK.vertex).operators, self.graph.max_parallelism
         return OperatorChain(operators, TASK.subtask, 1, max_parallelism, lambda _: None, backend=OPTIONS)
 
@@ -124,7 +124,7 @@ class Running:
         read = restore_task(self.store, point, self.graph, TASK, kept=usable)
         other = Running.__new__(Running)
         other.graph, other.store, other.points = self.graph, self.store, []
-        other.chain = other._chain()
+        other.chain = other.make_chain()
         assert read.part is not None
         other.layers, other.base = read.part.layers, point.checkpoint_id
         other.chain.open(dict(read.tables), point.checkpoint_id, {uid: kept[uid] for uid in read.kept})

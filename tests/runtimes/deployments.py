@@ -110,7 +110,7 @@ class Deployed:
     def lose(self, task: TaskId, error: BaseException) -> None:
         """The process of a task has ended, or may have: Ray reports this."""
         (member,) = self.staff.staff((task,)).values()
-        broke = self.deployment._broke(
+        broke = self.staff.broke(
             member, error, lambda last: self._ended(member, last), partial(self.watched_again.append, task)
         )
         if not broke:

@@ -101,7 +101,7 @@ def fleet() -> WorkerPool:
     options = PoolOptions("job", "namespace", None, 0, 0, open_store)
     some = WorkerPool(source_to_sink()[1], None, None, options, lambda action: action())
     some.members = {SOURCE_WORKER: member("source", "a"), SINK_WORKER: member("sink", "b", evicted=True)}
-    some._standbys = [member(SPARE, None), member("gone", "c", dead=True)]
+    some.standbys = [member(SPARE, None), member("gone", "c", dead=True)]
     return some
 
 

@@ -60,14 +60,14 @@ def test_a_coordinator_that_starts_is_asked_again_where_a_connection_broke(monke
     monkeypatch.setattr(detached, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(detached.ray, "get", get)
     coordinator = SimpleNamespace(identify=SimpleNamespace(remote=lambda: "call"))
-    detached._await_start(coordinator)
+    detached.await_start(coordinator)
     answers[:] = [ActorDiedError(), None]
     with pytest.raises(ActorDiedError):
-        detached._await_start(coordinator)
+        detached.await_start(coordinator)
     answers[:] = [away] * 2
     monkeypatch.setattr(detached, "START_TIMEOUT_S", 2.0)
     with pytest.raises(ActorUnavailableError):
-        detached._await_start(coordinator)
+        detached.await_start(coordinator)
     assert answers == []
 
 

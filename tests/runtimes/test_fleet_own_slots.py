@@ -60,7 +60,7 @@ def fleet(placement: SlotPlacement | None = PLACEMENT) -> SomeFleet:
     found = SomeFleet(graph, None, None, options, lambda action: action())
     found.made = []
     found.members = {SOURCE_WORKER: process("source", "north"), SINK_WORKER: process("sink", "south", None)}
-    found._standbys = [process("spare", "east")]
+    found.standbys = [process("spare", "east")]
     return found
 
 
@@ -71,7 +71,7 @@ def test_no_spare_process_takes_the_place_of_a_task_with_a_slot_of_its_own() -> 
     assert some.staff(BOTH)[SINK].name == "sink (1/1)#new"
     (slot,) = some.made
     assert (slot.own, slot.group, slot.index, slot.takes) == (True, "own", 0, Resources(1.0, 1.0))
-    assert [spare.name for spare in some._standbys] == ["spare"]
+    assert [spare.name for spare in some.standbys] == ["spare"]
 
 
 def test_a_spare_process_takes_the_place_of_a_task_in_a_common_slot() -> None:
@@ -91,7 +91,7 @@ def test_a_task_with_a_slot_of_its_own_waits_for_word_of_its_node(placement: Slo
     assert not some.lacks(BOTH, NORTH), "the spare process suffices for the source"
     assert not some.lacks((SOURCE,), frozenset({"south"})), "a region of its own does not wait for others"
     assert not some.lacks(BOTH, frozenset())
-    some._standbys = []
+    some.standbys = []
     assert some.lacks(BOTH, NORTH) is (placement is not None)
 
 
@@ -99,7 +99,7 @@ def test_spare_processes_are_placed_beside_tasks_in_common_slots() -> None:
     """A slot of its own is in no bundle of theirs."""
     some = fleet()
     assert [place.bundle for place in places_of(some.members.values())] == [0]
-    some._standbys = []
+    some.standbys = []
     some.refill()
     assert [(slot.own, slot.bundle, slot.takes.cpus) for slot in some.made] == [(False, 0, 0.0)]
 
@@ -116,5 +116,5 @@ def test_spare_processes_are_kept_for_tasks_in_common_slots(
         with_gpu = rows.key_by("k").process(Passes(), schema=rows.schema, num_gpus=1, parallelism=4)
         with_gpu.key_by("k").aggregate(n=tg.count(), parallelism=1).collect()
         submission = env.plan("job", checkpoints=checkpoints)
-    options = RayRuntime(PLACEMENT, standbys=wanted)._pool_options(submission, PLACEMENT, 0, 9, None)
+    options = RayRuntime(PLACEMENT, standbys=wanted).pool_options(submission, PLACEMENT, 0, 9, None)
     assert (options.standbys, len(options.followed)) == (kept, followed)

@@ -77,7 +77,7 @@ def start(some: SomeFleet, member: WorkerHandle, node: str) -> None:
     """A process of a fleet has started on a node."""
     started: Future[ProcessInfo] = Future()
     started.set_result(ProcessInfo(1, node))
-    some._identified(member, started)
+    some.answered(member, started)
 
 
 def test_spare_processes_are_spread_over_nodes() -> None:
@@ -85,11 +85,11 @@ def test_spare_processes_are_spread_over_nodes() -> None:
     some = fleet(standbys=3)
     some.refill()
     for node in ("north", "south"):
-        start(some, some._standbys[-1], node)
-    assert [m.bundle for m in some._standbys] == [0, 1, 0]
-    some._standbys = [process("spare", 0, "north"), process("spare", 0, "north")]
+        start(some, some.standbys[-1], node)
+    assert [m.bundle for m in some.standbys] == [0, 1, 0]
+    some.standbys = [process("spare", 0, "north"), process("spare", 0, "north")]
     some.refill()
-    assert [m.bundle for m in some._standbys] == [0, 0, 1]
+    assert [m.bundle for m in some.standbys] == [0, 0, 1]
 
 
 def test_spare_processes_start_one_after_the_other() -> None:
@@ -100,12 +100,12 @@ def test_spare_processes_start_one_after_the_other() -> None:
     for _ in range(2):
         some.refill()
     assert (some.ready_standbys, some.starting_standbys) == (0, 1)
-    start(some, some._standbys[0], "north")
+    start(some, some.standbys[0], "north")
     assert (some.ready_standbys, some.starting_standbys) == (1, 1)
-    some._lost(some._standbys[1], ActorDiedError())
+    some.lost(some.standbys[1], ActorDiedError())
     assert (some.ready_standbys, some.starting_standbys) == (1, 1)
     for _ in range(2):
-        start(some, some._standbys[-1], "south")
+        start(some, some.standbys[-1], "south")
     assert (some.ready_standbys, some.starting_standbys) == (3, 0)
 
 
@@ -119,24 +119,24 @@ def test_a_spare_process_whose_connection_broke_is_asked_before_it_is_replaced()
     held = ProcessStatus(JobId("job-12345678"), ProcessInfo(1, "north"), bundle=1)
     spare = Handle()
     some.inherit({}, [FoundProcess("spare", spare, held)])
-    (member,) = some._standbys
+    (member,) = some.standbys
     spare.live.calls.get_nowait()[0].set_exception(ActorUnavailableError("cut", None))
-    assert (some._standbys, member.dead) == ([member], False)
+    assert (some.standbys, member.dead) == ([member], False)
     broke[0][1]()
     assert some.is_kept(member)
     second = spare.live.calls.get_nowait()[0]
     assert member.gone is second
     second.set_exception(ActorUnavailableError("cut", None))
     broke[1][0](ActorDiedError())
-    assert (member.dead, some.is_kept(member), len(some._standbys)) == (True, False, 1)
+    assert (member.dead, some.is_kept(member), len(some.standbys)) == (True, False, 1)
 
 
 def test_spare_processes_are_counted_by_what_they_do() -> None:
     """Those that wait, and those that start; one that hangs is neither."""
     some = fleet(standbys=4)
-    some._standbys = [process("starts", 0, None), process("starts", 1, None)]
-    some._standbys += [process("ready", 0, "north"), process("hung", 0, "north")]
-    some._standbys[-1].evicted = True
+    some.standbys = [process("starts", 0, None), process("starts", 1, None)]
+    some.standbys += [process("ready", 0, "north"), process("hung", 0, "north")]
+    some.standbys[-1].evicted = True
     assert (some.ready_standbys, some.starting_standbys) == (1, 2)
 
 
@@ -153,7 +153,7 @@ def test_a_process_that_has_started_takes_over_before_one_that_is_near(
 ) -> None:
     """The start of a process takes longer than to read state from elsewhere, as a rule."""
     some = fleet(standbys=2)
-    some._standbys = [process(*one) for one in standbys]
+    some.standbys = [process(*one) for one in standbys]
     some.members[SINK_WORKER].dead = True
     assert some.staff([SINK])[SINK].name == chosen
 
@@ -166,7 +166,7 @@ def test_a_coordinator_inherits_where_processes_are() -> None:
     members = some.inherit(
         {SOURCE_WORKER: FoundProcess("task", Handle(), held)}, [FoundProcess("spare", Handle(), spare)]
     )
-    assert (members[SOURCE].bundle, some._standbys[0].bundle) == (1, 1)
+    assert (members[SOURCE].bundle, some.standbys[0].bundle) == (1, 1)
 
 
 def at(checkpoint_id: int) -> RestorePoint:
@@ -178,7 +178,7 @@ def test_a_standby_that_has_started_follows_a_task() -> None:
     """One, on another node than the task, and from then on always that one. Others are left alone."""
     some = fleet(3, SINK)
     near, far, slow = process("near", 1, "south"), process("far", 0, "north"), process("slow", 0, None)
-    some._standbys = [near, slow, far]
+    some.standbys = [near, slow, far]
     for number in (1, 2):
         some.completed(SINK, at(number))
         some.completed(SOURCE, at(number))
@@ -189,7 +189,7 @@ def test_each_worker_has_a_standby_to_itself() -> None:
     """A second worker waits until there is another one: to hold the state of both would take the memory of both."""
     some = fleet(2, SINK, SOURCE)
     one, two = process("one", 0, "north"), process("two", 0, None)
-    some._standbys = [one, two]
+    some.standbys = [one, two]
     for task in (SINK, SOURCE):
         some.completed(task, at(1))
     assert (one.handle.told(), two.handle.told()) == ([(SINK, 1)], [])
@@ -201,12 +201,12 @@ def test_a_standby_that_starts_later_is_told_of_the_newest_checkpoint() -> None:
     """It does not wait for the next one; another one that starts after it has nothing to follow."""
     some = fleet(2, SINK)
     first, second = process("first", 0, None), process("second", 0, None)
-    some._standbys = [first, second]
+    some.standbys = [first, second]
     some.completed(SINK, at(1))
     for standby in (first, second):
         start(some, standby, "north")
     assert [one.handle.told() for one in (first, second)] == [[(SINK, 1)], []]
-    some._lost(first, ActorDiedError())
+    some.lost(first, ActorDiedError())
     some.completed(SINK, at(2))
     assert second.handle.told() == [(SINK, 2)], "who followed has died"
 
@@ -217,12 +217,12 @@ def test_a_standby_that_starts_later_is_told_of_the_newest_checkpoint() -> None:
 def test_the_follower_of_a_task_takes_it_over(dead: TaskId, chosen: str) -> None:
     """For another task it is the last that is taken of those that have started, also where it is near."""
     some = fleet(3, SINK)
-    some._standbys = [process("follows the sink", 0, "north"), process("plain", 1, "south"), process("starts", 0, None)]
-    some._standbys[0].follows = SINK_WORKER
+    some.standbys = [process("follows the sink", 0, "north"), process("plain", 1, "south"), process("starts", 0, None)]
+    some.standbys[0].follows = SINK_WORKER
     some.members[some.worker_of(dead)].dead = True
     taken = some.staff([dead])[dead]
     assert (taken.name, taken.follows) == (chosen, None)
-    some._standbys = [one for one in some._standbys if one.name != "plain"]
+    some.standbys = [one for one in some.standbys if one.name != "plain"]
     some.members[some.worker_of(dead)].dead = True
     assert some.staff([dead])[dead].name == ("starts" if dead == SINK else "follows the sink")
 
@@ -243,14 +243,14 @@ def test_a_standby_follows_all_keyed_subtasks_of_a_worker() -> None:
     """One standby for both. One that starts later is told of the newest checkpoint of each."""
     some = shared_fleet(2, SINK, SOURCE)
     one, two = process("one", 1, "south"), process("two", 1, None)
-    some._standbys = [one, two]
+    some.standbys = [one, two]
     for number in (1, 2):
         some.completed(SINK, at(number))
         some.completed(SOURCE, at(number))
     assert one.handle.told() == [(SINK, 1), (SOURCE, 1), (SINK, 2), (SOURCE, 2)]
     start(some, two, "north")
     assert (two.follows, two.handle.told()) == (None, [])
-    some._lost(one, ActorDiedError())
+    some.lost(one, ActorDiedError())
     some.completed(SINK, at(3))
     assert sorted(two.handle.told()) == sorted([(SINK, 3), (SOURCE, 2)])
     some.members[some.worker_of(SINK)].dead = True
@@ -265,7 +265,7 @@ def test_a_coordinator_inherits_a_process_for_all_its_subtasks() -> None:
     worker = some.worker_of(SINK)
     members = some.inherit({worker: FoundProcess("busy", Handle(), busy)}, [FoundProcess("spare", Handle(), spare)])
     assert members == dict.fromkeys((SOURCE, SINK), some.members[worker])
-    assert (members[SINK].name, some._standbys[0].follows) == ("busy", worker)
+    assert (members[SINK].name, some.standbys[0].follows) == ("busy", worker)
 
 
 def test_a_coordinator_inherits_who_follows_whom() -> None:
@@ -276,7 +276,7 @@ def test_a_coordinator_inherits_who_follows_whom() -> None:
     members = some.inherit(
         {SOURCE_WORKER: FoundProcess("busy", Handle(), busy)}, [FoundProcess("spare", Handle(), spare)]
     )
-    assert (some._standbys[0].follows, members[SOURCE].follows) == (SINK_WORKER, None)
+    assert (some.standbys[0].follows, members[SOURCE].follows) == (SINK_WORKER, None)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_keyed_tasks_are_followed_where_their_state_lies_in_layers(
         for name in ("n", "m"):
             rows.key_by("k").aggregate(**{name: tg.count()}, parallelism=2).collect()
         submission = env.plan("job", checkpoints=checkpoints)
-    options = RayRuntime(PLACEMENT, standbys=wanted)._pool_options(submission, PLACEMENT, 0, 2, None)
+    options = RayRuntime(PLACEMENT, standbys=wanted).pool_options(submission, PLACEMENT, 0, 2, None)
     assert (options.standbys, len(options.followed)) == (kept, followed)
 
 
@@ -308,5 +308,5 @@ def test_the_settings_of_a_job_come_before_those_of_its_environment(
     with tg.StreamEnvironment.local() as env:
         env.from_batches(pa.table({"k": [1]}), parallelism=2).collect()
         submission = env.plan("job", checkpoints=checkpoints)
-    options = RayRuntime(PLACEMENT, standbys=environment)._pool_options(submission, PLACEMENT, 0, 2, None)
+    options = RayRuntime(PLACEMENT, standbys=environment).pool_options(submission, PLACEMENT, 0, 2, None)
     assert (options.standbys, options.slot_request_timeout_ms) == (kept, 60_000)

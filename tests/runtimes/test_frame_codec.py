@@ -62,7 +62,7 @@ def test_what_is_sent_is_read_whole_and_in_order(payloads: list[bytes], read_byt
 def test_a_large_message_is_read_to_where_arrow_likes_it() -> None:
     """Its rows need not be copied again."""
     reader = FrameCodec(b"", b"")
-    data = links._HEAD.pack(LARGE_BYTES, Kind.FRAME) + b"x" * LARGE_BYTES
+    data = links.MESSAGE_HEAD.pack(LARGE_BYTES, Kind.FRAME) + b"x" * LARGE_BYTES
     [message] = feed(reader, data, 10_000)
     assert isinstance(message.payload, memoryview)
     assert links.pa.py_buffer(message.payload).address % 64 == 0
@@ -79,7 +79,7 @@ def test_a_descriptor_goes_with_the_first_byte_of_its_message(before: int, size_
         link.send(Kind.CREDIT, b"%03d" % number)
     link.send(Kind.MEMORY, b"memory", descriptor=7)
     link.send(Kind.FRAME, b"behind it")
-    at = (links._HEAD.size + 3) * before
+    at = (links.MESSAGE_HEAD.size + 3) * before
     while True:
         pieces, descriptor = link.unwritten()
         if not pieces:
@@ -106,7 +106,7 @@ def test_nothing_is_read_of_a_process_that_has_proved_nothing() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [links._HEAD.pack(MESSAGE_BYTES_MAX + 1, Kind.FRAME), links._HEAD.pack(0, max(Kind) + 1)],
+    [links.MESSAGE_HEAD.pack(MESSAGE_BYTES_MAX + 1, Kind.FRAME), links.MESSAGE_HEAD.pack(0, max(Kind) + 1)],
     ids=["too large", "no kind"],
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:

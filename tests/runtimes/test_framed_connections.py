@@ -410,7 +410,7 @@ def test_a_process_that_has_no_files_left_takes_no_connection(
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     assert other.connect(hub).next()[0] == "over"
-    until("the end of it", lambda: hub.connections._unavailable)
+    until("the end of it", lambda: caplog.records)
     assert len(caplog.records) == 1
     with pytest.raises(OSError, match="refused"):
         other.connect(hub)

@@ -188,8 +188,8 @@ def test_one_that_answers_looks_at_another_if_there_is_one() -> None:
     source, sink = (processes.members[task] for task in (SOURCE_WORKER, SINK_WORKER))
     source.doubted = True
     assert processes.neighbour_of(sink) is source
-    processes._standbys.append(WorkerHandle("spare", Handle(), None, Future(), ProcessInfo(8, "there")))
-    assert processes.neighbour_of(sink) is processes._standbys[0]
+    processes.standbys.append(WorkerHandle("spare", Handle(), None, Future(), ProcessInfo(8, "there")))
+    assert processes.neighbour_of(sink) is processes.standbys[0]
 
 
 def test_one_whose_task_went_elsewhere_while_it_was_in_doubt_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_one_whose_task_went_elsewhere_while_it_was_in_doubt_is_given_up(monkeyp
     beats.run(10, "source", "sink")
     while not sink.doubted:
         beats.run(1, "source")
-    assert beats.processes._is_lost(SINK_WORKER, ())
+    assert beats.processes.is_lost(SINK_WORKER, ())
     del beats.processes.members[SINK_WORKER]
     beats.run(2, "source")
     assert beats.told == [("given up", "sink")]

@@ -16,7 +16,7 @@ from waiting import received, until
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.ray import control_channel as module
 from tidegate.actors.ray.control_channel import COORDINATOR, ControlChannel
-from tidegate.actors.ray.framed_connections import Connections
+from tidegate.actors.ray.framed_connections import Connections, Listener
 from tidegate.actors.task import events as ev
 from tidegate.storage.ids import Generation
 
@@ -53,13 +53,19 @@ class Pair:
         }
         self.its_line = ControlChannel(self.back, self.handlers)
         self.hub = Connections(SECRET, COORDINATOR, lambda process_id: None, no_death)
-        self.its_hub = Connections(SECRET, "process", lambda process_id: self.its_line.accept(), no_death)
+        self.accepted: list[Any] = []
+        """The process's ends of the connections that it has accepted."""
+        self.its_hub = Connections(SECRET, "process", self._accept, no_death)
         self.address = self.its_hub.listen()
+
+    def _accept(self, process_id: str) -> Listener:
+        self.accepted.append(self.its_line.accept())
+        return self.accepted[-1]
 
     def connect(self) -> None:
         """Have a connection that both ends can use."""
         self.line.join(self.hub, self.address, "process", self.handlers)
-        until("the connection", lambda: self.line._end is not None and self.its_line._end is not None)
+        until("the connection", lambda: self.line.connected and self.its_line.connected)
 
     def next(self) -> tuple[str, Any]:
         """What was heard next."""
@@ -129,11 +135,10 @@ def test_what_was_not_answered_is_called_when_the_connection_breaks(pair: Pair) 
         holds.set()
         assert goes_on.wait(TIMEOUT_S)
 
-    pair.its_line._handlers = {"deliver": hold}
+    pair.handlers["deliver"] = hold
     said = [pair.line.send("deliver", number) for number in range(3)]
     assert holds.wait(TIMEOUT_S)
-    assert pair.line._end is not None
-    pair.line._end.cut()
+    pair.accepted[-1].cut()
     calls = [pair.there.told() for _ in range(3)]
     goes_on.set()
     assert [what for _, what in calls] == [0, 1, 2]
@@ -154,7 +159,7 @@ def test_what_the_connection_does_not_take_is_called_behind_all_that_was_said(
     pair.connect()
     monkeypatch.setattr(module, "UNANSWERED_MAX", 2)
     holds = threading.Event()
-    pair.its_line._handlers = {"deliver": lambda what: holds.wait(TIMEOUT_S)}
+    pair.handlers["deliver"] = lambda what: holds.wait(TIMEOUT_S)
     for number in range(3):
         pair.line.send("deliver", number)
     assert [pair.there.told()[1] for _ in range(3)] == [0, 1, 2]
@@ -183,12 +188,12 @@ def test_a_process_that_cannot_be_reached_is_called(pair: Pair, caplog: pytest.L
 def test_a_new_coordinator_takes_the_place_of_the_one_before(pair: Pair) -> None:
     """What that one has not answered is called, and what follows goes to the new one."""
     pair.connect()
-    pair.line._handlers = {"deliver": lambda what: None}
+    pair.handlers["deliver"] = lambda what: None
     new = Pair()
     new.its_line, new.its_hub, new.address = pair.its_line, pair.its_hub, pair.address
     new.handlers = {"deliver": lambda what: new.received.put(("new", what))}
     new.connect()
-    until("the connection of before to end", lambda: pair.line._end is None)
+    until("the connection of before to end", lambda: not pair.line.connected)
     pair.its_line.send("deliver", "hello").future().result(TIMEOUT_S)
     assert new.next() == ("new", "hello")
 
@@ -205,7 +210,7 @@ def test_a_task_is_told_and_reports_over_the_connection(sink: Callable[[], Proce
     process = sink()
     actor: Any = process.actor
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    hub = Connections(actor._context.secret, COORDINATOR, lambda process_id: None, no_death)
+    hub = Connections(actor.context.secret, COORDINATOR, lambda process_id: None, no_death)
     info = actor.info()
 
     def report(reports: tuple[Any, ...]) -> None:
@@ -214,12 +219,12 @@ def test_a_task_is_told_and_reports_over_the_connection(sink: Callable[[], Proce
 
     handlers = {"report": report, "counted": lambda *_: heard.put(None)}
     pair.line.join(hub, info.address, info.actor_id, handlers)
-    until("the connection", lambda: pair.line._end is not None and actor._channel._end is not None)
+    until("the connection", lambda: pair.line.connected and actor.channel.connected)
     process.settle()
     while not process.coordinator.counted.calls.empty():
         process.coordinator.counted.calls.get()
     # A mention that was called has a call behind it.
-    actor._channel.send("report", (co.CancelRequested(0),)).future().result(TIMEOUT_S)
+    actor.channel.send("report", (co.CancelRequested(0),)).future().result(TIMEOUT_S)
     while not process.coordinator.report.calls.empty():
         process.coordinator.report.calls.get()
     asked = ev.CoordinatorTookOver(0, FIRST, Generation(1))

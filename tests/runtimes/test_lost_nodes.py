@@ -309,7 +309,7 @@ def fleet(sink_node: str, standbys: Iterable[WorkerHandle], placement: SlotPlace
     found = SomeFleet(graph, None, None, options, lambda action: action())
     found.made = []
     found.members = {SOURCE_WORKER: process("source", "north"), SINK_WORKER: process("sink", sink_node)}
-    found._standbys = list(standbys)
+    found.standbys = list(standbys)
     return found
 
 
@@ -357,8 +357,8 @@ def test_a_spare_process_that_goes_with_its_node_is_no_failure_of_spare_processe
         some = fleet("south", [])
         some.refill()
         for _ in range(4):
-            if some._standbys:
-                some._lost(some._standbys[0], error)
+            if some.standbys:
+                some.lost(some.standbys[0], error)
         assert len(some.made) == made + (error is DEAD)
 
 
@@ -366,8 +366,8 @@ def test_a_process_is_asked_again_who_it_is_when_its_connection_broke() -> None:
     """One that nobody knows where it runs would count as starting for ever."""
     watched, some = Watched(), fleet("south", [])
     some.broke, one = watched.nodes.broke, process("spare", None)
-    some._standbys.append(one)
-    some._identify(one)
+    some.standbys.append(one)
+    some.identify(one)
     one.handle.identify.calls.get_nowait()[0].set_exception(AWAY)
     assert one.handle.identify.calls.empty()
     one.handle.answer(None)

@@ -68,7 +68,7 @@ def start(process: Process, attempt: AttemptNumber = SECOND) -> None:
 
 def link(process: Process) -> PeerConnection:
     """The link of the task that runs to its neighbour."""
-    [found] = process.running.neighbours._links.values()
+    [found] = process.running.neighbours.links.values()
     assert isinstance(found, PeerConnection)
     return found
 
@@ -98,9 +98,9 @@ def test_all_goes_over_the_socket(pair: tuple[Process, Process]) -> None:
     assert (link(source).way, link(sink).way) == (Way.SOCKET, Way.SOCKET)
     source.await_report(co.TaskReachedEndOfData)
     until("the rows", lambda: sink.running.host.rows_in == ROWS.num_rows)
-    writer = link(source)._packer.writer
+    writer = link(source).packer.writer
     assert writer is not None
-    assert writer._next > 0, "they were written to shared memory"
+    assert writer.num_frames > 0, "they were written to shared memory"
     complete(source)
     sink.await_report(co.CheckpointAcknowledged)
     sink.tell(ev.CheckpointCompleted(0, SECOND, CHECKPOINT), SECOND)
@@ -167,7 +167,7 @@ def test_an_end_that_comes_before_the_link_is_open_leaves_it_with_calls(
     source, sink = make(SOURCE), make(SINK)
     connects, waits = sorted((source, sink), key=lambda process: process.actor.info().actor_id)
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 1)
-    waits.actor._links._connections._open[-1] = None  # type: ignore[union-attr,assignment]
+    waits.actor.links._connections._open[-1] = None  # type: ignore[union-attr,assignment]
     order(waits, peer_of(connects))
     order(connects, peer_of(waits))
     await_ready(connects)
@@ -198,7 +198,7 @@ def test_the_next_attempt_uses_the_same_connection(pair: tuple[Process, Process]
 def test_a_connection_that_breaks_while_both_live_fails_both_subtasks(pair: tuple[Process, Process]) -> None:
     """It is not known what was on its way. The next attempt uses calls: these do not break so."""
     source, sink = pair
-    connection = link(source)._connection
+    connection = link(source).connection
     assert connection is not None
     connection.cut()
     for process in pair:
@@ -218,15 +218,15 @@ def test_a_connection_that_breaks_fails_no_later_attempt(
     later: list[Callable[[], object]] = []
     source, sink = pair
     watched.remove(sink.coordinator.report.failure)
-    monkeypatch.setattr(source.actor._mailbox, "call_later", lambda delay_ms, action, *_: later.append(action))
-    connection = link(source)._connection
+    monkeypatch.setattr(source.actor.mailbox, "call_later", lambda delay_ms, action, *_: later.append(action))
+    connection = link(source).connection
     assert connection is not None
     connection.cut()
     until("the break", lambda: any("guarded" in repr(action) for action in later))
     order(source, peer_of(sink), THIRD)
     await_ready(source, THIRD)
     for action in later:
-        source.actor._mailbox.post(action)
+        source.actor.mailbox.post(action)
     assert not source.over
     assert source.running is not None
 
@@ -261,7 +261,7 @@ def test_a_subtask_whose_end_was_not_taken_in_has_failed(
     source, sink = pair
     source.await_report(co.TaskReachedEndOfData)
     until("the rows", lambda: sink.running.host.rows_in == ROWS.num_rows)
-    connection = link(sink)._connection
+    connection = link(sink).connection
     assert connection is not None
     source.tell(ev.CheckpointTriggered(0, SECOND, CHECKPOINT, 0), SECOND)
     for process in pair:
@@ -280,8 +280,8 @@ def test_a_sender_that_has_sent_everything_may_leave(pair: tuple[Process, Proces
     assert source.outcome(SECOND).kind == "finished"
     sink.await_report(co.CheckpointAcknowledged)
     broken = link(sink)
-    assert broken._connection is not None
-    broken._connection.cut()
+    assert broken.connection is not None
+    broken.connection.cut()
     until("the break", lambda: broken.way is Way.CALLS)
     sink.tell(ev.CheckpointCompleted(0, SECOND, CHECKPOINT), SECOND)
     assert sink.outcome(SECOND).kind == "finished"

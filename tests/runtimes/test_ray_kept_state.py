@@ -75,7 +75,7 @@ def test_another_task_gets_nothing(process: Callable[..., Process], given: list[
 def test_a_task_that_has_failed_leaves_nothing(process: Callable[[TaskId], Process], given: list[object]) -> None:
     """Nobody knows in the middle of what it has stopped."""
     sink = process(SINK).start()
-    sink.actor._thread_died(RuntimeError("as told"))
+    sink.actor.thread_died(RuntimeError("as told"))
     sink.settle()
     sink.actor.deploy(replace(sink.order, attempt=_SECOND))
     sink.await_report(co.TaskReady)

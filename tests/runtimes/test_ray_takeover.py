@@ -401,7 +401,7 @@ def test_a_task_that_is_over_answers_as_well(process: Callable[[TaskId], Process
 def test_how_a_subtask_has_ended_is_reported_to_each_new_coordinator(process: Callable[..., Process]) -> None:
     """Nobody knows whether the one before has written it down. Only of the attempt that is asked for."""
     both = process(SINK, SOURCE).start()
-    both.actor._mailbox.post(partial(both.actor._worker.fail, both.running, ValueError("no")))
+    both.actor.mailbox.post(partial(both.actor.worker.fail, both.running, ValueError("no")))
     assert both.outcome().reason == "ValueError: no"
     both.settle()
     both.coordinator.report.so_far()

@@ -87,7 +87,7 @@ def test_functions_that_open_are_in_no_call_that_takes_too_long(monkeypatch: pyt
 
     def calls(process: Process) -> tuple[int | None, int | None]:
         received("a call", inside)
-        return process.actor.pulse().call, process.actor._mailbox.call
+        return process.actor.pulse().call, process.actor.mailbox.call
 
     monkeypatch.setattr(MapBatches, "open", slow_open)
     with task_processes(monkeypatch, slow) as make:
@@ -159,7 +159,7 @@ def test_a_process_that_cannot_tell_a_failure_ends(monkeypatch: pytest.MonkeyPat
         raise MemoryError
 
     def rude(batch: pa.RecordBatch) -> pa.RecordBatch:
-        monkeypatch.setattr(process.actor._outbox, "send", broken)
+        monkeypatch.setattr(process.actor.outbox, "send", broken)
         raise ValueError("no")
 
     monkeypatch.setattr(ray_worker, "leave_unreported", lambda: ended.set_result(None))

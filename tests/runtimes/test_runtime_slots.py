@@ -34,7 +34,7 @@ class Cluster:
         self.refuses: int | None = None
         self.ours = False
         for module in (ray_runtime, ray_job):
-            monkeypatch.setattr(module, "release", self._release)
+            monkeypatch.setattr(module, "release", self.release_processes)
         monkeypatch.setattr(ray_runtime, "reserve", self._reserve)
         monkeypatch.setattr(ray_runtime, "started_here", lambda: self.ours)
         monkeypatch.setattr(ray_runtime, "SharedValue", lambda value: SimpleNamespace(release=lambda: None))
@@ -49,7 +49,7 @@ class Cluster:
         self.held.append(wanted.name.partition("(")[2])
         return cast(PlacementGroup, self.held[-1])
 
-    def _release(self, group: PlacementGroup | None) -> None:
+    def release_processes(self, group: PlacementGroup | None) -> None:
         if group is not None:
             self.held.remove(cast(str, group))
 
@@ -160,7 +160,7 @@ def test_a_session_forgets_the_jobs_that_are_over(
     runtime, made = RayRuntime(COMMON), submission(tmp_path, None)
     for _ in range(5):
         over.add(runtime.submit(made))
-    assert len(runtime._jobs) == 1
+    assert len(runtime.jobs) == 1
 
 
 def test_a_detached_job_reserves_all_of_its_slots(cluster: Cluster, started: list[PoolOptions], tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_job_that_is_over_gives_its_slots_back_once(
     job = RayRuntime(COMMON).submit(submission(tmp_path, 1))
     assert cluster.held == ["slots of steps)"]
     for _ in range(2):
-        job._release()
+        job.release_processes()
     assert cluster.held == []
 
 
@@ -217,7 +217,7 @@ def test_who_attaches_to_a_job_leaves_its_slots_alone(cluster: Cluster) -> None:
     """They belong to whoever has submitted it."""
     cluster.held.append("slots of steps)")
     card = cast(Any, SimpleNamespace(name="job", job_id=JobId("job-1"), detached=False))
-    RayJob(card, None, None, range(0), cast(Any, None))._release()
+    RayJob(card, None, None, range(0), cast(Any, None)).release_processes()
     assert cluster.held == ["slots of steps)"]
 
 
@@ -228,7 +228,7 @@ def test_nobody_waits_long_for_what_nobody_can_bring(
     """On a cluster of this script only the end of another job of it makes room."""
     cluster.ours = ours
     runtime = RayRuntime()
-    runtime._jobs.append(cast(RayJob, SimpleNamespace(over=not others_run)))
+    runtime.jobs.append(cast(RayJob, SimpleNamespace(over=not others_run)))
     runtime.submit(submission(tmp_path, 1))
     assert [waited for _, waited in cluster.asked] == [timeout_s]
 
@@ -238,7 +238,7 @@ def test_slots_of_an_environment_are_had_until_it_is_closed(cluster: Cluster) ->
     runtime = RayRuntime.with_slots(3, "pack", 12.0)
     ((wanted, timeout_s),) = cluster.asked
     assert (wanted.bundles, wanted.strategy, timeout_s) == ([{"CPU": 1.0}] * 3, "PACK", 12.0)
-    placement = runtime._placement
+    placement = runtime.placement
     assert placement is not None
     assert placement.bundles == (0, 1, 2)
     for _ in range(2):

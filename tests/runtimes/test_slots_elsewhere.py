@@ -76,7 +76,7 @@ def fleet(bundles: tuple[int, ...], spare: str | None = None) -> SomeFleet:
         worker: WorkerHandle(worker.group, None, bundles[0], Future(), north) for worker in (SOURCE_WORKER, SINK_WORKER)
     }
     if spare is not None:
-        some._standbys = [WorkerHandle("spare", None, 0, Future(), ProcessInfo(2, spare))]
+        some.standbys = [WorkerHandle("spare", None, 0, Future(), ProcessInfo(2, spare))]
     return some
 
 
@@ -123,9 +123,9 @@ def test_a_task_that_waits_in_a_bundle_without_a_node_is_moved_once_a_slot_is_fr
 def test_no_spare_process_waits_in_a_bundle_without_a_node() -> None:
     """One that does is ended, and the next one starts where it can."""
     some = fleet((0, 1))
-    (waiting,) = some._standbys = [WorkerHandle("spare", None, 0, Future())]
+    (waiting,) = some.standbys = [WorkerHandle("spare", None, 0, Future())]
     some.staff(BOTH, (), LEFT)
-    assert (some.killed, some._standbys) == ([waiting], [])
+    assert (some.killed, some.standbys) == ([waiting], [])
     some.refill()
     assert some.made == [(1, 0.0)]
 

@@ -187,6 +187,11 @@ class Process:
         """Have something done by the test."""
         self._mailbox.put(action)
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of messages in the mailbox."""
+        return self._mailbox.qsize()
+
     def settled(self) -> None:
         """A link is settled."""
 
@@ -314,13 +319,13 @@ def test_rows_that_are_kept_do_not_change(ends: Ends) -> None:
 def test_rows_go_through_memory_where_they_fit() -> None:
     """What does not fit goes over the socket, and keeps its place: nothing waits for room."""
     ends = OverMemory()
-    writer = ends.link._packer.writer
+    writer = ends.link.packer.writer
     assert writer is not None
     sent = [numbers(number, 40_000 if number % 4 == 3 else 1_000) for number in range(100)]
     for number, rows in enumerate(sent):
         send(ends, number, rows)
         assert writer.taken_bytes <= MEMORY_BYTES
-    assert 0 < writer._next <= 75
+    assert 0 < writer.num_frames <= 75
     ends.settle()
     assert ends.receiver.taken() == sent
 
@@ -331,7 +336,7 @@ def test_sync_is_answered_when_all_was_taken_in(ends: OverSocket) -> None:
     send(ends, 0, numbers(1, 100_000))
     sync = ends.link.sync().future()
     until("the answer", lambda: ends.sender.act() or sync.done())
-    assert ends.other._mailbox.qsize() == 1
+    assert ends.other.num_waiting == 1
     ends.other.act()
     assert ends.receiver.taken() == [numbers(1, 100_000)]
 
@@ -339,7 +344,7 @@ def test_sync_is_answered_when_all_was_taken_in(ends: OverSocket) -> None:
 @pytest.mark.parametrize("ends", [OverSocket, OverMemory], indirect=True)
 def test_a_break_is_reported_once_and_ends_what_waits(ends: OverSocket) -> None:
     """Both ends report it. What waits for an answer fails, and calls are used from then on."""
-    connection = ends.link._connection
+    connection = ends.link.connection
     assert connection is not None
     ends.other.frame_came = lambda head, elements: connection.cut()  # type: ignore[method-assign]
     send(ends, 0, numbers(1))
@@ -357,9 +362,9 @@ def test_a_break_is_reported_once_and_ends_what_waits(ends: OverSocket) -> None:
 def test_what_waits_for_an_answer_when_a_connection_breaks_fails() -> None:
     """It may be lost."""
     ends = OverSocket()
-    assert ends.back._connection is not None
+    assert ends.back.connection is not None
     sync = ends.link.sync().future()
-    ends.other.later(ends.back._connection.cut)
+    ends.other.later(ends.back.connection.cut)
     # The answer to the first one may have come; to the second one it cannot.
     ends.back._send = lambda *_, **__: None  # type: ignore[method-assign]
     second = ends.link.sync().future()

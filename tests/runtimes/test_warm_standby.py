@@ -75,7 +75,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.fixture
 def spare(process: Callable[[TaskId], Process]) -> worker_actor.WorkerProcess:
     """A process without a task."""
-    return worker_actor.WorkerProcess(process(SINK).actor._context, Actor(), open_store)
+    return worker_actor.WorkerProcess(process(SINK).actor.context, Actor(), open_store)
 
 
 def test_of_checkpoints_that_complete_meanwhile_the_newest_counts(spare: worker_actor.WorkerProcess) -> None:
@@ -102,7 +102,7 @@ def test_a_task_gets_what_was_held_for_it(spare: worker_actor.WorkerProcess, giv
     follower.may_end.release()
     neighbour = SOURCE if task == SINK else SINK
     spare.deploy(TaskDeployment((task,), FIRST, None, {neighbour: Peer(Actor(), "peer", "node", b"")}))
-    until("it has a task", lambda: task in spare._worker.subtasks)
+    until("it has a task", lambda: task in spare.worker.subtasks)
     assert spare.held().follows == {}
     assert (follower in given, follower.closed) == (task == SINK, task == SOURCE)
     spare.follow(SOURCE, at(2))
@@ -137,7 +137,7 @@ def test_each_subtask_of_a_worker_gets_what_was_held_for_it(
         one.may_end.release()
     until("it holds the state of both", lambda: spare.held().follows == {SINK: 1, SOURCE: 1})
     spare.deploy(TaskDeployment((SOURCE, SINK), FIRST, None, {}))
-    until("it runs both", lambda: len(spare._worker.subtasks) == 2)
+    until("it runs both", lambda: len(spare.worker.subtasks) == 2)
     assert given[-2:] == [source, sink]
     assert (sink.closed, source.closed, spare.held().follows) == (False, False, {})
     spare.drop((SOURCE, SINK), AttemptNumber(1_000))

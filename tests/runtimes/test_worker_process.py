@@ -44,8 +44,8 @@ def failures(reports: list[Report]) -> list[tuple[TaskId, str | None]]:
 
 def fail(process: Process, task: TaskId) -> None:
     """A subtask fails."""
-    running = process.actor._worker.subtasks[task]
-    process.actor._mailbox.post(partial(process.actor._worker.fail, running, ValueError("no")))
+    running = process.actor.worker.subtasks[task]
+    process.actor.mailbox.post(partial(process.actor.worker.fail, running, ValueError("no")))
 
 
 def test_an_order_begins_all_its_subtasks(make: Callable[..., Process]) -> None:
@@ -79,7 +79,7 @@ def test_rows_between_subtasks_of_a_worker_do_not_leave_it(
 def test_a_subtask_that_fails_does_not_stop_the_others(make: Callable[..., Process]) -> None:
     """What it raised is reported for it alone, and the next attempt of it alone begins beside the others."""
     both = make(SOURCE, SINK).start()
-    source = both.actor._worker.subtasks[SOURCE]
+    source = both.actor.worker.subtasks[SOURCE]
     fail(both, SINK)
     assert both.outcome().reason == "ValueError: no"
     assert both.runs == (SOURCE,)
@@ -87,7 +87,7 @@ def test_a_subtask_that_fails_does_not_stop_the_others(make: Callable[..., Proce
     both.actor.deploy(replace(both.order, tasks=(SINK,), attempt=SECOND, peers={SOURCE: both.as_peer}))
     both.await_report(co.TaskReady)
     assert both.runs == (SOURCE, SINK)
-    assert both.actor._worker.subtasks[SOURCE] is source
+    assert both.actor.worker.subtasks[SOURCE] is source
     assert both.actor.held().tasks == {SOURCE: FIRST, SINK: SECOND}
 
 
@@ -104,7 +104,7 @@ def test_what_a_function_raises_fails_its_subtask_alone(monkeypatch: pytest.Monk
         ended = both.outcome()
         assert (ended.kind, "no" in str(ended.reason)) == ("failed", True)
         assert both.runs == (SOURCE,)
-        assert list(both.actor._ended) == [SINK]
+        assert list(both.actor.ended) == [SINK]
 
 
 def test_what_was_sent_to_a_subtask_that_has_failed_is_dropped(make: Callable[..., Process]) -> None:
@@ -112,27 +112,27 @@ def test_what_was_sent_to_a_subtask_that_has_failed_is_dropped(make: Callable[..
     both = make(SOURCE, SINK).start()
     both.settle()
     taken: list[object] = []
-    worker = both.actor._worker
+    worker = both.actor.worker
     arrived = partial(worker.deliver, SINK, FIRST, ev.CreditGranted(0, FIRST, next(iter(channels(both))), 1, 1))
 
     def send_and_replace() -> None:
         worker.queue.append(lambda: taken.append(arrived()))
         both.actor._deploy(replace(both.order, attempt=SECOND))
 
-    both.actor._mailbox.post(send_and_replace)
+    both.actor.mailbox.post(send_and_replace)
     until("it is taken out of the queue", lambda: taken)
     assert taken == [False]
 
 
 def channels(process: Process) -> tuple[Any, ...]:
     """The channels into the sink."""
-    return tuple(process.actor._context.describe(SINK, FIRST).inputs)
+    return tuple(process.actor.context.describe(SINK, FIRST).inputs)
 
 
 def test_a_thread_that_dies_fails_all_subtasks(make: Callable[..., Process]) -> None:
     """Nobody knows for whom it was to work."""
     both = make(SOURCE, SINK).start()
-    both.actor._thread_died(ValueError("no"))
+    both.actor.thread_died(ValueError("no"))
     assert {both.outcome_of(task).reason for task in both.tasks} == {"ValueError: no"}
     assert both.runs == ()
 
@@ -205,7 +205,7 @@ def test_what_could_not_end_is_reported_as_well(make: Callable[..., Process], mo
     both.actor.deploy(replace(both.order, tasks=(SINK,), attempt=SECOND))
     assert "ValueError: no" in str(both.outcome_of(SINK, SECOND).reason)
     both.settle()
-    assert list(both.actor._ended) == [SINK]
+    assert list(both.actor.ended) == [SINK]
 
 
 def test_reports_of_all_subtasks_go_in_one_message_in_their_order(make: Callable[..., Process]) -> None:
@@ -252,4 +252,4 @@ def test_a_subtask_may_be_dropped_alone(make: Callable[..., Process]) -> None:
     assert both.runs == (SOURCE,)
     both.actor.drop((SOURCE,), AttemptNumber(FIRST - 1))
     assert both.runs == (SOURCE,)
-    assert both.actor._ended == {}
+    assert both.actor.ended == {}

@@ -14,7 +14,7 @@ from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_holds, _lowest_ms = SplitAlignment.holds, WatermarkAligner._lowest_ms
+_holds, _lowest_ms = SplitAlignment.holds, WatermarkAligner.lowest_ms
 
 
 def _holds_for_ever(self: SplitAlignment, split: int | None) -> bool:
@@ -43,7 +43,7 @@ ALIGNMENT_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "alignment: who is at its end holds back": (
         7,
-        lambda: patch.object(WatermarkAligner, "_lowest_ms", _with_those_at_their_end),
+        lambda: patch.object(WatermarkAligner, "lowest_ms", _with_those_at_their_end),
     ),
 }
 """Every such break: its invariant, and the patch."""

@@ -21,23 +21,23 @@ Patch = Callable[[], AbstractContextManager[Any]]
 class NamesNoCause(CoordinatorDriver):
     """Breaks: what answers an order names the event from which the order followed. Here one kind of answer does not."""
 
-    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
-        super()._take_in(event, None if isinstance(event, co.MetadataWritten) else cause, arrived_ms)
+    def take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        super().take_in(event, None if isinstance(event, co.MetadataWritten) else cause, arrived_ms)
 
 
 class NamesTheEventBefore(CoordinatorDriver):
     """Breaks: the cause is the event that made the order. Here it is the one before it."""
 
-    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
-        super()._take_in(event, EventId(cause - 1) if cause else cause, arrived_ms)
+    def take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        super().take_in(event, EventId(cause - 1) if cause else cause, arrived_ms)
 
 
 class NamesWhatIsToCome(CoordinatorDriver):
     """Breaks: a cause comes before what it has brought about. Here a takeover has brought about itself."""
 
-    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+    def take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
         itself = isinstance(event, co.CoordinatorStarted)
-        super()._take_in(event, self._next_event if itself else cause, arrived_ms)
+        super().take_in(event, self.next_event if itself else cause, arrived_ms)
 
 
 class CountsAnew(CoordinatorDriver):
@@ -45,7 +45,7 @@ class CountsAnew(CoordinatorDriver):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._next_event = EventId(0)
+        self.next_event = EventId(0)
 
 
 def _of_the_newest(self: CauseTracker, number: EventId, instruction: do.CoordinatorInstruction) -> None:

@@ -87,7 +87,7 @@ def _not_fenced(self: Ledger, lane: tuple[str, int]) -> None:
 def _confirms_snapshots(self: TaskMachine, event: ev.TaskEvent) -> list[do.TaskInstruction]:
     """Breaks: a reader is notified of completed checkpoints. Here of snapshots, before their checkpoint is complete."""
     instructions = _handle(self, event)
-    frozen = {} if self.source is None else self.source._frozen
+    frozen = {} if self.source is None else self.source.frozen
     if frozen:
         newest = max(frozen)
         splits = tuple(position.split for position in frozen[newest].positions)

@@ -11,7 +11,7 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.storage.checkpoints import permits
-from tidegate.storage.checkpoints.event_log import LogEntry
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.checkpoints.permits import CommitPermit
 from tidegate.storage.codec import encode
 from tidegate.storage.files.envelope import seal
@@ -25,46 +25,46 @@ class CommitsOnAcknowledgement(CoordinatorDriver):
     def handle(self, event: co.CoordinatorEvent) -> None:
         if isinstance(event, co.CheckpointAcknowledged) and event.state.committables:
             forged = CommitPermit(permits._DECIDED, event.checkpoint_id)
-            self._perform(do.CommitSinks(event.checkpoint_id, event.state.committables, permit=forged))
+            self.perform(do.CommitSinks(event.checkpoint_id, event.state.committables, permit=forged))
         super().handle(event)
 
 
 class CompletesWithoutLast(CoordinatorDriver):
     """Breaks: a checkpoint is complete when every task has acknowledged it."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.WriteMetadata):
             metadata = instruction.metadata
             instruction = replace(instruction, metadata=replace(metadata, subtasks=metadata.subtasks[:-1]))
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class CommitsHalf(CoordinatorDriver):
     """Breaks: everything that a completed checkpoint covers is committed."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.CommitSinks):
             instruction = replace(instruction, committables=instruction.committables[:-1])
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class NeverCommits(CoordinatorDriver):
     """Breaks: a sink commits the files that a completed checkpoint covers. Here it only reports the commit."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.CommitSinks):
             instruction = replace(instruction, committables=())
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class DeletesNewest(CoordinatorDriver):
     """Breaks: what a retained checkpoint refers to is never deleted."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
-        super()._perform(instruction)
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
+        super().perform(instruction)
         if isinstance(instruction, do.NotifyCompleted):
-            store = self._effects._open_store(self._effects._context.root)
-            folder = self._effects._context.layout.checkpoint_dir(instruction.checkpoint_id)
+            store = self.effects.open_store(self.effects.context.root)
+            folder = self.effects.context.layout.checkpoint_dir(instruction.checkpoint_id)
             for name in reliably(store, "list", folder):
                 if name != "_metadata":
                     reliably(store, "delete", f"{folder}/{name}")
@@ -73,28 +73,28 @@ class DeletesNewest(CoordinatorDriver):
 class NeverDeletes(CoordinatorDriver):
     """Breaks: files without a reference are deleted. Here subsumed checkpoints stay."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.DiscardCheckpoint):
             self.handle(co.CheckpointDiscarded(self._port.now_ms(), instruction.checkpoint_id))
             return
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class RestoresAfresh(CoordinatorDriver):
     """Breaks: an attempt is restored from the newest completed checkpoint. Here every one starts anew."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.DeployAttempt):
             instruction = replace(instruction, restore=None)
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class NeverRestarts(CoordinatorDriver):
     """Breaks: a job whose task has failed starts again. Here a second attempt is decided on and never deployed."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if not (isinstance(instruction, do.DeployAttempt) and instruction.attempt > 0):
-            super()._perform(instruction)
+            super().perform(instruction)
 
 
 class DeafToDoubt(CoordinatorDriver):
@@ -109,12 +109,19 @@ class DeafToDoubt(CoordinatorDriver):
 class TellsTooEarly(CoordinatorDriver):
     """Breaks: tasks are notified that a checkpoint is complete once it is. Here before its metadata is written."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.WriteMetadata):
             metadata = instruction.metadata
             tasks = self.machine.state.spec.tasks if self.machine.state.spec is not None else ()
-            super()._perform(do.NotifyCompleted(metadata.attempt, metadata.checkpoint_id, tasks))
-        super()._perform(instruction)
+            super().perform(do.NotifyCompleted(metadata.attempt, metadata.checkpoint_id, tasks))
+        super().perform(instruction)
+
+
+class _Overwriting(EventLog):
+    """An event log that replaces an entry of the same number."""
+
+    def append(self, entry: LogEntry, *, look: bool = True) -> int:
+        return self._store.write(self._entry_path(entry.index), (seal(b"TGEVENT", 1, encode(entry)),))
 
 
 class IgnoresFences(CoordinatorDriver):
@@ -122,64 +129,59 @@ class IgnoresFences(CoordinatorDriver):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        log = self._log._log
-
-        def overwrite(entry: LogEntry, *, look: bool = True) -> int:
-            data = seal(b"TGEVENT", 1, encode(entry))
-            return log._store.write(log._entry_path(entry.index), (data,))
-
-        log.append = overwrite  # type: ignore[method-assign]
+        (event_log,) = (each for each in arguments if isinstance(each, EventLog))
+        event_log.__class__ = _Overwriting
 
 
 class HidesSinkFiles(CoordinatorDriver):
     """Breaks: a checkpoint records the sink files that it covers."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.WriteMetadata):
             metadata = instruction.metadata
             subtasks = tuple(replace(s, committables=()) for s in metadata.subtasks)
             instruction = replace(instruction, metadata=replace(metadata, subtasks=subtasks))
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class NeverAnswers(CoordinatorDriver):
     """Breaks: a request for a checkpoint is answered with its result."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if not isinstance(instruction, do.CompleteRequest):
-            super()._perform(instruction)
+            super().perform(instruction)
 
 
 class KeepsFailedSavepoints(CoordinatorDriver):
     """Breaks: the folder of a savepoint that failed is deleted."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.DiscardSavepoint):
             self.handle(co.SavepointDiscarded(self._port.now_ms(), instruction.checkpoint_id))
             return
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class DropsWhatIsHeld(CoordinatorDriver):
     """Breaks: what changes the state is logged. Here an event without instructions is forgotten."""
 
-    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+    def take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
         before = len(self._instructions)
-        super()._take_in(event, cause, arrived_ms)
+        super().take_in(event, cause, arrived_ms)
         if len(self._instructions) == before and self._log.in_charge and event in self._held[-1:]:
             self._held.pop()
             self._held_causes.pop()
-            self._next_event = EventId(self._next_event - 1)
+            self.next_event = EventId(self.next_event - 1)
 
 
 class ActsBeforeLogging(CoordinatorDriver):
     """Breaks: what follows from an event is done when the event is durable. Here it is done when that is asked for."""
 
-    def _append(self) -> None:
+    def append_held(self) -> None:
         instructions, self._instructions = self._instructions, []
-        super()._append()
+        super().append_held()
         for ordered in instructions:
-            self._carry_out(ordered)
+            self.carry_out(ordered)
 
 
 COORDINATOR_BREAKS: dict[str, tuple[int, Protocol]] = {

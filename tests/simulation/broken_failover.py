@@ -17,7 +17,7 @@ from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_drop, _going_back, _begin = CheckpointCoordinator.drop, Failover._going_back, CoordinatorState.begin_attempt
+_drop, _going_back, _begin = CheckpointCoordinator.drop, Failover.going_back, CoordinatorState.begin_attempt
 
 
 def _keeps_pending(self: CheckpointCoordinator, reason: Reason, at_ms: int, detail: str = "") -> None:
@@ -76,9 +76,9 @@ class Both:
 
 
 FAILOVER_PATCHES: dict[str, tuple[int, Patch]] = {
-    "regions: one that goes on starts anew": (7, lambda: patch.object(Failover, "_going_back", _takes_survivors)),
+    "regions: one that goes on starts anew": (7, lambda: patch.object(Failover, "going_back", _takes_survivors)),
     "regions: a channel is cut": (
-        1, lambda: Both(patch.object(Failover, "_going_back", _leaves_neighbours), _unchecked())
+        1, lambda: Both(patch.object(Failover, "going_back", _leaves_neighbours), _unchecked())
     ),
     "regions: what is pending is not given up": (
         4, lambda: patch.object(CheckpointCoordinator, "drop", _keeps_pending)

@@ -13,29 +13,29 @@ from tidegate.testing import Protocol
 class ForgetsTables(CoordinatorDriver):
     """Breaks: tables are taken back to the restored checkpoint. Here that is only reported."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.TakeTablesBack):
             self._port.run_io(lambda: co.TablesTakenBack(self._port.now_ms(), instruction.attempt))
             return
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class TriesAgain(CoordinatorDriver):
     """Breaks: what was passed over is not tried again. Here the next attempt starts from it all the same."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         damaged = self.machine.state.damaged
         if isinstance(instruction, do.DeployAttempt) and instruction.restore is not None and damaged:
             restore = replace(instruction.restore, checkpoint_id=damaged[-1].checkpoint_id)
             instruction = replace(instruction, restore=restore)
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 class PassesOverTooMuch(CoordinatorDriver):
     """Breaks: only damage is a reason to pass over a checkpoint. Here a storage that does not answer is one, too."""
 
     def handle(self, event: co.CoordinatorEvent) -> None:
-        restore, state = self.machine._deployer.restore_point() if self.machine.state.spec else None, self.machine.state
+        restore, state = self.machine.deployer.restore_point() if self.machine.state.spec else None, self.machine.state
         if isinstance(event, co.RestoreDelayed) and restore is not None and len(state.completed) > 1:
             event = co.CheckpointDamaged(event.at_ms, event.attempt, restore.checkpoint_id, "no answer")
         super().handle(event)

@@ -36,14 +36,14 @@ class _Deletes(CoordinatorDriver):
     def _needed(self) -> set[int]:
         raise NotImplementedError
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
-        super()._perform(instruction)
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
+        super().perform(instruction)
         if not isinstance(instruction, do.NotifyCompleted):
             return
         references = self.machine.state.shared.references
         kept = {path for number in self._needed() for path in references.get(number, ())}  # type: ignore[call-overload]
-        store: Any = self._effects._open_store(self._effects._context.root)
-        disk = store._disk
+        store: Any = self.effects.open_store(self.effects.context.root)
+        disk = store.disk
         reliable, disk.reliable = disk.reliable, True
         for path in {path for paths in references.values() for path in paths} - kept:
             store.delete(path)
@@ -69,10 +69,10 @@ class CountsTheNewestOnly(_Deletes):
 class KeepsSharedFiles(CoordinatorDriver):
     """Breaks: a file goes with the last checkpoint that refers to it. Here it waits for the sweep."""
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.DiscardCheckpoint):
             instruction = replace(instruction, shared=())
-        super()._perform(instruction)
+        super().perform(instruction)
 
 
 def _sweeps_all(store: Store, layout: CheckpointLayout, referenced: set[str]) -> None:

@@ -49,9 +49,9 @@ def _coordinator(predicate: str, answer: object, *breaks: AbstractContextManager
 
 # --- decisions that predicates look at --------------------------------------------------------------------------------
 
-_trigger, _next = CheckpointCoordinator._trigger, SinkCommitter._next
-_end_if_over, _close = CoordinatorMachine._end_if_over, BarrierAligner._close
-_begin, _leave_copy, _write = SavepointCopies.begin, CheckpointAborter.leave_copy, CheckpointFinalizer._write
+_trigger, _next = CheckpointCoordinator.start_checkpoint, SinkCommitter.commit_next
+_end_if_over, _close = CoordinatorMachine.end_if_over, BarrierAligner.mark_over
+_begin, _leave_copy, _write = SavepointCopies.begin, CheckpointAborter.leave_copy, CheckpointFinalizer.write_metadata
 _made, _recover, _served = CoordinatorDriver.__init__, InputGate.recover, InputGate.served
 
 
@@ -117,7 +117,7 @@ def _deletes_at_once(self: CheckpointAborter, pending: PendingCheckpoint) -> Non
 def _of_the_same_generation(self: CoordinatorDriver, machine: CoordinatorMachine, *args: Any) -> None:
     """Breaks: each coordinator is a generation of its own. Here its successor takes the number over."""
     _made(self, machine, *args)
-    self.generation = self._log._generation = Generation(max(1, machine.state.generation))
+    self.generation = self._log.generation = Generation(max(1, machine.state.generation))
 
 
 def _keeps_back(self: InputGate, channel: ChannelId, batches: Iterable[pa.RecordBatch]) -> None:
@@ -147,10 +147,12 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
     "predicates: what is built on may go": (5, _coordinator("is_built_on", False)),
     "predicates: two checkpoints are written at once": (4, _coordinator("being_written", 0)),
     "predicates: a number is given away twice": (
-        4, _coordinator("is_spent", True, patch.object(CheckpointCoordinator, "_trigger", _gives_the_number_again))
+        4, _coordinator(
+            "is_spent", True, patch.object(CheckpointCoordinator, "start_checkpoint", _gives_the_number_again)
+        )
     ),
     "predicates: sinks commit out of turn": (
-        6, _coordinator("may_commit", True, patch.object(SinkCommitter, "_next", _newest_first))
+        6, _coordinator("may_commit", True, patch.object(SinkCommitter, "commit_next", _newest_first))
     ),
     "predicates: who waits is forgotten": (
         7, _coordinator(
@@ -161,7 +163,7 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
         5, _coordinator("may_delete_refused", True, patch.object(SharedStateRegistry, "not_needed", _all_of_them))
     ),
     "predicates: a sweep does not wait for storage": (
-        5, _coordinator("may_sweep", True, patch.object(CoordinatorMachine, "_end_if_over", _ends_at_once))
+        5, _coordinator("may_sweep", True, patch.object(CoordinatorMachine, "end_if_over", _ends_at_once))
     ),
     "predicates: sink files need not be durable": (
         6, lambda: patch.object(snapshots, "may_acknowledge", _without_files)
@@ -174,7 +176,7 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
     "predicates: credit has no end": (10, lambda: _says(of_task, "may_send", True)),
     "predicates: an output queue is never full": (10, lambda: _says(of_task, "is_full", False)),
     "predicates: a checkpoint is over twice": (
-        2, lambda: Both(patch.object(BarrierAligner, "_close", _closes_nothing), _says(of_task, "is_newer", True))
+        2, lambda: Both(patch.object(BarrierAligner, "mark_over", _closes_nothing), _says(of_task, "is_newer", True))
     ),
     "predicates: rows of now go before those in flight": (
         3,
@@ -191,7 +193,7 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
         4, _coordinator("may_copy_complete", True, patch.object(SavepointCopies, "begin", _copies_twice))
     ),
     "predicates: a savepoint is copied before it is complete": (
-        4, lambda: patch.object(CheckpointFinalizer, "_write", _copies_before_it_is_complete)
+        4, lambda: patch.object(CheckpointFinalizer, "write_metadata", _copies_before_it_is_complete)
     ),
     "predicates: a checkpoint is deleted while it is copied": (
         5, _coordinator("may_delete", True, patch.object(CheckpointCleaner, "subsumed", _deletes_what_is_copied))

@@ -28,8 +28,9 @@ from tidegate.storage.state.snapshot import StateTable
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_open, _load, _begins, _early = JoinOperator.open, RowsOperator.load, ExpiringAggregate._begins, EarlyResults.__init__
-_joined, _pad_stored = AsOfJoin.advance_watermark, RegularJoin._pad_stored
+_open, _load, _begins = JoinOperator.open, RowsOperator.load, ExpiringAggregate.begins_anew
+_early = EarlyResults.__init__
+_joined, _pad_stored = AsOfJoin.advance_watermark, RegularJoin.pad_stored
 
 
 def _one_side(self: RowsOperator, tables: Sequence[StateTable]) -> None:
@@ -81,10 +82,10 @@ RELATION_PATCHES: dict[str, tuple[int, Patch]] = {
     "joins: a side is forgotten at a restore": (6, lambda: patch.object(RowsOperator, "load", _one_side)),
     "joins: a late row is joined after a restore": (9, lambda: patch.object(JoinOperator, "open", _no_moment)),
     "joins: versions that hold are let go": (6, lambda: patch.object(AsOfJoin, "advance_watermark", _all_versions)),
-    "joins: a row without a partner stays": (6, lambda: patch.object(RegularJoin, "_pad_stored", _padded_for_ever)),
+    "joins: a row without a partner stays": (6, lambda: patch.object(RegularJoin, "pad_stored", _padded_for_ever)),
     "rankings: all is forgotten at a restore": (6, lambda: patch.object(TopN, "load", _no_ranking)),
     "changes: a value that was taken back stays": (6, lambda: patch.object(KeptValues, "retract", _as_it_was)),
-    "ttl: a key does not begin anew": (6, lambda: patch.object(ExpiringAggregate, "_begins", _never_anew)),
+    "ttl: a key does not begin anew": (6, lambda: patch.object(ExpiringAggregate, "begins_anew", _never_anew)),
     "early results: what has not come out is forgotten at a restore": (
         6,
         lambda: patch.object(EarlyResults, "__init__", _as_if_out),

@@ -48,7 +48,7 @@ def _pending(phase: PendingPhase, given: PendingInput, wrong: PendingPhase | Non
     return lambda: patch.dict(phases.PENDING_TRANSITIONS, {(phase, given): wrong})
 
 
-_fail = CoordinatorMachine._fail
+_fail = CoordinatorMachine.fail_tasks
 
 
 def _given_up(self: CoordinatorMachine, tasks: Any, reason: str, at_ms: int, permanent: bool = False) -> None:
@@ -77,13 +77,13 @@ def _not_flagged(self: CheckpointFinalizer, pending: Any) -> Any:
     return replace(metadata, subtasks=tuple(subtasks))
 
 
-_metadata = CheckpointFinalizer._metadata
+_metadata = CheckpointFinalizer.make_metadata
 
 
 # --- in-flight data, turns and credit ---------------------------------------------------------------------------------
 
-_held = restore_task._held
-_mine = restore_task._Route.mine
+_held = restore_task.in_flight_rows
+_mine = restore_task.Route.mine
 
 
 def _inputs_only(*args: Any) -> Any:
@@ -138,7 +138,7 @@ def _frozen_but_timers(self: ColumnarBackend, cut: Cut) -> list[FrozenState]:
 @contextmanager
 def _savepoints_that_say(change: Callable[[Any, Any], Any]) -> Iterator[None]:
     """Changes the `_metadata` of a savepoint. `change` receives the right one, and the one of the checkpoint."""
-    rebased, encoded = savepoint._rebased, savepoint.encode_metadata
+    rebased, encoded = savepoint.rebased, savepoint.encode_metadata
     original: list[Any] = []
 
     def remember(metadata: Any, *args: Any) -> Any:
@@ -146,7 +146,7 @@ def _savepoints_that_say(change: Callable[[Any, Any], Any]) -> Iterator[None]:
         return rebased(metadata, *args)
 
     with (
-        patch.object(savepoint, "_rebased", remember),
+        patch.object(savepoint, "rebased", remember),
         patch.object(savepoint, "encode_metadata", lambda own: encoded(change(own, original[0]))),
     ):
         yield
@@ -179,7 +179,7 @@ def _cut_at_the_fold(self: EventLog, before_index: int, keep: object = None) -> 
 
 
 def _given_up_with_its_attempt(self: CheckpointAborter, pending: Any, reason: Any, runs: bool) -> bool:
-    return runs and reason in checkpoint_aborter._TASK_LEAVES
+    return runs and reason in checkpoint_aborter.TASK_LEAVES
 
 
 _S, _J, _P, _I = JobStatus, JobInput, PendingPhase, PendingInput
@@ -190,7 +190,7 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "jobs: a restart counts as deployed at once": (7, _job(_S.RESTARTING, _J.DEPLOY, _S.RUNNING)),
     "jobs: what was cancelled has finished": (6, _job(_S.ENDING, _J.OVER_CANCELLED, _S.FINISHED)),
     "jobs: what was suspended has finished": (6, _job(_S.ENDING, _J.OVER_SUSPENDED, _S.FINISHED)),
-    "jobs: every failure is permanent": (7, lambda: patch.object(CoordinatorMachine, "_fail", _given_up)),
+    "jobs: every failure is permanent": (7, lambda: patch.object(CoordinatorMachine, "fail_tasks", _given_up)),
     "checkpoints: hooks that answer stand for tasks": (4, _pending(_P.HOOKS, _I.HOOKS_ANSWERED, _P.ACKNOWLEDGED)),
     "checkpoints: what is acknowledged skips its turn": (7, _pending(_P.COLLECTING, _I.ALL_ACKNOWLEDGED, _P.WRITING)),
     "checkpoints: a savepoint is not exported": (7, _pending(_P.ACKNOWLEDGED, _I.EXPORT, _P.WRITING)),
@@ -199,12 +199,18 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "checkpoints: a doubt is a completion": (4, _pending(_P.VOIDING, _I.FATE_UNKNOWN, _P.COMPLETED)),
     "plan: a finished task is waited for": (7, lambda: patch.object(checkpoints, "make_plan", _waits_for_all)),
     "plan: sources alone are triggered": (7, lambda: patch.object(checkpoints, "make_plan", _triggers_sources)),
-    "plan: a finished task is not flagged": (4, lambda: patch.object(CheckpointFinalizer, "_metadata", _not_flagged)),
-    "restore: what a sender held is dropped": (9, lambda: patch.object(restore_task, "_held", _inputs_only)),
-    "restore: in-flight rows change their order": (9, lambda: patch.object(restore_task, "_held", _newest_first)),
+    "plan: a finished task is not flagged": (
+        4,
+        lambda: patch.object(CheckpointFinalizer, "make_metadata", _not_flagged),
+    ),
+    "restore: what a sender held is dropped": (9, lambda: patch.object(restore_task, "in_flight_rows", _inputs_only)),
+    "restore: in-flight rows change their order": (
+        9,
+        lambda: patch.object(restore_task, "in_flight_rows", _newest_first),
+    ),
     "restore: in-flight rows are not routed": (
         9,
-        lambda: patch.object(restore_task._Route, "mine", _as_they_were),
+        lambda: patch.object(restore_task.Route, "mine", _as_they_were),
     ),
     "turns: the rest of a cut batch is lost": (1, lambda: patch.object(InputChannel, "take", _half_taken)),
     "credit: what was lost is never asked for": (7, lambda: patch.object(OutputGate, "starved", lambda self: {})),

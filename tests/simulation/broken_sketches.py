@@ -18,7 +18,7 @@ from tidegate.operators.aggregates import sketches
 from tidegate.operators.aggregates.aggregate_function import Groups
 from tidegate.operators.aggregates.sketches import ApproxQuantile
 
-_open, _hash_forms, _added = OperatorChain.open, sketches.hash_forms, ApproxQuantile._added
+_open, _hash_forms, _added = OperatorChain.open, sketches.hash_forms, ApproxQuantile.added
 
 
 @contextmanager
@@ -60,7 +60,7 @@ SKETCH_PATCHES: dict[str, tuple[int, Patch]] = {
     "sketches: a value has another hash after a restore": (6, _over_sketches(_with_other_hashes)),
     "sketches: a batch takes the place of what is there": (
         6,
-        _over_sketches(lambda: patch.object(ApproxQuantile, "_added", _in_its_place)),
+        _over_sketches(lambda: patch.object(ApproxQuantile, "added", _in_its_place)),
     ),
 }
 """Every such break: its invariant, and the patch."""

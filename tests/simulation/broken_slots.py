@@ -25,7 +25,7 @@ from tidegate.testing.runtime.processes import SimulatedProcess, SimulatedProces
 Patch = Callable[[], AbstractContextManager[Any]]
 
 _send_frame, _acknowledge, _send_reports = Subtask.send_frame, PendingCheckpoint.acknowledge, ports.send_reports
-_end, _start = SimulatedProcess.end, SimulatedProcesses._start
+_end, _start = SimulatedProcess.end, SimulatedProcesses.start_process
 
 
 def _leaves_its_queue(self: SimulatedProcess) -> Any:
@@ -94,7 +94,7 @@ SLOT_PATCHES: dict[str, tuple[int, Patch]] = {
         1,
         lambda: Both(
             patch.object(SimulatedProcess, "end", _leaves_its_queue),
-            patch.object(SimulatedProcesses, "_start", _takes_over_the_queue),
+            patch.object(SimulatedProcesses, "start_process", _takes_over_the_queue),
             patch.object(Worker, "deliver", _in_any_attempt),
         ),
     ),

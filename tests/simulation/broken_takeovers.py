@@ -34,7 +34,7 @@ Patch = Callable[[], AbstractContextManager[Any]]
 _answered, _give_up_open, _has_passed = (
     Takeover.answered,
     CheckpointAborter.give_up_open,
-    coordinator_machine._has_passed,
+    coordinator_machine.has_passed,
 )
 _take_over, _answer_to = Takeover.take_over, task_machine.answer_to
 
@@ -126,7 +126,7 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
         8, lambda: Both(patch.object(checkpoint_coordinator, "may_trigger", lambda *_: True), *_unchecked())
     ),
     "takeover: who does not answer is waited for": (
-        7, lambda: patch.object(coordinator_machine, "_has_passed", _never_due)
+        7, lambda: patch.object(coordinator_machine, "has_passed", _never_due)
     ),
     "takeover: what a task had told is not told again": (7, lambda: patch.object(task_machine, "answer_to", _unheard)),
     "takeover: a start that got lost is not repeated": (7, lambda: patch.object(Takeover, "answered", _does_not_ask)),

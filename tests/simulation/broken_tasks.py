@@ -60,8 +60,8 @@ class _Lossy(InputChannel):
 
     __slots__ = ()
 
-    def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
-        batch = super()._take_merged(rows_max)
+    def take_merged(self, rows_max: int) -> pa.RecordBatch | None:
+        batch = super().take_merged(rows_max)
         return None if batch is None else batch.slice(0, batch.num_rows - 1)
 
 
@@ -70,10 +70,10 @@ class _Grasping(InputChannel):
 
     __slots__ = ()
 
-    def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
+    def take_merged(self, rows_max: int) -> pa.RecordBatch | None:
         if len(self.queue) > 2 and isinstance(self.queue[2], pa.RecordBatch):
             self.queue[1], self.queue[2] = self.queue[2], self.queue[1]
-        return super()._take_merged(rows_max)
+        return super().take_merged(rows_max)
 
 
 class _Unbounded(OutputChannel):
@@ -87,7 +87,7 @@ class _Unbounded(OutputChannel):
 def _with_inputs(kind: type[InputChannel]) -> Callable[..., TaskMachine]:
     def make(descriptor: Any) -> TaskMachine:
         machine = TaskMachine(descriptor)
-        for channel in machine._inputs:
+        for channel in machine.inputs:
             channel.__class__ = kind
         return machine
 
@@ -96,14 +96,14 @@ def _with_inputs(kind: type[InputChannel]) -> Callable[..., TaskMachine]:
 
 def _ignores_credit(descriptor: Any) -> TaskMachine:
     machine = TaskMachine(descriptor)
-    for channel in machine._outputs._channels.values():
+    for channel in machine.outputs.channels.values():
         channel.grant(2**60, 2**60)
     return machine
 
 
 def _ignores_limits(descriptor: Any) -> TaskMachine:
     machine = TaskMachine(descriptor)
-    for channel in machine._outputs._channels.values():
+    for channel in machine.outputs.channels.values():
         channel.__class__ = _Unbounded
     return machine
 
@@ -118,15 +118,15 @@ class _Tabled(BarrierAligner):
 
     changes: Mapping[tuple[BarrierState, BarrierInput], Act]
 
-    def _apply(self, given: BarrierInput, step: Step) -> Outcome:
+    def apply(self, given: BarrierInput, step: Step) -> Outcome:
         act = self.changes.get((self._state, given))
-        return super()._apply(given, step) if act is None else act(self, step)
+        return super().apply(given, step) if act is None else act(self, step)
 
 
 def _with_table(changes: Mapping[tuple[BarrierState, BarrierInput], Act]) -> Callable[..., TaskMachine]:
     def make(descriptor: Any) -> TaskMachine:
         machine = TaskMachine(descriptor)
-        handler = machine._checkpoints.handler
+        handler = machine.checkpoints.handler
         if isinstance(handler, BarrierAligner):
             handler.__class__ = _Tabled
             handler.changes = changes  # type: ignore[attr-defined]
@@ -137,8 +137,8 @@ def _with_table(changes: Mapping[tuple[BarrierState, BarrierInput], Act]) -> Cal
 
 def _snapshot_at_once(aligner: BarrierAligner, step: Step) -> Outcome:
     assert step.barrier is not None
-    aligner._begin(step, BarrierState.ALIGNING)
-    aligner._close(step.checkpoint_id)
+    aligner.begin(step, BarrierState.ALIGNING)
+    aligner.mark_over(step.checkpoint_id)
     return Outcome(snapshot=step.barrier)
 
 
@@ -148,7 +148,7 @@ def _ignore(aligner: BarrierAligner, step: Step) -> Outcome:
 
 def _never_blocks(descriptor: Any) -> TaskMachine:
     machine = TaskMachine(descriptor)
-    machine._checkpoints.blocks = lambda channel: False  # type: ignore[method-assign]
+    machine.checkpoints.blocks = lambda channel: False  # type: ignore[method-assign]
     return machine
 
 
@@ -164,8 +164,8 @@ class _Hasty(BarrierTracker):
 
 def _hasty_tracker(descriptor: Any) -> TaskMachine:
     machine = TaskMachine(descriptor)
-    if isinstance(machine._checkpoints.handler, BarrierTracker):
-        machine._checkpoints.handler.__class__ = _Hasty
+    if isinstance(machine.checkpoints.handler, BarrierTracker):
+        machine.checkpoints.handler.__class__ = _Hasty
     return machine
 
 
@@ -208,8 +208,8 @@ class _NotAgain(ChannelRecorder):
 def _with_recorder(kind: type[ChannelRecorder]) -> Callable[..., TaskMachine]:
     def make(descriptor: Any) -> TaskMachine:
         machine = TaskMachine(descriptor)
-        checkpoints = machine._checkpoints
-        record, send = checkpoints._record_inputs, checkpoints._send_barrier
+        checkpoints = machine.checkpoints
+        record, send = checkpoints.record_inputs, checkpoints.send_barrier
 
         def record_inputs(recorder: ChannelRecorder) -> None:
             recorder.__class__ = kind
@@ -219,8 +219,8 @@ def _with_recorder(kind: type[ChannelRecorder]) -> Callable[..., TaskMachine]:
             recorder.__class__ = kind
             return send(barrier, recorder, at_ms)
 
-        checkpoints._record_inputs = record_inputs  # type: ignore[method-assign]
-        checkpoints._send_barrier = send_barrier  # type: ignore[method-assign]
+        checkpoints.record_inputs = record_inputs  # type: ignore[method-assign]
+        checkpoints.send_barrier = send_barrier  # type: ignore[method-assign]
         return machine
 
     return make
@@ -318,7 +318,7 @@ def restoring(change: Callable[[Any, ev.TaskRestored], ev.TaskRestored]) -> type
 
 
 def _no_positions(effects: TaskEffects, restored: ev.TaskRestored) -> ev.TaskRestored:
-    source = effects._descriptor.source
+    source = effects.descriptor.source
     return replace(restored, tables=tuple(t for t in restored.tables if source is None or t[0] != source.uid))
 
 

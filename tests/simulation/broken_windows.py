@@ -29,8 +29,8 @@ from tidegate.storage.state.snapshot import StateTable
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_merges, _open, _change_batches = CumulatingSlices.merges, AggregateWindows.open, SessionWindows._change_batches
-_load_table, _emit = WindowBuffer.load_table, FunctionSessions._emit
+_merges, _open, _change_batches = CumulatingSlices.merges, AggregateWindows.open, SessionWindows.change_batches
+_load_table, _emit = WindowBuffer.load_table, FunctionSessions.emit_changes
 
 
 def _left_behind(self: CumulatingSlices, nodes: Any, fired_ms: int, until_ms: int) -> list[Merge]:
@@ -121,7 +121,7 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "windows: a session that has grown is not taken back": (
         6,
-        lambda: patch.object(SessionWindows, "_change_batches", _only_what_comes),
+        lambda: patch.object(SessionWindows, "change_batches", _only_what_comes),
     ),
     "windows: what the end of the input leaves open is dropped": (
         6,
@@ -149,7 +149,7 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "windows: what a function has returned for a session is not taken back": (
         6,
-        lambda: patch.object(FunctionSessions, "_emit", _nothing_back),
+        lambda: patch.object(FunctionSessions, "emit_changes", _nothing_back),
     ),
     "windows: a window goes before its timers": (
         6,

@@ -49,7 +49,7 @@ def _drops(self: UntakenSplits, task: Any, taken: Any, splits: Any) -> None:
     taken.given = taken.given[: -1 if len(splits) > 1 else None]
 
 
-_BEGIN_SECOND = SourceCursor._begin_second
+_BEGIN_SECOND = SourceCursor.begin_second
 _GIVE_LATER = UntakenSplits.give_later
 
 
@@ -57,7 +57,7 @@ _GIVE_LATER = UntakenSplits.give_later
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda: patch.object(SourceCursor, "_begin_second", _forgets),
+        lambda: patch.object(SourceCursor, "begin_second", _forgets),
         lambda: patch.object(UntakenSplits, "give_later", _drops),
     ],
     ids=["splits are forgotten at the switch", "a split of a share is lost"],

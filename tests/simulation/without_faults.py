@@ -7,7 +7,7 @@ from typing import Any
 
 def reliably(store: Any, method: str, *arguments: Any) -> Any:
     """Call a method of a store while its disk never fails."""
-    disk = store._disk
+    disk = store.disk
     reliable, disk.reliable = disk.reliable, True
     try:
         return getattr(store, method)(*arguments)

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from programs import nodes_of
 
 import tidegate as tg
 from tidegate.sql.functions.row_calls import RowCalls
@@ -196,7 +197,7 @@ def test_a_name_is_part_of_what_a_step_computes() -> None:
                 env.create_temporary_function(name, lambda k: k, returns=int)
             env.create_temporary_view("users", env.from_batches(USERS, uid="users"))
             env.sql(query, uid="q")
-            return [node.computes for node in env._program.nodes if str(node.uid).startswith("q-")]
+            return [node.computes for node in nodes_of(env) if str(node.uid).startswith("q-")]
 
     assert computed("SELECT one(k) AS x FROM users") == computed("SELECT one(k) AS x FROM users")
     assert computed("SELECT one(k) AS x FROM users") != computed("SELECT two(k) AS x FROM users")

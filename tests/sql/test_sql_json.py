@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from programs import nodes_of
 from sql_streams import environment
 
 import tidegate as tg
@@ -121,7 +122,7 @@ def test_a_path_is_part_of_what_a_step_computes() -> None:
     def computed(path: str) -> list[str]:
         with environment() as env:
             env.sql(f"SELECT get_json_object(bidder, '{path}') AS x FROM bids", uid="q")
-            return [node.computes for node in env._program.nodes if node.uid.startswith("q-")]
+            return [node.computes for node in nodes_of(env) if node.uid.startswith("q-")]
 
     assert computed("$.a") == computed("$.a")
     assert computed("$.a") != computed("$.b")

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from programs import nodes_of
 from sql_streams import AUCTIONS, BIDS, SELLERS, at, environment, result_of
 
 import tidegate as tg
@@ -428,7 +429,7 @@ def test_a_list_is_not_repeated_where_only_its_elements_are_needed() -> None:
     with environment() as env:
         env.create_temporary_view("lists", env.from_batches(LISTS, uid="lists"))
         env.sql(query)
-        (node,) = (each for each in env._program.nodes if each.name == "sql explode")
+        (node,) = (each for each in nodes_of(env) if each.name == "sql explode")
         assert node.schema is not None
         assert node.schema.names == ["k", "x"]
 

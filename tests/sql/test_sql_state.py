@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
+from programs import nodes_of
 from sql_streams import environment
 
 import tidegate as tg
@@ -75,9 +76,9 @@ def test_uids_depend_on_the_query_alone() -> None:
         with environment() as env:
             for query in before:
                 env.sql(query)
-            known = len(env._program.nodes)
+            known = len(nodes_of(env))
             env.sql("SELECT auction, COUNT(*) AS n FROM bids JOIN auctions ON auction = id GROUP BY auction")
-            return [str(node.uid) for node in env._program.nodes[known:]]
+            return [str(node.uid) for node in nodes_of(env)[known:]]
 
     alone = uids()
     assert alone == uids("SELECT auction FROM bids")

@@ -13,6 +13,7 @@ import pyarrow as pa
 from rocksdb_backends import CACHE_BYTES, SMALL_CACHE_BYTES, LoggedBackend, rocks_backend
 
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
+from tidegate.state.columnar.key_space import KeySpace
 from tidegate.state.common.backend import KeyedBackend, StateDescriptor, ValueSpec, VectorTable
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
@@ -29,6 +30,12 @@ KEYS = pa.schema({"k": pa.int64(), "s": pa.string()})
 
 MakeBackend = Callable[[bool], KeyedBackend]
 """Makes an empty backend for the keys of `KEYS`; the flag says whether it keeps what incremental snapshots need."""
+
+
+def space_of(backend: Any) -> KeySpace:
+    """Returns the slots of the keys of a columnar backend, with its undo log."""
+    space: KeySpace = backend._space
+    return space
 
 
 def columnar_backend(incremental: bool) -> ColumnarBackend:

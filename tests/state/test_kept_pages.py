@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_model import COLUMNS, KEYS, MAX_PARALLELISM, REMOVE, Table, key_batch, tables
+from backend_model import COLUMNS, KEYS, MAX_PARALLELISM, REMOVE, Table, key_batch, space_of, tables
 
 from tidegate.state.columnar import paged_state
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
@@ -29,7 +29,13 @@ def _table(undo_bytes_max: int) -> tuple[Table, Any]:
     table = Table(
         lambda incremental: ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental, undo_bytes_max), True
     )
-    return table, table.backend._space.undo  # type: ignore[attr-defined]
+    return table, space_of(table.backend).undo
+
+
+def _only_notes(undo: Any) -> Any:
+    """What is noted since the newest freeze, of the only table."""
+    (noted,) = undo._notes()
+    return noted
 
 
 def test_pages_that_were_copied_are_put_back() -> None:
@@ -39,7 +45,7 @@ def test_pages_that_were_copied_are_put_back() -> None:
     table.batch([(key, 1.0) for key in range(20_000)])
     frozen = table.backend.freeze(Cut(CheckpointId(1)))
     table.batch([(key, 2.0) for key in range(20_000)])
-    (noted,) = undo._notes()
+    noted = _only_notes(undo)
 
     assert (sorted(noted.kept), noted.noted) == ([0, 1, 2, 3, 4], [])
     table.backend.go_back(CheckpointId(1))
@@ -59,7 +65,7 @@ def test_pages_that_change_much_are_kept_from_then_on(exchanged: bool) -> None:
     tables(table.backend.freeze(Cut(CheckpointId(1))))
     for start in range(0, PAGE_ROWS // 3, 100):
         table.batch([(key, 2.0) for key in range(start, start + 100)])
-    (noted,) = undo._notes()
+    noted = _only_notes(undo)
     assert list(noted.kept) == [0]
     assert PAGE_ROWS // 5 < sum(len(rows.slots) for rows in noted.noted) <= PAGE_ROWS // 4
     assert not exchanged or noted.shrink(shared_too=False)
@@ -76,7 +82,7 @@ def test_where_much_has_changed_everywhere_the_rest_goes_back_too(changed: range
     table.batch([(key, 1.0) for key in keys])
     table.backend.freeze(Cut(CheckpointId(1)))
     table.batch([(key, 2.0) for key in {*changed, 1, PAGE_ROWS + 1}])
-    (noted,) = undo._notes()
+    noted = _only_notes(undo)
     assert noted.slots().tolist() == [*keys]
     for value in (2.0, REMOVE):
         table.batch([(key, value) for key in range(5 * PAGE_ROWS)])
@@ -95,7 +101,7 @@ def test_slots_are_marked_only_where_that_may_help(limit: int, removed: int) -> 
     table.batch([(key, REMOVE) for key in range(removed)])
     frozen = table.backend.freeze(Cut(CheckpointId(1)))
     table.batch([(key, 2.0) for key in range(removed, 20_000, 100)])
-    (noted,) = undo._notes()
+    noted = _only_notes(undo)
     marked = limit == _ENOUGH and not removed
     assert len(noted.slots()) == (20_000 if marked else 200)
     assert sum(stored.rows.num_rows for stored in tables(frozen)) == 20_000 - removed
@@ -112,7 +118,7 @@ def test_pages_are_exchanged_for_slots_where_memory_is_short() -> None:
     frozen = table.backend.freeze(Cut(CheckpointId(1)))
     changed = range(0, 20_000, 100)
     table.batch([(key, 2.0) for key in changed])
-    (noted,) = undo._notes()
+    noted = _only_notes(undo)
     assert (len(noted.kept), noted.noted, undo.size_bytes > 200_000) == (5, [], True)
     before = tables(frozen)
     table.batch([(0, 2.0)])
@@ -134,7 +140,7 @@ def test_what_a_snapshot_holds_does_not_count() -> None:
     frozen = table.backend.freeze(Cut(CheckpointId(1)))
     for value in (2.0, 3.0):
         table.batch([(key, value) for key in range(20_000)])
-    (noted,) = undo._notes()
+    noted = _only_notes(undo)
 
     assert (len(noted.kept), noted.noted) == (5, [])
     assert undo.size_bytes > 60_000 > undo.own_bytes

@@ -21,6 +21,7 @@ from backend_model import (
     composed,
     key_batch,
     key_of,
+    space_of,
     tables,
 )
 from hypothesis import given, settings
@@ -246,7 +247,7 @@ def test_slots_that_mean_other_keys(
     put(range(50, 53))
     put(range(38, 41))
 
-    assert backend._space.slots < 30
+    assert space_of(backend).slots < 30
     snapshots.complete_all()
     assert snapshots.completed is not None
     _again(subject, *snapshots.completed)
@@ -256,7 +257,7 @@ def test_memory_follows_what_has_changed() -> None:
     """Of 20,000 keys three change and 5,000 come: three are noted, once. Over the limit nothing is, until a freeze."""
     table = Table(_made(20_000), True)
     table.batch([(key, 1.0) for key in range(20_000)])
-    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    undo = space_of(table.backend).undo
     assert undo.size_bytes == 0
     tables(table.backend.freeze(Cut(CheckpointId(1))))
     nothing_bytes = undo.size_bytes
@@ -280,7 +281,7 @@ def test_older_checkpoints_give_way_to_copies(share: int, monkeypatch: pytest.Mo
     row by row."""
     monkeypatch.setattr(undo_log, "COPIES_BYTES_MIN", 0)
     table = Table(_made(60_000), True)
-    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    undo = space_of(table.backend).undo
     table.batch([(key, 1.0) for key in range(20_000)])
     written, sizes = [], []
     for number in (1, 2, 3):
@@ -305,13 +306,13 @@ def test_older_checkpoints_stay_beside_copies_as_far_as_the_limit_goes(
     all three be gone back to, of two the newest two; with less than the state the newest alone is left."""
     monkeypatch.setattr(undo_log, "COPIES_BYTES_MIN", 0)
     table = Table(_made(_ENOUGH), True)
-    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    undo = space_of(table.backend).undo
     table.batch([(key, 1.0) for key in range(20_000)])
     assert table.backend.freeze(Cut(CheckpointId(1)))
     table.batch([(key, 1.0) for key in range(20_000)])
     copies_bytes = undo.size_bytes
     table = Table(_made(int(states * copies_bytes)), True)
-    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    undo = space_of(table.backend).undo
     written = []
     for number in (1, 2, 3, 4):
         table.batch([(key, 1.0) for key in range(20_000)])

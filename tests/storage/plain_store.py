@@ -17,7 +17,7 @@ class PlainStore:
         self.requests: Counter[str] = Counter()
         self.written_bytes = 0
         self.read_bytes = 0
-        self._before = before
+        self.before = before
 
     @property
     def url(self) -> str:
@@ -78,5 +78,5 @@ class PlainStore:
 
     def _asked(self, kind: str) -> None:
         self.requests[kind] += 1
-        if self._before is not None:
-            self._before(kind)
+        if self.before is not None:
+            self.before(kind)

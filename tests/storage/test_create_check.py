@@ -23,17 +23,19 @@ from tidegate.storage.files.file_system_store import (
 from tidegate.storage.files.store import Buffer
 
 WAIT_S = 240.0
+FOUND_ATOMIC = file_system_store._found_atomic
+"""The stores that this process has found to create reliably. It does not look at them again."""
 NO_CREATE = "has no conditional create that is reliable"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> Iterator[None]:
     """As in a new process."""
-    known = set(file_system_store._found_atomic)
-    file_system_store._found_atomic.clear()
+    known = set(FOUND_ATOMIC)
+    FOUND_ATOMIC.clear()
     yield
-    file_system_store._found_atomic.clear()
-    file_system_store._found_atomic.update(known)
+    FOUND_ATOMIC.clear()
+    FOUND_ATOMIC.update(known)
 
 
 class LooksFirst(FileSystemStore):
@@ -122,7 +124,7 @@ class _LosesAnswers(FileSystemStore):
 def test_a_lost_answer_proves_nothing(tmp_path: Path) -> None:
     """A request that fails beside one that is answered does not refuse a store; when all do, the user is told so."""
     check_conditional_create(_LosesAnswers(str(tmp_path), b"creator 1"))
-    file_system_store._found_atomic.clear()
+    FOUND_ATOMIC.clear()
 
     with pytest.raises(StorageError, match="connection broke"):
         check_conditional_create(_LosesAnswers(str(tmp_path), b"creator 1", b"creator 2"))
@@ -132,7 +134,7 @@ def test_a_lost_answer_proves_nothing(tmp_path: Path) -> None:
 def test_stores_that_can_pass(store: FileSystemStore) -> None:
     """Local folders, memory and S3 pass every time, and nothing is left behind."""
     for _ in range(3):
-        file_system_store._found_atomic.clear()
+        FOUND_ATOMIC.clear()
         check_conditional_create(store)
     assert store.list("") == []
 

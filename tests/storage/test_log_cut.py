@@ -189,15 +189,15 @@ def test_wherever_a_process_dies_the_table_is_whole(kind: str) -> None:
         job = Job(dict(started.store.files))
         job.now_ms, job.newest, job.rows, job.there = started.now_ms, started.newest, started.rows, started.there
         job.shown, job.covered = dict(started.shown), dict(started.covered)
-        job.store._before = failing(kind, step)
+        job.store.before = failing(kind, step)
         try:
             job.run(14)
         except StorageError:
-            job.store._before = None
+            job.store.before = None
             assert read_table(PlainStore(job.store.files))["v"].to_pylist() == job.rows
             job.begin()
             job.run(14)
-        job.store._before = None
+        job.store.before = None
         job.check()
         job.check_restores()
 

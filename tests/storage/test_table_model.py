@@ -142,13 +142,13 @@ class TableLogMachine(RuleBasedStateMachine):
             )
         for late in range(first_late, first_late + damaged):
             commit(self.logs[1 - log], self.owner, late, "late")
-        self._goes_on(self.owner, cuts[number])
+        self.goes_on(self.owner, cuts[number])
 
     @invariant()
     def shows_what_the_model_shows(self) -> None:
         """A reader of its own, and one that has just come, see the model's rows, in order."""
         if hasattr(self, "reader"):
-            expected = self._in_order(self.shown)
+            expected = self.in_order(self.shown)
             for reader in (self.reader, TableLog(self.store)):
                 assert self._paths(reader.snapshot().files) == expected
                 assert reader.rows() == len(expected)
@@ -175,16 +175,16 @@ class TableLogMachine(RuleBasedStateMachine):
             at_ms, names = self.versions[version.number]
             number, shown = versions.shown_at(version.number)
             files = [file for entry in entries if covers(shown, entry.seq) for file in entry.files]
-            assert (number, self._paths(files), version.rows) == (version.number, self._in_order(names), len(names))
+            assert (number, self._paths(files), version.rows) == (version.number, self.in_order(names), len(names))
             assert version.at == _time(at_ms)
             assert versions.shown_at(_time(at_ms))[0] == newest_at[at_ms]
         for number, (_, names) in list(self.versions.items())[:1]:
-            assert self._paths(reader.snapshot(number).files) == self._in_order(names)
+            assert self._paths(reader.snapshot(number).files) == self.in_order(names)
 
     def _paths(self, files: Iterable[DataFile]) -> list[str]:
         return [file.path for file in files]
 
-    def _in_order(self, names: list[str]) -> list[str]:
+    def in_order(self, names: list[str]) -> list[str]:
         return [f"data/{name}.parquet" for name in sorted(names, key=self.order.index)]
 
     def _written(self, names: list[str], line: JobId) -> None:
@@ -198,9 +198,9 @@ class TableLogMachine(RuleBasedStateMachine):
         self.found[job] = own
         self.cuts[job] = {}
         self.next_checkpoint[job] = 1
-        self._goes_on(job, own)
+        self.goes_on(job, own)
 
-    def _goes_on(self, job: JobId, own: list[str]) -> None:
+    def goes_on(self, job: JobId, own: list[str]) -> None:
         line = self.lines[job]
         self.own[job] = own
         hidden = self.to_overwrite.get(line, [])
@@ -270,15 +270,15 @@ class CompactedTableMachine(TableLogMachine):
     def _paths(self, files: Iterable[DataFile]) -> list[str]:
         return sorted(f"data/{name}.parquet" for name in self._expanded(files))
 
-    def _in_order(self, names: list[str]) -> list[str]:
-        return sorted(super()._in_order(names))
+    def in_order(self, names: list[str]) -> list[str]:
+        return sorted(super().in_order(names))
 
     def _expanded(self, files: Iterable[DataFile]) -> list[str]:
         names = [file.path.removeprefix("data/").removesuffix(".parquet") for file in files]
         return [one for name in names for one in self.merged.get(name, [name])]
 
-    def _goes_on(self, job: JobId, own: list[str]) -> None:
-        super()._goes_on(job, own)
+    def goes_on(self, job: JobId, own: list[str]) -> None:
+        super().goes_on(job, own)
         self.compacting = False
 
 

@@ -192,13 +192,13 @@ class Process:
     @property
     def running(self) -> Any:
         """The task that runs, or None."""
-        return self.actor._worker.subtasks.get(self.task)
+        return self.actor.worker.subtasks.get(self.task)
 
     @property
     def runs(self) -> tuple[TaskId, ...]:
         """The tasks that run, once all that was sent has been taken in."""
         self.settle()
-        return tuple(self.actor._worker.subtasks)
+        return tuple(self.actor.worker.subtasks)
 
     def tell(self, event: ev.TaskEvent, attempt: AttemptNumber = FIRST) -> None:
         """The coordinator sends the task an event."""
@@ -244,14 +244,14 @@ class Process:
         """Wait until all that was sent has been taken in, and what that brought about as well."""
         for _ in range(3):
             done = threading.Event()
-            self.actor._mailbox.post(done.set)
+            self.actor.mailbox.post(done.set)
             assert done.wait(TIMEOUT_S)
 
     @property
     def over(self) -> bool:
         """Whether the end of an attempt is reported, or was."""
         self.settle()
-        return self.task in self.actor._ended
+        return self.task in self.actor.ended
 
     def outcome(self, attempt: AttemptNumber = FIRST) -> Outcome:
         """Wait for the end of an attempt of a task. If it has failed, that ends no waits any more."""
@@ -303,5 +303,5 @@ def task_processes(
     for one in made:
         # A task that went on would count its rows while another test has broken that, and end this whole process.
         one.drop(LAST_ATTEMPT, LAST_GENERATION)
-        assert not one.actor._worker.subtasks
+        assert not one.actor.worker.subtasks
     root.delete_tree("")

@@ -29,6 +29,11 @@ def opened(url: str, **options: object) -> FileSystemStore:
     return open_store(url, **options)
 
 
+def opened_like(store: FileSystemStore, url: str) -> FileSystemStore:
+    """The store at a url, with the options of another store."""
+    return opened(url, **store._options)
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One SeaweedFS for the session; the region comes from the environment, as the store asks for."""

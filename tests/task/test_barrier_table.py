@@ -40,9 +40,9 @@ class Recorded(BarrierAligner):
 
     seen: set[tuple[BarrierState, BarrierInput, BarrierState]]
 
-    def _apply(self, given: BarrierInput, step: Step) -> Outcome:
+    def apply(self, given: BarrierInput, step: Step) -> Outcome:
         before = self.state
-        outcome = super()._apply(given, step)
+        outcome = super().apply(given, step)
         self.seen.add((before, given, self.state))
         return outcome
 
@@ -76,7 +76,7 @@ def test_an_illegal_transition_changes_nothing(state: BarrierState, given: Barri
     fields = fields_of(aligner)
 
     with pytest.raises(ProtocolError, match=rf"{state.name} .* {given.name}"):
-        aligner._apply(given, Step(CheckpointId(1)))
+        aligner.apply(given, Step(CheckpointId(1)))
 
     assert fields == fields_of(aligner)
 

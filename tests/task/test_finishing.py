@@ -99,7 +99,7 @@ def test_an_aborted_checkpoint_is_not_taken_after_finishing() -> None:
 
 def held(subject: Subject) -> list[int]:
     """The checkpoints that are held back, oldest first."""
-    return sorted(subject.machine._checkpoints.held)
+    return sorted(subject.machine.checkpoints.held)
 
 
 def test_what_is_held_back_has_a_limit() -> None:

@@ -32,7 +32,7 @@ def worker(limits: BufferLimits = LIMITS, sources: int = 1) -> Subject:
 
 def turn(subject: Subject, batch_ms: int, waited_ms: int = 0) -> list[do.GrantCredit]:
     """One turn; the last one took so long for a whole batch, and was over for so long. What is granted."""
-    last_turn_ms = subject.machine._chain.pace.rows * batch_ms // BATCH.num_rows
+    last_turn_ms = subject.machine.chain.pace.rows * batch_ms // BATCH.num_rows
     return only(subject.tell(ev.TurnGranted(0, last_turn_ms, waited_ms)), do.GrantCredit)
 
 
@@ -40,7 +40,7 @@ def windows_of(subject: Subject, batches: int, batch_ms: int, waited_ms: int = 0
     """The windows that a task grants while it takes batch after batch; `ahead` more are always waiting."""
     subject.arrive(0, *[BATCH] * ahead)
     granted: list[do.GrantCredit] = []
-    channel = subject.machine._inputs[subject.descriptor.inputs[0]]
+    channel = subject.machine.inputs[subject.descriptor.inputs[0]]
     for _ in range(batches):
         subject.arrive(0, BATCH)
         while len(channel.queue) > ahead:
@@ -54,7 +54,7 @@ def test_little_credit_hides_no_slow_receiver() -> None:
     subject = worker(little)
     slow = windows_of(subject, 40, batch_ms=100)
     assert slow[-1] == pytest.approx(BATCH_BYTES, rel=0.25)
-    (channel,) = subject.machine._inputs
+    (channel,) = subject.machine.inputs
     assert channel.granted_bytes - channel.taken_bytes <= little.credit_bytes
     quick = windows_of(worker(little), 1_000, batch_ms=0)
     assert quick[-1] == MOST
@@ -62,9 +62,9 @@ def test_little_credit_hides_no_slow_receiver() -> None:
 
 def test_a_window_begins_small() -> None:
     """The receiver may be slow, and what was sent is not taken back; without a target it is all the credit."""
-    assert worker().machine._inputs[worker().descriptor.inputs[0]].window_bytes == WINDOW_BYTES_AT_FIRST
+    assert worker().machine.inputs[worker().descriptor.inputs[0]].window_bytes == WINDOW_BYTES_AT_FIRST
     fixed = BufferLimits(credit_bytes=MOST)
-    assert worker(fixed).machine._inputs[worker().descriptor.inputs[0]].window_bytes == MOST
+    assert worker(fixed).machine.inputs[worker().descriptor.inputs[0]].window_bytes == MOST
 
 
 def test_a_fast_receiver_grants_the_full_window() -> None:
@@ -87,7 +87,7 @@ def test_a_shrinking_window_takes_nothing_back() -> None:
     """What was granted stays granted: the new window comes with the old total, until what is in flight was taken."""
     subject = worker()
     windows_of(subject, 1_000, batch_ms=0)
-    channel = subject.machine._inputs[subject.descriptor.inputs[0]]
+    channel = subject.machine.inputs[subject.descriptor.inputs[0]]
     before_bytes = channel.granted_bytes
     subject.arrive(0, *[BATCH] * 50)
     told: list[do.GrantCredit] = []
@@ -108,9 +108,7 @@ def test_waiting_counts_while_input_is_there() -> None:
     """A task that is held up by others, or by its own output, empties its queue as slowly as one that works slowly."""
     held_up = worker()
     windows_of(held_up, 40, batch_ms=0, waited_ms=50, ahead=1)
-    assert held_up.machine._inputs[held_up.descriptor.inputs[0]].window_bytes == pytest.approx(
-        2 * BATCH_BYTES, rel=0.25
-    )
+    assert held_up.machine.inputs[held_up.descriptor.inputs[0]].window_bytes == pytest.approx(2 * BATCH_BYTES, rel=0.25)
 
 
 def test_waiting_for_input_counts_nothing() -> None:
@@ -122,7 +120,7 @@ def test_parts_of_a_batch_are_measured_as_they_are_taken() -> None:
     """A batch that is cut into slow turns is no burst at its end."""
     subject = worker(BufferLimits(credit_bytes=MOST, debloat_target_ms=TARGET_MS, turn_rows_max=100))
     subject.arrive(0, BATCH)
-    channel = subject.machine._inputs[subject.descriptor.inputs[0]]
+    channel = subject.machine.inputs[subject.descriptor.inputs[0]]
     parts = []
     while subject.machine.runnable:
         turn(subject, batch_ms=1)
@@ -135,7 +133,7 @@ def test_channels_that_have_ended_leave_their_time_to_the_others() -> None:
     """Two inputs have half of the time each; when one has ended the other one has all of it."""
     subject = worker(sources=2)
     windows_of(subject, 60, batch_ms=50)
-    channel = subject.machine._inputs[subject.descriptor.inputs[0]]
+    channel = subject.machine.inputs[subject.descriptor.inputs[0]]
     assert channel.window_bytes == pytest.approx(BATCH_BYTES, rel=0.25)
     subject.arrive(1, EndOfData(drain=True))
     windows_of(subject, 60, batch_ms=50)
@@ -167,7 +165,7 @@ def test_a_sender_queues_and_reads_no_more_than_a_small_window_wants(window_byte
     for _ in range(20):
         subject.read_all()
         window(subject, window_bytes, 10**8)
-    read_rows = subject.machine._outputs.turn_rows_max
+    read_rows = subject.machine.outputs.turn_rows_max
     assert read_rows * 8 == pytest.approx(window_bytes / 2, rel=0.1)
     found = subject.read_all()
     sizes = [
@@ -203,7 +201,7 @@ def test_a_sender_with_little_credit_queues_no_more_than_the_window_either() -> 
 def test_a_stale_window_changes_nothing() -> None:
     """Grants may come out of order: that with the larger total is the newer one."""
     subject = sender()
-    channel = subject.machine._outputs[subject.descriptor.outputs[0].channels[0]]
+    channel = subject.machine.outputs[subject.descriptor.outputs[0].channels[0]]
     window(subject, 10_000, 300_000)
     window(subject, MOST, 200_000)
     assert channel.narrow_bytes == 10_000

@@ -146,7 +146,7 @@ def test_a_cancelled_snapshot_discards_its_own_files_and_none_of_its_base(durabl
     own = (native("chk-7/1.sst", "chk-9/2.sst"),)
     if durable_first:
         # A second barrier is on its way: nothing is acknowledged before what is in flight is durable.
-        subject.machine._checkpoints.tracker.await_channels(CheckpointId(9))
+        subject.machine.checkpoints.tracker.await_channels(CheckpointId(9))
         persisted(subject, 9, handle("shared/9"), own)
         found = subject.abort(9)
     else:

@@ -76,11 +76,11 @@ def test_what_leaves_by_time_makes_frames_no_smaller_for_a_watermark_alone() -> 
     sent(channel), sent(channel)  # no credit for the second one: frames grow
     channel.grant(10**9, 10**9)
     sent(channel, flush=True)
-    grown = channel._frame_bytes
+    grown = channel.frame_bytes
     channel.put(Watermark(1))
 
     assert sent(channel, flush=True) == [Watermark(1)]
-    assert channel._frame_bytes == grown
+    assert channel.frame_bytes == grown
 
 
 @given(data=st.data(), rows=st.lists(st.sampled_from("bbbwwc"), max_size=30))

@@ -30,9 +30,14 @@ class Coordinator(StatusEndpoint):
         )
         self._host, self._deployment, self._reports = host, nothing, nothing
         self._card = self._context = self._spec = nothing
-        self._answers, self._ended = Answers(), threading.Event()
+        self.answers = Answers()
+        self._answers, self._ended = self.answers, threading.Event()
         for request in requests:
-            self._answers.expect(request)
+            self.answers.expect(request)
+
+    def end(self) -> None:
+        """The job has ended."""
+        self._ended.set()
 
     def _progress(self) -> Any:
         return None
@@ -59,7 +64,7 @@ def test_the_snapshot_that_shows_the_end_has_the_answer_to_the_stop(monkeypatch:
     later: list[threading.Thread] = []
 
     def end() -> None:
-        later.append(threading.Thread(target=one._answers.give, args=("stop", DONE)))
+        later.append(threading.Thread(target=one.answers.give, args=("stop", DONE)))
         later[0].start()
 
     assert one.show(monkeypatch, JobStatus.SUSPENDED, "stop", meanwhile=end) == {"stop": DONE}
@@ -69,14 +74,14 @@ def test_the_snapshot_that_shows_the_end_has_the_answer_to_the_stop(monkeypatch:
 def test_the_end_has_the_answer_to_a_request_that_came_after_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server sent its question before its client asked for the stop, and does not look at the ended job again."""
     one = Coordinator("stop")
-    one._answers.give("stop", DONE)
+    one.answers.give("stop", DONE)
     assert one.show(monkeypatch, JobStatus.SUSPENDED) == {"stop": DONE}
 
 
 def test_while_a_job_runs_nobody_waits_for_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not there yet is left out, and asked for again."""
     one = Coordinator("open", "given")
-    one._answers.give("given", DONE)
+    one.answers.give("given", DONE)
     monkeypatch.setattr(shown, "END_WAIT_S", 1e9)
     assert one.show(monkeypatch, JobStatus.RUNNING, "open", "given") == {"given": DONE}
 
@@ -91,7 +96,7 @@ def test_all_requests_have_one_limit_at_the_end(monkeypatch: pytest.MonkeyPatch)
         return DONE if request == "c" else None
 
     monkeypatch.setattr(shown, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    monkeypatch.setattr(one._answers, "wait", wait)
+    monkeypatch.setattr(one.answers, "wait", wait)
     assert one.show(monkeypatch, JobStatus.FINISHED, "a", "b", "c") == {"c": DONE}
     assert waited == [END_WAIT_S, END_WAIT_S - 3.0, 0.0]
 
@@ -99,6 +104,6 @@ def test_all_requests_have_one_limit_at_the_end(monkeypatch: pytest.MonkeyPatch)
 def test_what_was_not_answered_when_the_end_was_told_never_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then that is the answer, at once."""
     one = Coordinator("stop")
-    one._ended.set()
+    one.end()
     monkeypatch.setattr(shown, "END_WAIT_S", 1e9)
     assert one.show(monkeypatch, JobStatus.FINISHED, "stop") == {"stop": Answer(None, "the job has ended")}

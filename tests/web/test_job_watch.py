@@ -239,13 +239,13 @@ def test_a_request_on_its_way_is_not_asked_about() -> None:
         await asyncio.get_running_loop().run_in_executor(None, on_its_way.wait)
         looks = len(jobs.asked)
         while len(jobs.asked) < looks + 2:
-            await watch._next_view()
+            await watch.next_view()
         assert all(question.requests == () for asked in jobs.asked[looks:] for question in asked.values())
         arrived.set()
         await asking
         looks = len(jobs.asked)
         while len(jobs.asked) < looks + 2:
-            await watch._next_view()
+            await watch.next_view()
         assert jobs.asked[-1][JOB_ID].requests == ("r",)
 
     watched(jobs, look_meanwhile)

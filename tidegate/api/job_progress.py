@@ -182,6 +182,11 @@ class Bars:
         self._progress: Progress | None = None
         self._jobs = 0
 
+    @property
+    def shown(self) -> bool:
+        """Returns whether the display is on the screen: some job has not ended."""
+        return self._progress is not None
+
     def add(self, name: str) -> Bar:
         """Adds a bar for one more job, and returns it."""
         # Imported late: the import is slow, and most drivers have no terminal.

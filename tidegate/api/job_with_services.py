@@ -43,7 +43,7 @@ class JobWithServices:
 
     def __init__(self, alone: RunningJob, services: Sequence[DriverService]) -> None:
         self._alone = alone
-        self._services = tuple(services)
+        self.services = tuple(services)
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._cancelled = False
@@ -59,7 +59,7 @@ class JobWithServices:
             self._watcher.start()
             for job in before:
                 job.make_way()
-            for service in self._services:
+            for service in self.services:
                 service.start(self.fail)
         except BaseException:
             self.cancel()
@@ -88,14 +88,14 @@ class JobWithServices:
         end = self._alone.wait(0.0)
         if end is not None:
             self._notify(end.status)
-        for service in self._services:
+        for service in self.services:
             if service.stopping:
                 service.wait(None)
 
     @property
     def over(self) -> bool:
         """Returns True if the job and its services have ended, as far as this process has been notified."""
-        return self._ended.is_set() and all(service.wait(0.0) for service in self._services)
+        return self._ended.is_set() and all(service.wait(0.0) for service in self.services)
 
     def fail(self, reason: str) -> None:
         """Cancels the job because a service has failed for the `reason`. Only the first failure is reported."""
@@ -115,7 +115,7 @@ class JobWithServices:
         progress = self._alone.progress()
         if progress.status not in _OVER:
             return progress
-        if not all(service.wait(0.0) for service in self._services):
+        if not all(service.wait(0.0) for service in self.services):
             return replace(progress, status="running", reason=None)
         return self._as_a_whole(progress)
 
@@ -128,7 +128,7 @@ class JobWithServices:
         progress = self._alone.wait(timeout_s)
         if progress is None:
             return None
-        for service in self._services:
+        for service in self.services:
             if not service.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return None
         return self._as_a_whole(progress)
@@ -139,14 +139,14 @@ class JobWithServices:
         try:
             self._alone.cancel()
         finally:
-            for service in self._services:
+            for service in self.services:
                 service.stop()
 
     def close(self) -> None:
         """Stops the services and waits for their end. The environment has ended the job before."""
-        for service in self._services:
+        for service in self.services:
             service.stop()
-        for service in self._services:
+        for service in self.services:
             service.wait(None)
         if self._watcher.ident is not None:
             self._watcher.join(WATCHER_WAIT_S)
@@ -171,7 +171,7 @@ class JobWithServices:
         try:
             end = self._alone.wait(None)
         except BaseException as error:  # noqa: BLE001 (services must not continue if the job cannot be observed)
-            if not all(service.stopping for service in self._services):
+            if not all(service.stopping for service in self.services):
                 self.fail(f"the job cannot be observed: {error_text(error)}")
         else:
             assert end is not None, "the wait has no end of its own"
@@ -179,12 +179,12 @@ class JobWithServices:
 
     def _notify(self, status: str) -> None:
         self._ended.set()
-        for service in self._services:
+        for service in self.services:
             service.job_ended(status)
 
     def _as_a_whole(self, progress: JobProgress) -> JobProgress:
         if self._failure is None:
-            complete = progress.status == "failed" or all(service.complete for service in self._services)
+            complete = progress.status == "failed" or all(service.complete for service in self.services)
             return progress if complete else replace(progress, status="cancelled")
         reason = self._failure if progress.status != "failed" else f"{progress.reason}; and {self._failure}"
         whole = progress.reason_with_values and f"{progress.reason_with_values}; and {self._failure}"

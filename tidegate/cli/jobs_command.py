@@ -89,7 +89,7 @@ def checkpoint_command(
 ) -> None:
     """Take a checkpoint now, or when the job runs again, and print its path."""
     with _job(context, address) as job:
-        left_ms = _once_it_runs(job, "checkpoint", timeout)
+        left_ms = await_running(job, "checkpoint", timeout)
         _print_result(as_json, {"path": job.trigger_checkpoint(left_ms)}, "{path}")
 
 
@@ -107,7 +107,7 @@ def savepoint_command(
 ) -> None:
     """Take a savepoint now, or when the job runs again, and print its path. The job continues."""
     with _job(context, address) as job:
-        left_ms = _once_it_runs(job, "savepoint", timeout)
+        left_ms = await_running(job, "savepoint", timeout)
         _print_result(as_json, {"path": job.savepoint(target, left_ms, savepoint_format)}, "{path}")
 
 
@@ -167,7 +167,7 @@ def events_command(
     with _job(context, address) as job:
         log = RawEvents(job, as_json) if raw else JobTimeline(job, as_json)
         while True:
-            over = not follow or _is_over(job)  # Checked before reading, so that the last events are printed.
+            over = not follow or is_over(job)  # Checked before reading, so that the last events are printed.
             for text in log.news():
                 typer.echo(text)
             if over:
@@ -175,7 +175,7 @@ def events_command(
             threading.Event().wait(FOLLOW_S)
 
 
-def _once_it_runs(job: Job, what: str, timeout: str) -> int:
+def await_running(job: Job, what: str, timeout: str) -> int:
     """Waits until a job that starts or restarts runs. Returns the rest of the timeout in ms."""
     import threading
     import time
@@ -197,7 +197,7 @@ def _once_it_runs(job: Job, what: str, timeout: str) -> int:
     return max(0, round((end_s - time.monotonic()) * 1_000))
 
 
-def _is_over(job: Job) -> bool:
+def is_over(job: Job) -> bool:
     """Returns whether the job has ended and its log records the end."""
     try:
         job.wait(0)

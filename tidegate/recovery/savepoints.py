@@ -76,7 +76,7 @@ def write_savepoint(
     source = open_store(root_url)
     target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
     layout = CheckpointLayout(job_id)
-    own = _rebased(metadata, layout, source.url)
+    own = rebased(metadata, layout, source.url)
     try:
         if not _is_there(target, own):
             for old, new in zip(metadata.subtasks, own.subtasks, strict=True):
@@ -262,7 +262,7 @@ def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
     return True
 
 
-def _rebased(metadata: CheckpointMetadata, layout: CheckpointLayout, root_url: str) -> CheckpointMetadata:
+def rebased(metadata: CheckpointMetadata, layout: CheckpointLayout, root_url: str) -> CheckpointMetadata:
     """Returns the metadata with paths that are relative to the savepoint's folder."""
     moved = partial(layout.path_in_savepoint, metadata.checkpoint_id)
     return replace(metadata, subtasks=tuple(s.moved(moved) for s in metadata.subtasks), origin_root=root_url)

@@ -72,7 +72,7 @@ class JobWatch:
         self._asked_ms = monotonic_ms()
         view = self._view
         if view is None or monotonic_ms() - self._looked_ms > 1_500 * self.refresh_s:
-            news = await self._next_view()
+            news = await self.next_view()
             view = news if news is not None or view is None else self._unreachable(view)
         if view is None:
             raise NotReachedError("the jobs have not answered yet; try again")
@@ -86,7 +86,7 @@ class JobWatch:
         if (job := (await self.view()).job(job_id)) is not None:
             return job
         for _ in range(2):  # The first look may have begun before the job did.
-            view = await self._next_view()
+            view = await self.next_view()
             if view is None:
                 raise NotReachedError("the jobs did not answer in time; try again")
             if (job := view.job(job_id)) is not None:
@@ -95,7 +95,7 @@ class JobWatch:
             raise NotReachedError("a job that may be this one has not answered yet; try again")
         return None
 
-    async def _next_view(self) -> View | None:
+    async def next_view(self) -> View | None:
         """Returns the view after the next look, or None if that takes too long."""
         news = self._news
         self._wanted.set()

@@ -57,9 +57,9 @@ class CoordinatorMachine:
         self._instructions: list[do.CoordinatorInstruction] = []
         self._context = CoordinatorContext(self.state, self._instructions.append)
         self._checkpoints = CheckpointCoordinator(self._context)
-        self._deployer = Deployer(self._context)
+        self.deployer = Deployer(self._context)
         self._restarts = Restarts(self._context)
-        self._failover = Failover(self._context, self._checkpoints, self._deployer)
+        self._failover = Failover(self._context, self._checkpoints, self.deployer)
         self._takeover = Takeover(self._context, self._checkpoints, self._restarts)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
@@ -100,7 +100,7 @@ class CoordinatorMachine:
             self._end(JobStatus.FINISHED, None, event.at_ms)
         else:
             self.state.ends_as = JobStatus.FINISHED if final else None
-            self._deployer.deploy(event.at_ms)
+            self.deployer.deploy(event.at_ms)
 
     @_on.register
     def _on_started(self, event: ev.CoordinatorStarted) -> None:
@@ -132,7 +132,7 @@ class CoordinatorMachine:
     @_on.register
     def _on_ready(self, event: ev.TaskReady) -> None:
         deploys = self.state.status
-        runs = self._deployer.ready(event)
+        runs = self.deployer.ready(event)
         if self.state.status is not deploys:
             self._restarts.runs(event.at_ms)
         if runs and self.state.ends_as is not None:
@@ -143,32 +143,33 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_restore_delayed(self, event: ev.RestoreDelayed) -> None:
-        self._deployer.delayed(event)
+        self.deployer.delayed(event)
 
     @_on.register
     def _on_hooks_restored(self, event: ev.HooksRestored) -> None:
-        self._deployer.hooks_restored(event)
+        self.deployer.hooks_restored(event)
 
     @_on.register
     def _on_hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
-        self._deployer.hooks_not_restored(event)
+        self.deployer.hooks_not_restored(event)
 
     @_on.register
     def _on_tables_taken_back(self, event: ev.TablesTakenBack) -> None:
-        self._deployer.tables_taken_back(event)
+        self.deployer.tables_taken_back(event)
 
     @_on.register
     def _on_tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
-        self._deployer.tables_not_taken_back(event)
+        self.deployer.tables_not_taken_back(event)
 
     @_on.register
     def _on_damaged(self, event: ev.CheckpointDamaged) -> None:
-        pass_over(self._context, self._deployer.restore_point(), event)
+        pass_over(self._context, self.deployer.restore_point(), event)
 
     @_on.register
     def _on_task_failed(self, event: ev.TaskFailed) -> None:
         if self.state.is_current(event.task, event.attempt):
-            self._fail((event.task,), f"{event.task}: {event.reason}", event.at_ms, event.permanent, event.fingerprint)
+            reason = f"{event.task}: {event.reason}"
+            self.fail_tasks((event.task,), reason, event.at_ms, event.permanent, event.fingerprint)
 
     @_on.register
     def _on_process_given_up(self, event: ev.ProcessGivenUp) -> None:
@@ -211,11 +212,11 @@ class CoordinatorMachine:
         if name == "restart":
             self.state.restart_due = int(argument) == self.state.attempt + 1
         elif name in ("deploy", "deploy-delayed"):
-            self._deployer.expire()
+            self.deployer.expire()
         elif name == "hooks":
-            self._deployer.repeat_hooks(int(argument))
+            self.deployer.repeat_hooks(int(argument))
         elif name == "tables":
-            self._deployer.repeat_tables(int(argument))
+            self.deployer.repeat_tables(int(argument))
         elif name == "leave":
             self._repeat_completion(event.at_ms)
         elif name == "ending":
@@ -225,7 +226,7 @@ class CoordinatorMachine:
         elif name == "ask":
             self._takeover.ask(event.at_ms)
         elif name == "adopt":
-            self._fail(*self._takeover.missing(), event.at_ms)
+            self.fail_tasks(*self._takeover.missing(), event.at_ms)
         else:
             self._checkpoints.timer(name, argument, event.at_ms)
 
@@ -310,7 +311,7 @@ class CoordinatorMachine:
             # A task leaves only when a checkpoint covers its end, so all its rows are in.
             self._end(self.state.ends_as or JobStatus.FINISHED, None, at_ms)
 
-    def _fail(
+    def fail_tasks(
         self,
         tasks: tuple[TaskId, ...] | None,
         reason: str,
@@ -408,12 +409,12 @@ class CoordinatorMachine:
         self._judge(at_ms)
         if state.status is JobStatus.RESTARTING and state.restart_due and invariants.is_fate_known(state):
             self._failover.stop_rest_if_over()
-            self._deployer.deploy(at_ms)
+            self.deployer.deploy(at_ms)
         elif state.status is JobStatus.RUNNING:
             self._checkpoints.trigger_if_due(at_ms)
             self._begin_to_leave(at_ms)
         elif state.status is JobStatus.ENDING:
-            self._end_if_over(at_ms)
+            self.end_if_over(at_ms)
 
     def _judge(self, at_ms: int) -> None:
         """Carries out the verdicts of the handled event: fails or restarts the attempt, or ends the job."""
@@ -439,8 +440,8 @@ class CoordinatorMachine:
         failure = context.attempt_failure
         context.attempt_failure = None
         if failure is not None and state.status is not JobStatus.RESTARTING:
-            tasks = self._deployer.being_deployed() if state.status is JobStatus.DEPLOYING else None
-            self._fail(tasks, failure, at_ms)
+            tasks = self.deployer.being_deployed() if state.status is JobStatus.DEPLOYING else None
+            self.fail_tasks(tasks, failure, at_ms)
         if (failure := context.storage_failure) is not None and not state.gave_up:
             state.gave_up = True
             self._checkpoints.aborter.give_up_deciding(failure)
@@ -459,7 +460,8 @@ class CoordinatorMachine:
         self._failover.stop_whole(reason, at_ms)
         self.state.restart_due = True
 
-    def _end_if_over(self, at_ms: int) -> None:
+    def end_if_over(self, at_ms: int) -> None:
+        """Ends the job if storage has decided about all its checkpoints and commits."""
         state = self.state
         busy = state.pending or state.commits or len(state.finished) < len(self._context.spec.tasks)
         if busy and not state.gave_up:
@@ -514,7 +516,7 @@ def is_noop(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
         return not isinstance(event, _AFTER_THE_END)
     match event:
         case ev.TimerFired(timer=timer):
-            return _has_passed(timer, state)
+            return has_passed(timer, state)
         case ev.TaskReady(attempt=attempt, task=task) | ev.RestoreDelayed(attempt=attempt, task=task):
             return not _is_being_deployed(task, attempt, state)
         case ev.CheckpointDamaged(attempt=attempt):
@@ -550,7 +552,7 @@ def _waits_for_restart(state: CoordinatorState) -> bool:
     return state.status is JobStatus.RESTARTING or (state.status is JobStatus.DEPLOYING and bool(state.down))
 
 
-def _has_passed(timer: str, state: CoordinatorState) -> bool:
+def has_passed(timer: str, state: CoordinatorState) -> bool:
     """Returns whether a timer is outdated and has no effect, because its purpose has ended or was postponed."""
     name, _, argument = timer.partition(":")
     if name in ("ending", "copies"):

@@ -67,7 +67,7 @@ class Failover:
     def stop_regions(self, tasks: Iterable[TaskId], reason: str, at_ms: int) -> None:
         """Stops the regions of the failed tasks until the next attempt, or all tasks if one region is not enough."""
         state = self._context.state
-        again = self._going_back(tasks)
+        again = self.going_back(tasks)
         if len(again) + len(state.down) == len(self._context.spec.tasks):
             self.stop_whole(reason, at_ms)
             return
@@ -95,7 +95,7 @@ class Failover:
             self._context.instruct(do.CancelAttempt(attempt, group))
         state.stop(rest)
 
-    def _going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
+    def going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
         """Returns all tasks that have to stop because of these failed tasks, in the order of the job, without stopped
         tasks.
         """

@@ -300,7 +300,7 @@ class WatermarkAligner:
             return
         self._told[event.task] = event
         members = dict(_members(state.spec, source.group))
-        lowest_ms = self._lowest_ms(state, members)
+        lowest_ms = self.lowest_ms(state, members)
         if lowest_ms is None:
             return
         yield AnnounceWatermark(event.attempt, event.task, lowest_ms)
@@ -312,7 +312,7 @@ class WatermarkAligner:
             if task != event.task:
                 yield AnnounceWatermark(told.attempt, task, lowest_ms)
 
-    def _lowest_ms(self, state: CoordinatorState, members: dict[TaskId, AlignedSource]) -> int | None:
+    def lowest_ms(self, state: CoordinatorState, members: dict[TaskId, AlignedSource]) -> int | None:
         """Returns the lowest watermark, in ms, of the group's tasks that have not ended. None if any of them is
         unknown.
         """

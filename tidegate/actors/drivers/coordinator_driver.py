@@ -137,17 +137,11 @@ class CoordinatorDriver:
         self._log_rows = log_rows
         self._withheld = WithheldTexts()
         self._log = LogWriter(event_log, position, self.generation, port, incarnation, entries_a_snapshot)
-        self._effects = effects
+        self.effects = effects
         self._port = port
         self._watermarks = WatermarkAnswers(port, self.generation)
-        self._inlined = InlinedState()
-        self._state_notes = OutageNotes("state of checkpoints", port.monotonic_ms)
-        self._metadata_notes = OutageNotes("metadata of checkpoints", port.monotonic_ms)
-        self._table_notes = OutageNotes("output tables", port.monotonic_ms)
-        self._start_notes = OutageNotes("what comes before the tasks of an attempt", port.monotonic_ms)
-        self._copy_notes = NotesOfMany("the folder of savepoint {}", port.monotonic_ms)
-        self._copy_discard_notes = NotesOfMany("the folder of savepoint {}, which has failed,", port.monotonic_ms)
-        self._discard_notes = NotesOfMany("what is to be deleted of checkpoint {}", port.monotonic_ms, logging.DEBUG)
+        self.inlined = InlinedState()
+        self.outages = StorageOutages(port.monotonic_ms)
         self._inbox: deque[tuple[ev.CoordinatorEvent, EventId | None, int]] = deque()
         """Events that the machine has not handled yet, each with its cause and its arrival time in ms of the
         monotonic clock.
@@ -155,10 +149,10 @@ class CoordinatorDriver:
         self._held: list[ev.CoordinatorEvent] = []
         """Events that the machine has handled and that are not in the event log yet."""
         self._held_causes: list[EventId | None] = []
-        self._causes = CauseTracker(position.orders)
+        self.causes = CauseTracker(position.orders)
         self._timeouts: list[str] = []
         """Names of the timeout timers of checkpoints that may still be pending."""
-        self._next_event = position.next_event
+        self.next_event = position.next_event
         """Number of the next event that the machine handles."""
         self._held_names = 0
         self._instructions: list[Ordered] = []
@@ -185,8 +179,7 @@ class CoordinatorDriver:
         """Returns text about the storage that does not answer, and since when, or None. May be called from any
         thread.
         """
-        notes = (self._log, self._metadata_notes, self._state_notes, self._table_notes, self._start_notes)
-        return next((found for each in notes if (found := each.waits_for) is not None), None)
+        return self._log.waits_for or self.outages.waits_for
 
     def start(self) -> None:
         """Takes over the job: writes the first log entry of this generation."""
@@ -204,9 +197,11 @@ class CoordinatorDriver:
             return
         if self._log.away and self._refused(event):
             return
-        event = self._timed(self._inlined.take(event))
-        if isinstance(event, ev.SinksCommitted) and self._effects.compactor.compacts:
-            self._port.run_io(self._effects.compactor.step)
+        spec = self.machine.state.spec
+        limit_ms = STORAGE_OUTAGE_MS if spec is None else spec.storage_outage_ms
+        event = self.outages.timed(self.inlined.take(event), limit_ms)
+        if isinstance(event, ev.SinksCommitted) and self.effects.compactor.compacts:
+            self._port.run_io(self.effects.compactor.step)
         try:
             event = sanitize_event(event, self._withhold)
         except CodecError as error:
@@ -218,7 +213,7 @@ class CoordinatorDriver:
                 self._port.halt(f"a {type(event).__name__} cannot be written to the event log: {text}", fenced=False)
             return
         # Looked up now: before the machine handles the event, its order may be given again.
-        self._inbox.append((event, self._causes.of(event), self._port.monotonic_ms()))
+        self._inbox.append((event, self.causes.of(event), self._port.monotonic_ms()))
         if not self._appending:
             self._next_entry()
 
@@ -251,50 +246,6 @@ class CoordinatorDriver:
             return True
         return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e, *_ in self._inbox)
 
-    def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
-        """Returns a failure event with `away_ms` set: how long, in ms, its operation has been failing. Returns
-        other events unchanged.
-        """
-        state = self._state_notes
-        metadata = self._metadata_notes
-        tables = self._table_notes
-        meanwhile = "checkpoints fail meanwhile, the job goes on"
-        again = "it is tried again, the job goes on"
-        spec = self.machine.state.spec
-        limit_ms = STORAGE_OUTAGE_MS if spec is None else spec.storage_outage_ms
-        match event:
-            case ev.CheckpointDeclined(reason=CheckpointFailureReason.STORAGE_AWAY, message=error):
-                return replace(event, away_ms=state.failed(error, meanwhile))
-            case ev.MetadataWriteFailed(error=error):
-                # Of its own: this ends the job, so it does not count from when something else has failed.
-                return replace(event, away_ms=metadata.failed(error, meanwhile))
-            case ev.SinkCommitFailed(error=error, fenced=False, permanent=False):
-                return replace(event, away_ms=tables.failed(error, again))
-            case ev.HookRestoreFailed(away_ms=int()) | ev.TablesNotTakenBack(away_ms=int()):
-                return replace(event, away_ms=self._start_notes.failed(event.error, "the attempt waits for it"))
-            case ev.HooksRestored() | ev.TablesTakenBack():
-                self._start_notes.worked()
-            case ev.SavepointWriteFailed(checkpoint_id=number, error=error, permanent=False):
-                return replace(event, away_ms=self._copy_notes.failed(number, error, again, limit_ms))
-            case ev.SavepointWritten(checkpoint_id=number):
-                self._copy_notes.worked(number)
-            case ev.SavepointDiscardFailed(checkpoint_id=number, error=error):
-                return replace(event, away_ms=self._copy_discard_notes.failed(number, error, again, limit_ms))
-            case ev.SavepointDiscarded(checkpoint_id=number):
-                self._copy_discard_notes.worked(number)
-            case ev.CheckpointDiscardFailed(checkpoint_id=number, error=error):
-                return replace(event, away_ms=self._discard_notes.failed(number, error, again, limit_ms))
-            case ev.CheckpointDiscarded(checkpoint_id=number):
-                self._discard_notes.worked(number)
-            case ev.MetadataWritten():
-                state.worked()
-                metadata.worked()
-            case ev.CheckpointVoided():
-                metadata.worked()
-            case ev.SinksCommitted():
-                tables.worked()
-        return event
-
     # --- the log --------------------------------------------------------------------------------------------------
 
     def _next_entry(self) -> None:
@@ -304,9 +255,9 @@ class CoordinatorDriver:
         if self._halted:
             return
         while self._inbox and not self._full:
-            self._take_in(*self._inbox.popleft())
+            self.take_in(*self._inbox.popleft())
         if self._held and (self._instructions or self._full or not self._log.in_charge):
-            self._append()
+            self.append_held()
         elif not self._flushes and not all(isinstance(event, _MEANS_NOTHING_ALONE) for event in self._held):
             self._flushes = True
             self._port.call_later(HOLD_MS, self._flush)
@@ -315,12 +266,21 @@ class CoordinatorDriver:
     def _full(self) -> bool:
         return len(self._held) >= EVENTS_AN_ENTRY_MAX or self._held_names >= NAMES_AN_ENTRY_MAX
 
-    def _take_in(self, event: ev.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Returns the number of events that have arrived and that the machine has not handled yet."""
+        return len(self._inbox)
+
+    def take_in(self, event: ev.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        """Lets the machine handle an event, and holds it with the instructions that follow until they are logged.
+
+        `arrived_ms` is by the monotonic clock.
+        """
         if self.machine.ignores(event):
             return
-        number = self._next_event
-        self._next_event = EventId(self._next_event + 1)
-        self._causes.taken_in(number, event)
+        number = self.next_event
+        self.next_event = EventId(self.next_event + 1)
+        self.causes.taken_in(number, event)
         self._held.append(event)
         self._held_causes.append(cause)
         if isinstance(event, ev.CheckpointAcknowledged):
@@ -337,15 +297,16 @@ class CoordinatorDriver:
     def _flush(self) -> None:
         self._flushes = False
         if self._held and not self._appending and not self._halted:
-            self._append()
+            self.append_held()
 
-    def _append(self) -> None:
+    def append_held(self) -> None:
+        """Writes the held events as one entry of the log. Their instructions are carried out once it is durable."""
         events = tuple(self._held)
         self._held = []
         self._held_names = 0
         causes = tuple(self._held_causes)
         self._held_causes = []
-        first_event = EventId(self._next_event - len(events))
+        first_event = EventId(self.next_event - len(events))
         instructions = self._instructions
         self._instructions = []
         lines = self._lines
@@ -360,13 +321,13 @@ class CoordinatorDriver:
             spec = self.machine.state.spec
             say(spec, lines, self._decision_log.details)
             for ordered in instructions:
-                self._carry_out(ordered)
-            self._inlined.keep(self.machine.state.pending)
+                self.carry_out(ordered)
+            self.inlined.keep(self.machine.state.pending)
             if self.machine.state.storage_away:
                 back = ev.StorageCameBack(self._port.now_ms())
-                self._take_in(back, self._causes.of(back), self._port.monotonic_ms())
+                self.take_in(back, self.causes.of(back), self._port.monotonic_ms())
             else:
-                self._log.store_fold_if_due(self.machine.state, self._next_event, self._causes)
+                self._log.store_fold_if_due(self.machine.state, self.next_event, self.causes)
             # Only now: what is reported while instructions are carried out waits for the next entry.
             self._appending = False
             self._next_entry()
@@ -374,7 +335,7 @@ class CoordinatorDriver:
         def went_away(error: str) -> None:
             if not self._halted:
                 went = ev.StorageWentAway(self._port.now_ms(), bounded_text(error))
-                self._take_in(went, None, self._port.monotonic_ms())
+                self.take_in(went, None, self._port.monotonic_ms())
 
         def failed(error: BaseException) -> None:
             if self._halted:
@@ -392,16 +353,17 @@ class CoordinatorDriver:
 
     # --- instructions ---------------------------------------------------------------------------------------------
 
-    def _carry_out(self, ordered: Ordered) -> None:
+    def carry_out(self, ordered: Ordered) -> None:
+        """Carries out an instruction of a logged event, and records it as an order that may be answered."""
         instruction = ordered.instruction
-        self._causes.carried_out(ordered.cause, instruction)
+        self.causes.carried_out(ordered.cause, instruction)
         if isinstance(instruction, do.SetTimer):
             self._port.set_timer(instruction, max(0, ordered.due_ms - self._port.monotonic_ms()))
             if instruction.timer.startswith(_TIMEOUT):
                 self._timeouts.append(instruction.timer)
                 self._drop_timeouts()
         else:
-            self._perform(instruction)
+            self.perform(instruction)
 
     def _drop_timeouts(self) -> None:
         """Cancels the timeout timers of checkpoints that have ended, which would otherwise stay for minutes."""
@@ -409,14 +371,15 @@ class CoordinatorDriver:
         for timer in self._timeouts:
             if self.machine.ignores(ev.TimerFired(self._port.now_ms(), timer)):
                 self._port.cancel_timer(timer)
-                self._causes.dropped(timer)
+                self.causes.dropped(timer)
             else:
                 waiting.append(timer)
         self._timeouts = waiting
 
-    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+    def perform(self, instruction: do.CoordinatorInstruction) -> None:
+        """Carries out one instruction by the port and the effects, except for timers."""
         port = self._port
-        effects = self._effects
+        effects = self.effects
         generation = self.generation
         match instruction:
             case do.DeployAttempt():
@@ -455,7 +418,7 @@ class CoordinatorDriver:
                 log.warning("%s: the job goes on from checkpoint %d, before it", reason, checkpoint_id)
                 port.run_io(lambda: effects.take_tables_back(instruction))
             case do.WriteSavepoint(metadata=metadata, complete=complete):
-                savepoint = instruction if complete else replace(instruction, metadata=self._inlined.put_back(metadata))
+                savepoint = instruction if complete else replace(instruction, metadata=self.inlined.put_back(metadata))
                 stops = effects.copy_begins(metadata.checkpoint_id)
                 port.run_copy(lambda: effects.write_savepoint(savepoint, stops))
             case do.StopCopy(checkpoint_id):
@@ -463,7 +426,7 @@ class CoordinatorDriver:
             case do.DiscardSavepoint():
                 port.run_copy(lambda: effects.discard_savepoint(instruction))
             case do.WriteMetadata(metadata, permit=permit):
-                whole = self._inlined.put_back(metadata)
+                whole = self.inlined.put_back(metadata)
                 port.run_io(lambda: effects.write_metadata(whole, permit))
             case do.VoidCheckpoint(tombstone):
                 port.run_io(lambda: effects.void_checkpoint(tombstone))
@@ -477,6 +440,69 @@ class CoordinatorDriver:
                 port.complete_request(instruction)
             case do.EndJob():
                 port.end_job(instruction)
+
+
+class StorageOutages:
+    """Measures for how long each kind of storage operation has been failing, and logs that. Times are monotonic.
+
+    Kinds count apart. A failed write of `_metadata` ends the job after a while, so the time of that count must not
+    begin when something else has failed.
+    """
+
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self._state = OutageNotes("state of checkpoints", monotonic_ms)
+        self._metadata = OutageNotes("metadata of checkpoints", monotonic_ms)
+        self._tables = OutageNotes("output tables", monotonic_ms)
+        self._start = OutageNotes("what comes before the tasks of an attempt", monotonic_ms)
+        self._copies = NotesOfMany("the folder of savepoint {}", monotonic_ms)
+        self._discarded_copies = NotesOfMany("the folder of savepoint {}, which has failed,", monotonic_ms)
+        self._discards = NotesOfMany("what is to be deleted of checkpoint {}", monotonic_ms, logging.DEBUG)
+
+    @property
+    def waits_for(self) -> str | None:
+        """Returns which storage operation the job waits for, and since when, or None. May be called from any thread."""
+        notes = (self._metadata, self._state, self._tables, self._start)
+        return next((found for each in notes if (found := each.waits_for) is not None), None)
+
+    def timed(self, event: ev.CoordinatorEvent, limit_ms: int) -> ev.CoordinatorEvent:
+        """Returns a failure event with `away_ms` set: how long, in ms, its operation has been failing. Returns other
+        events unchanged.
+
+        `limit_ms`: the longest outage of one target. At this time the target is forgotten.
+        """
+        meanwhile = "checkpoints fail meanwhile, the job goes on"
+        again = "it is tried again, the job goes on"
+        match event:
+            case ev.CheckpointDeclined(reason=CheckpointFailureReason.STORAGE_AWAY, message=error):
+                return replace(event, away_ms=self._state.failed(error, meanwhile))
+            case ev.MetadataWriteFailed(error=error):
+                return replace(event, away_ms=self._metadata.failed(error, meanwhile))
+            case ev.SinkCommitFailed(error=error, fenced=False, permanent=False):
+                return replace(event, away_ms=self._tables.failed(error, again))
+            case ev.HookRestoreFailed(away_ms=int()) | ev.TablesNotTakenBack(away_ms=int()):
+                return replace(event, away_ms=self._start.failed(event.error, "the attempt waits for it"))
+            case ev.HooksRestored() | ev.TablesTakenBack():
+                self._start.worked()
+            case ev.SavepointWriteFailed(checkpoint_id=number, error=error, permanent=False):
+                return replace(event, away_ms=self._copies.failed(number, error, again, limit_ms))
+            case ev.SavepointWritten(checkpoint_id=number):
+                self._copies.worked(number)
+            case ev.SavepointDiscardFailed(checkpoint_id=number, error=error):
+                return replace(event, away_ms=self._discarded_copies.failed(number, error, again, limit_ms))
+            case ev.SavepointDiscarded(checkpoint_id=number):
+                self._discarded_copies.worked(number)
+            case ev.CheckpointDiscardFailed(checkpoint_id=number, error=error):
+                return replace(event, away_ms=self._discards.failed(number, error, again, limit_ms))
+            case ev.CheckpointDiscarded(checkpoint_id=number):
+                self._discards.worked(number)
+            case ev.MetadataWritten():
+                self._state.worked()
+                self._metadata.worked()
+            case ev.CheckpointVoided():
+                self._metadata.worked()
+            case ev.SinksCommitted():
+                self._tables.worked()
+        return event
 
 
 class WatermarkAnswers:
@@ -517,6 +543,11 @@ class InlinedState:
 
     def __init__(self) -> None:
         self._bytes: dict[CheckpointId, dict[_Key, bytes]] = {}
+
+    @property
+    def checkpoints(self) -> Collection[CheckpointId]:
+        """Returns the checkpoints of which bytes are in memory."""
+        return self._bytes.keys()
 
     def take(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
         """Stores the bytes of inlined state of an acknowledgement, and returns the event without them."""

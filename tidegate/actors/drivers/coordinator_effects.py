@@ -70,8 +70,8 @@ class CoordinatorEffects:
         now_ms: Callable[[], int],
         open_folder: OpenNodeFolder = PrivateFolder,
     ) -> None:
-        self._context = context
-        self._open_store = open_store
+        self.context = context
+        self.open_store = open_store
         self._open_folder = open_folder
         self._now_ms = now_ms
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class CoordinatorEffects:
         return self._create(tombstone)
 
     def _create(self, metadata: CheckpointMetadata) -> _Decided:
-        store = self._open_store(self._context.root)
+        store = self.open_store(self.context.root)
         checkpoint_id = metadata.checkpoint_id
         try:
             try:
@@ -138,16 +138,16 @@ class CoordinatorEffects:
         metadata = instruction.metadata
         checkpoint_id = instruction.metadata.checkpoint_id
         try:
-            root = self._context.root
+            root = self.context.root
             target = instruction.target
             if instruction.complete:
                 # Not what the log has: there inlined state is without its bytes.
-                metadata = read_metadata(self._open_store(root), metadata.job_id, checkpoint_id)
-            if self._context.temporary:
+                metadata = read_metadata(self.open_store(root), metadata.job_id, checkpoint_id)
+            if self.context.temporary:
                 # Staged inputs and collected rows, which the savepoint refers to, stay with the job.
-                self._open_store(root).write(self._context.layout.savepoint_mark(), ())
+                self.open_store(root).write(self.context.layout.savepoint_mark(), ())
             path = write_savepoint(
-                self._open_store, root, target, metadata, instruction.permit, stops.is_set, instruction.contested
+                self.open_store, root, target, metadata, instruction.permit, stops.is_set, instruction.contested
             )
         except TidegateError as error:
             # A folder that refuses the copy is reported at once: the job does not write to it otherwise.
@@ -166,11 +166,11 @@ class CoordinatorEffects:
         exported = False
         try:
             if instruction.voided:
-                name = self._context.job_name
+                name = self.context.job_name
                 now_ms = self._now_ms()
-                exported = void_savepoint(self._open_store, target, job_id, name, now_ms, permit)
+                exported = void_savepoint(self.open_store, target, job_id, name, now_ms, permit)
             else:
-                discard_savepoint(self._open_store, target, job_id, permit)
+                discard_savepoint(self.open_store, target, job_id, permit)
         except TidegateError as error:
             return ev.SavepointDiscardFailed(self._now_ms(), checkpoint_id, str(error))
         return ev.SavepointDiscarded(self._now_ms(), checkpoint_id, exported)
@@ -187,12 +187,12 @@ class CoordinatorEffects:
         """Sets every output table back to the rows that a checkpoint covers, by claiming the table again. Can be
         repeated.
         """
-        job_id = self._context.job_id
+        job_id = self.context.job_id
         attempt = instruction.attempt
         try:
             self._expect(instruction.heads)
             restored = job_id, instruction.checkpoint_id
-            logs = [self._table_log(table) for table in self._context.table_urls]
+            logs = [self._table_log(table) for table in self.context.table_urls]
             heads = tuple(table_log.claim(job_id, restored_from=restored) for table_log in logs)
         except FencedError as error:
             return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), fenced=True)
@@ -204,7 +204,7 @@ class CoordinatorEffects:
 
     def _expect(self, heads: Iterable[TableHead]) -> None:
         for head in heads:
-            self._table_log(head.url).expect(self._context.job_id, head)
+            self._table_log(head.url).expect(self.context.job_id, head)
 
     def restore_hooks(
         self, instruction: do.RestoreHooks
@@ -212,7 +212,7 @@ class CoordinatorEffects:
         """Passes every master hook the state that it stored with the checkpoint."""
         restore = instruction.restore
         try:
-            store = self._open_store(restore.root)
+            store = self.open_store(restore.root)
             metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
             self._hooks.restore(restore.checkpoint_id, dict(metadata.hooks))
         except DAMAGE as error:
@@ -240,8 +240,8 @@ class CoordinatorEffects:
             self._expect(instruction.heads)
             for table, table_files in files.items():
                 table_log = self._table_log(table)
-                heads.append(table_log.commit(self._context.job_id, instruction.checkpoint_id, tuple(table_files)))
-            self._sinks.commit(self._context.job_id, instruction.checkpoint_id, of_sinks)
+                heads.append(table_log.commit(self.context.job_id, instruction.checkpoint_id, tuple(table_files)))
+            self._sinks.commit(self.context.job_id, instruction.checkpoint_id, of_sinks)
         except FencedError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
         except (SinkHangsError, SinkRefusedError) as error:
@@ -260,7 +260,7 @@ class CoordinatorEffects:
         """
         with self._lock:
             if url not in self._table_logs:
-                self._table_logs[url] = TableLog(self._open_store(url), now_ms=self._now_ms)
+                self._table_logs[url] = TableLog(self.open_store(url), now_ms=self._now_ms)
             return self._table_logs[url]
 
     def discard_checkpoint(
@@ -269,8 +269,8 @@ class CoordinatorEffects:
         """Deletes the files of a checkpoint, `_metadata` first, so that no reader finds it half deleted. A
         tombstone stays.
         """
-        store = self._open_store(self._context.root)
-        layout = self._context.layout
+        store = self.open_store(self.context.root)
+        layout = self.context.layout
         folder = layout.checkpoint_dir(instruction.checkpoint_id)
         metadata = layout.metadata(instruction.checkpoint_id)
         try:
@@ -294,7 +294,7 @@ class CoordinatorEffects:
         """Deletes the files of a refused acknowledgement. Files whose deletion fails are left to the sweep at the
         end of the job.
         """
-        delete_files(self._open_store(self._context.root), instruction.paths)
+        delete_files(self.open_store(self.context.root), instruction.paths)
 
     def sweep(self, permit: EndPermit) -> None:
         """Deletes, after the last task has ended, all files to which no retained checkpoint and no commit refers.
@@ -303,28 +303,28 @@ class CoordinatorEffects:
         folders of backends on this node are deleted too. Copies on other nodes are deleted when a later job starts
         there.
         """
-        if (work := self._context.options.backend.directory) is not None:
-            remove_work(work, self._context.job_id)
-        if self._context.options.local_copies is not None:
-            remove_copies(self._open_folder(self._context.options.local_copies), self._context.job_id)
+        if (work := self.context.options.backend.directory) is not None:
+            remove_work(work, self.context.job_id)
+        if self.context.options.local_copies is not None:
+            remove_copies(self._open_folder(self.context.options.local_copies), self.context.job_id)
         try:
-            sweep_checkpoints(self._open_store(self._context.root), self._context.layout, permit)
+            sweep_checkpoints(self.open_store(self.context.root), self.context.layout, permit)
             self._expect(permit.heads)
             self.compactor.close()
-            for table in self._context.table_urls if permit.tables_settled else ():
+            for table in self.context.table_urls if permit.tables_settled else ():
                 if self._is_whole(table):
-                    delete_unreferenced(self._open_store(table), self._context.job_id, None)
+                    delete_unreferenced(self.open_store(table), self.context.job_id, None)
             if permit.tables_settled:
-                self._sinks.abort(self._context.job_id)
+                self._sinks.abort(self.context.job_id)
         except StorageError as error:
-            log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
+            log.warning("the sweep of job %s did not finish, files are left behind: %s", self.context.job_id, error)
 
     def _is_whole(self, table: str) -> bool:
         """Returns whether the log of a table has all committed entries. If not, the table's files are the only
         copy of the rows.
         """
         try:
-            self._table_log(table).head(self._context.job_id)
+            self._table_log(table).head(self.context.job_id)
         except TableError as error:
             log.error("files of the table are not deleted: %s", error)
             return False

@@ -93,7 +93,7 @@ class LogWriter:
         self.outage_ms = STORAGE_OUTAGE_MS
         self._log = event_log
         self._port = port
-        self._generation = generation
+        self.generation = generation
         self._incarnation = incarnation
         self._next_index = position.next_index
         self._takeovers = (*position.takeovers, position.next_index)
@@ -140,7 +140,7 @@ class LogWriter:
         `first_event` is the number of the first event, and `causes` has the number of each event's cause.
         """
         at_ms = self._port.now_ms()
-        entry = LogEntry(self._next_index, self._generation, at_ms, self._incarnation, events, first_event, causes)
+        entry = LogEntry(self._next_index, self.generation, at_ms, self._incarnation, events, first_event, causes)
         self._try(entry, 1, written, went_away, failed)
 
     def _try(

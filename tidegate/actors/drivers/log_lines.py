@@ -101,20 +101,16 @@ class LineFormatter(logging.Formatter):
         return json.dumps(said, default=str)
 
 
-_handler: logging.Handler | None = None
-
-
 def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str, object]) -> None:
     """Writes the lines of tidegate's loggers to a stream, replacing an earlier call. `level` applies if
     `settings` has none.
     """
-    global _handler
     logger = logging.getLogger("tidegate")
-    if _handler is not None:
-        logger.removeHandler(_handler)
-    _handler = logging.StreamHandler(stream)
-    _handler.setFormatter(LineFormatter(settings.as_json, known))
-    logger.addHandler(_handler)
+    for earlier in [each for each in logger.handlers if isinstance(each.formatter, LineFormatter)]:
+        logger.removeHandler(earlier)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LineFormatter(settings.as_json, known))
+    logger.addHandler(handler)
     set_levels(settings, level)
 
 

@@ -78,7 +78,7 @@ class TaskEffects:
         self._readers = readers
         self.kept = kept
         self._context = context
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._open_store = open_store
         self._now_ms = now_ms
         self._over = threading.Event()
@@ -108,7 +108,7 @@ class TaskEffects:
         """
         work = self._context.options.backend.directory
         if work is not None:
-            prepare_work(work, self._context.job_id, self._descriptor.task, self._descriptor.attempt)
+            prepare_work(work, self._context.job_id, self.descriptor.task, self.descriptor.attempt)
         if restore is None:
             self.kept = {}
             return ev.TaskRestored(self._now_ms(), ())
@@ -116,8 +116,8 @@ class TaskEffects:
             self.kept = self._follower.take(restore)
             self._follower = None
         store = self._open_store(restore.root)
-        task = self._descriptor.task
-        backend = self._descriptor.backend
+        task = self.descriptor.task
+        backend = self.descriptor.backend
         own = restore.job_id == self._context.job_id and not restore.savepoint
         # Files of a native savepoint are copies, like the files of the job's own checkpoints. A changelog begins with
         # rows.
@@ -178,7 +178,7 @@ class TaskEffects:
         checkpoint_id = instruction.checkpoint_id
         store = paced(self._stores.to_write(checkpoint_id), self._context.options.paused_ms_max, self._over)
         try:
-            written = write_snapshot(store, self._context, self._descriptor.task, instruction)
+            written = write_snapshot(store, self._context, self.descriptor.task, instruction)
         except StorageError as error:
             return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error), away=may_be_awaited(error))
         if self._over.is_set():
@@ -197,7 +197,7 @@ class TaskEffects:
 
         Returns None if the task has ended. Files that are written after that are deleted at once.
         """
-        task = self._descriptor.task
+        task = self.descriptor.task
         graph = self._context.graph
         rows = [
             InFlightRows.of(
@@ -235,7 +235,7 @@ class TaskEffects:
         has ended.
         """
         store = self._stores.to_write(None)
-        descriptor = self._descriptor
+        descriptor = self.descriptor
         number = instruction.number
         whole = instruction.whole
         try:
@@ -280,7 +280,7 @@ class TaskEffects:
         # What reads and writes Parquet is loaded by the tasks that have a table.
         from tidegate.storage.tables.table_files import data_dir, data_file_name, write_data_file
 
-        d = self._descriptor
+        d = self.descriptor
         folder = f"{data_dir(self._context.job_id, d.attempt)}/{instruction.folder}".rstrip("/")
         path = f"{folder}/{data_file_name(d.task.subtask, instruction.index, instruction.uid)}"
         store = self._open_store(self._tables[instruction.uid])

@@ -69,6 +69,11 @@ class ControlChannel:
         self._unanswered: dict[int, PendingSend] = {}
         """Messages that were sent over the connection and are not acknowledged, by number."""
 
+    @property
+    def connected(self) -> bool:
+        """Returns whether messages go over a connection. May change at any time."""
+        return self._end is not None
+
     def send(self, name: str, *arguments: Any) -> PendingSend:
         """Sends a message, which calls method `name` of the other process and is acknowledged."""
         pending = PendingSend(name, arguments)

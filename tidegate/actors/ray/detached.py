@@ -179,7 +179,7 @@ def start_detached(submission: Submission, options: PoolOptions, restarts_max: i
         actor = _Coordinator.options(name=f"{name}/coordinator", max_restarts=restarts_max, **named).remote(
             job_id, namespace
         )
-        _await_start(actor)
+        await_start(actor)
     except BaseException as error:
         _kill(actor, *_holders(job_id, namespace))
         release_slots(options)
@@ -198,7 +198,7 @@ def start_detached(submission: Submission, options: PoolOptions, restarts_max: i
     return actor
 
 
-def _await_start(coordinator: Handle) -> None:
+def await_start(coordinator: Handle) -> None:
     """Waits until a coordinator answers. Raises RayError if it is dead, or after `START_TIMEOUT_S`.
 
     Retries while only the connection is broken, because Ray may be restarting the coordinator.

@@ -438,7 +438,7 @@ PIECES_MAX = 64
 """Limit of the number of buffers in one write."""
 COPIED_BYTES_MAX = 4096
 """Size in bytes up to which the buffers of a message are joined, because a copy costs less than separate writes."""
-_HEAD = struct.Struct("<IB")
+MESSAGE_HEAD = struct.Struct("<IB")
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -500,7 +500,7 @@ class FrameCodec:
                 f"a message of {size_bytes} bytes exceeds the limit of {MESSAGE_BYTES_MAX} bytes between processes. "
                 "Make batches smaller, for example with source_rows_max."
             )
-        head = _HEAD.pack(size_bytes, kind)
+        head = MESSAGE_HEAD.pack(size_bytes, kind)
         if descriptor is not None:
             self._descriptor, self._pieces_before_descriptor = descriptor, len(self._unwritten)
         pieces: Sequence[Bytes] = (b"".join((head, *payload)),) if size_bytes < COPIED_BYTES_MAX else (head, *payload)
@@ -559,11 +559,11 @@ class FrameCodec:
             at, self._expects = len(self._expects), b""
         messages: list[Message] = []
         with memoryview(self._unread) as unread:
-            while len(unread) - at >= _HEAD.size:
-                size_bytes, number = _HEAD.unpack_from(unread, at)
+            while len(unread) - at >= MESSAGE_HEAD.size:
+                size_bytes, number = MESSAGE_HEAD.unpack_from(unread, at)
                 if size_bytes > MESSAGE_BYTES_MAX or number not in _KINDS:
                     raise ProtocolError(f"invalid message on a connection: {size_bytes} bytes of kind {number}")
-                begin, end = at + _HEAD.size, at + _HEAD.size + size_bytes
+                begin, end = at + MESSAGE_HEAD.size, at + MESSAGE_HEAD.size + size_bytes
                 if end > len(unread):
                     if size_bytes >= LARGE_BYTES:
                         self._begin_large(Kind(number), size_bytes, unread[begin:])

@@ -109,10 +109,10 @@ class PeerConnection:
         self.peer: Peer | None = None
         """The other process if this process opens the connection, else None."""
         self._links, self._inbox, self._memory_bytes = links, inbox, memory_bytes
-        self._connection: FramedConnection | None = None
+        self.connection: FramedConnection | None = None
         self._segment: OwnSegment | None = None
         """The shared memory that this end has offered and the other end has not answered yet, or None."""
-        self._packer = FramePacker(None)
+        self.packer = FramePacker(None)
         self._reader: FrameReader | None = None
         self._syncs: dict[int, Future[None]] = {}
         self._synced = 0
@@ -122,7 +122,7 @@ class PeerConnection:
     def send(self, frame: do.SendFrame) -> None:
         """Sends a frame. Does nothing if the connection has ended, because that fails the subtask as well."""
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
-        self._send(Kind.FRAME, *self._packer.pack(head, frame.elements))
+        self._send(Kind.FRAME, *self.packer.pack(head, frame.elements))
 
     def grant(self, grant: do.GrantCredit) -> None:
         """Sends a grant of credit."""
@@ -143,7 +143,7 @@ class PeerConnection:
     def use_calls(self) -> None:
         """Switches to Ray calls, because the connection has ended or could not be opened."""
         self.way = Way.CALLS
-        self._packer = FramePacker(None)
+        self.packer = FramePacker(None)
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.hide()
@@ -155,7 +155,7 @@ class PeerConnection:
         if segment is not None:
             segment.hide()
             if mapped:
-                self._packer = FramePacker(FrameWriter(segment))
+                self.packer = FramePacker(FrameWriter(segment))
         self.way = Way.SOCKET
         self._inbox.settled()
 
@@ -188,13 +188,13 @@ class PeerConnection:
     @property
     def has_come(self) -> bool:
         """Returns whether a socket connection to the other process was ever made."""
-        return self._connection is not None
+        return self.connection is not None
 
     # --- on the reading thread, except `connected` of the process that connects -------------------------------------
 
     def connected(self, connection: FramedConnection) -> None:
         """Stores the connection."""
-        self._connection = connection
+        self.connection = connection
 
     def opened(self) -> None:
         """Offers shared memory for rows to the other end."""
@@ -232,8 +232,8 @@ class PeerConnection:
 
     def _map(self) -> None:
         """Maps the shared memory that the other end offers, if any, and reports whether that worked."""
-        assert self._connection is not None
-        descriptor = self._connection.take_descriptor()
+        assert self.connection is not None
+        descriptor = self.connection.take_descriptor()
         if descriptor is not None:
             try:
                 self._reader = FrameReader(ForeignSegment.open(descriptor))
@@ -242,8 +242,8 @@ class PeerConnection:
         self._send(Kind.MAPPED, _MAPPED.pack(self._reader is not None))
 
     def _send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> None:
-        if self._connection is not None:
-            self._connection.send(kind, *payload, descriptor=descriptor)
+        if self.connection is not None:
+            self.connection.send(kind, *payload, descriptor=descriptor)
 
 
 class PeerConnections:

@@ -54,7 +54,7 @@ class PeerTransports:
         self._receivers = {c: task for c in outputs if (task := graph.receiver(c)) in deployment.peers}
         self._senders = {c: task for c in descriptor.inputs if (task := graph.sender(c)) in deployment.peers}
         tasks = {*self._receivers.values(), *self._senders.values()}
-        self._links = {task: links.to(deployment.peers[task]) for task in sorted(tasks)}
+        self.links = {task: links.to(deployment.peers[task]) for task in sorted(tasks)}
         self._sent_over: set[PeerConnection] = set()
         """Socket connections over which the subtask sends frames."""
         self._over: set[ChannelId] = set()
@@ -63,11 +63,11 @@ class PeerTransports:
     @property
     def settled(self) -> bool:
         """Returns whether the transport to each neighbour in another worker is decided."""
-        return all(link.way is not Way.OPENING for link in self._links.values())
+        return all(link.way is not Way.OPENING for link in self.links.values())
 
     def connect(self, neighbour: TaskId) -> Transport:
         """Returns the transport to a neighbour for this attempt. All transports must be `settled`."""
-        link = self._links[neighbour]
+        link = self.links[neighbour]
         assert link.way is not Way.OPENING
         if link.way is Way.SOCKET:
             if neighbour in self._receivers.values():
@@ -82,7 +82,7 @@ class PeerTransports:
 
     def needs(self, link: PeerConnection) -> bool:
         """Returns whether a break of this connection may lose rows to or from this subtask."""
-        there = {task for task, one in self._links.items() if one is link}
+        there = {task for task, one in self.links.items() if one is link}
         return any(task in there for task in self._receivers.values()) or any(
             task in there and channel not in self._over for channel, task in self._senders.items()
         )
@@ -141,7 +141,8 @@ class FrameOrder:
         """The sequence number of the next element of each channel."""
         self._early: dict[ChannelId, dict[int, FrameArrived]] = {}
         """The early frames of each channel, by the sequence number of their first element."""
-        self._waiting = 0
+        self.num_early = 0
+        """Number of early frames, of all channels."""
 
     def arrived(self, frame: FrameArrived) -> tuple[FrameArrived, ...]:
         """Adds a frame. Returns the frames that can be delivered now, in order."""
@@ -149,9 +150,9 @@ class FrameOrder:
         due = self._due.get(channel, 0)
         if first > due:
             early = self._early.setdefault(channel, {})
-            self._waiting += first not in early
+            self.num_early += first not in early
             early.setdefault(first, frame)
-            return self.skip_gap(channel) if self._waiting > EARLY_MAX else ()
+            return self.skip_gap(channel) if self.num_early > EARLY_MAX else ()
         self._due[channel] = due = max(due, first + len(frame.elements))
         if channel not in self._early:
             return (frame,)
@@ -167,7 +168,7 @@ class FrameOrder:
                 break
             frames.append(early.pop(first))
             due = max(due, first + len(frames[-1].elements))
-        self._waiting -= len(frames)
+        self.num_early -= len(frames)
         self._due[channel] = due
         if not early:
             del self._early[channel]
@@ -182,7 +183,7 @@ class FrameOrder:
     def skip_gap(self, channel: ChannelId) -> tuple[FrameArrived, ...]:
         """Removes and returns all early frames of a channel, although an element before them is missing."""
         early = self._early.pop(channel, {})
-        self._waiting -= len(early)
+        self.num_early -= len(early)
         return tuple(early[first] for first in sorted(early))
 
 
@@ -195,6 +196,11 @@ class OrderedFrames:
         self._deliver = deliver
         self._call_later = call_later
         self._order = FrameOrder()
+
+    @property
+    def num_early(self) -> int:
+        """Returns the number of frames that wait for frames before them."""
+        return self._order.num_early
 
     def arrived(self, frame: FrameArrived) -> None:
         """Receives a frame, and delivers the frames that are now in order."""

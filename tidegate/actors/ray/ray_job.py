@@ -218,7 +218,7 @@ class RayJob:
                 log.warning("job %r did not end within %g s: its processes are killed", self.name, timeout_s)
         except (JobFailedError, RayActorError, GetTimeoutError) as error:
             log.warning("job %r could not be cancelled: %s", self.name, error)
-        self._release()
+        self.release_processes()
 
     # --- the coordinator's process --------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class RayJob:
         with self._lock:
             if self._end is None:
                 self._end = end
-                self._release()
+                self.release_processes()
             return self._end
 
     def _end_from_log(self) -> JobProgress | None:
@@ -310,7 +310,8 @@ class RayJob:
         self._answers = {request: answer for request, answer in answers_of(state).items() if answer is not None}
         return self._ended(progress_of(state, {}))
 
-    def _release(self) -> None:
+    def release_processes(self) -> None:
+        """Ends the coordinator and gives back the job's own slots, if this handle has submitted the job."""
         if self._context is not None:
             ray.kill(self._coordinator, no_restart=True)
             self._context.release()

@@ -92,12 +92,13 @@ class RayRuntime:
         standbys: Standbys = "auto",
         strategy: Placement = "spread",
     ) -> None:
-        self._placement = placement
+        self.placement = placement
         self._namespace = namespace
         self.open_store = open_store
         self._standbys = standbys
         self._strategy = strategy
-        self._jobs: list[RayJob] = []
+        self.jobs: list[RayJob] = []
+        """Jobs of this session. Jobs that are over are removed when the next one is submitted."""
         self._rented: PlacementGroup | None = None
         """The placement group of the common slots that this object has reserved itself, or None."""
         self._memory: Any = None
@@ -154,10 +155,10 @@ class RayRuntime:
         if submission.detached:
             return self._detach(submission, tuple(urls))
         slots, free, plan = range(0), 0, _plan(graph)
-        if self._placement is not None:
+        if self.placement is not None:
             first = self._first_slot(graph, plan)
-            slots, free = range(first, first + plan.width), self._placement.slots - len(self._busy()) - plan.width
-        options = self._pool_options(submission, self._placement, slots.start, free, this_process())
+            slots, free = range(first, first + plan.width), self.placement.slots - len(self._busy()) - plan.width
+        options = self.pool_options(submission, self.placement, slots.start, free, this_process())
         own = self._reserve_own(submission, plan)
         try:
             coordinator, context = self._start_free(submission, replace(options, own_slots=own))
@@ -166,8 +167,8 @@ class RayRuntime:
             raise
         job = RayJob(submission.card, coordinator, context, slots, self.open_store, own)
         # Jobs that are over have already released their slots.
-        self._jobs = [each for each in self._jobs if not each.over]
-        self._jobs.append(job)
+        self.jobs = [each for each in self.jobs if not each.over]
+        self.jobs.append(job)
         return job
 
     def _start_free(self, submission: Submission, options: PoolOptions) -> tuple[Handle, SharedValue]:
@@ -204,7 +205,7 @@ class RayRuntime:
     def _detach(self, submission: Submission, urls: Sequence[str]) -> RayJob:
         spec = submission.spec
         self.check_detached(spec.job_name, urls)
-        options = self._pool_options(submission, None, 0, 0, None)
+        options = self.pool_options(submission, None, 0, 0, None)
         options = self._with_detached_slots(submission, _plan(submission.context.graph), options)
         coordinator = start_detached(submission, options, COORDINATOR_RESTARTS_MAX)
         return RayJob(submission.card, coordinator, None, range(0), self.open_store)
@@ -212,7 +213,7 @@ class RayRuntime:
     def _with_detached_slots(self, submission: Submission, plan: SlotPlan, options: PoolOptions) -> PoolOptions:
         """Reserves the slots of a detached job: its own common slots, and the slots of its steps with resources."""
         own = self._reserve_own(submission, plan)
-        if self._placement is None:
+        if self.placement is None:
             return replace(options, own_slots=own)
         wanted = common_slots(submission.spec.job_id, plan, self._strategy)
         advice = f"A detached job has slots of its own, in addition to the slots of this session. {ADVICE}"
@@ -231,7 +232,7 @@ class RayRuntime:
         wanted = own_slots(submission.spec.job_id, plan, self._strategy, detached=submission.detached)
         if not wanted.bundles:
             return None
-        for job in self._jobs:
+        for job in self.jobs:
             _ = job.over  # Reading this releases the slots of a job that has ended.
         return reserve(wanted, self._patience_s(submission), ADVICE)
 
@@ -241,18 +242,18 @@ class RayRuntime:
         The wait is short if nodes cannot be added and all jobs of this script have ended.
         """
         wait_s = submission.context.processes.slot_request_timeout_ms / 1_000
-        hopeless = started_here() and all(job.over for job in self._jobs)
+        hopeless = started_here() and all(job.over for job in self.jobs)
         return min(wait_s, ALONE_TIMEOUT_S) if hopeless else wait_s
 
     def stop(self) -> None:
         """Cancels running jobs, waits for them, and ends all processes."""
-        for job in self._jobs:
+        for job in self.jobs:
             job.stop(STOP_TIMEOUT_S)
-        self._jobs.clear()
+        self.jobs.clear()
         rented, self._rented = self._rented, None
         release(rented)
 
-    def _pool_options(
+    def pool_options(
         self,
         submission: Submission,
         placement: SlotPlacement | None,
@@ -260,6 +261,10 @@ class RayRuntime:
         free_slots: int,
         driver: ProcessId | None,
     ) -> PoolOptions:
+        """Returns the options of a job's worker pool: its slots, and how many standbys it keeps.
+
+        `first_slot` and `free_slots` are about the slots of `placement`. `driver`: the process with which the job ends.
+        """
         settings = submission.context.processes
         wanted = self._standbys if settings.standbys is None else settings.standbys
         graph, backend = submission.context.graph, submission.context.options.backend
@@ -295,7 +300,7 @@ class RayRuntime:
         """Returns the first of the consecutive free common slots for a job. Raises ConfigurationError if too few
         are free.
         """
-        placement = self._placement
+        placement = self.placement
         if placement is None:
             return 0
         width = plan.width
@@ -315,7 +320,7 @@ class RayRuntime:
 
     def _busy(self) -> dict[int, RayJob]:
         """Returns the job that uses each common slot in use."""
-        return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
+        return {slot: job for job in self.jobs if job.slots and not job.over for slot in job.slots}
 
 
 def _too_few_slots(graph: JobGraph, plan: SlotPlan, slots: int) -> str:

@@ -76,8 +76,8 @@ class FrameWriter:
     def __init__(self, segment: SharedSegment) -> None:
         self._segment = segment
         self._extents = SharedMemoryAllocator(segment.size_bytes)
-        self._next = 0
-        """Number of the next frame."""
+        self.num_frames = 0
+        """Number of frames written so far, which is the number of the next one."""
         self._free_words = list(range(FRAMES_MAX))
 
     @property
@@ -100,8 +100,8 @@ class FrameWriter:
                     stream.write_batch(batch)
         except OSError:
             return None  # Larger than computed, for example because of a dictionary.
-        size_bytes, word, number = sink.tell(), self._free_words.pop(), self._next
-        self._next += 1
+        size_bytes, word, number = sink.tell(), self._free_words.pop(), self.num_frames
+        self.num_frames += 1
         self._extents.take(word, begin, size_bytes)
         self._segment.words[word] = number + 1
         copied = 2 * self._extents.taken_bytes > self._segment.size_bytes

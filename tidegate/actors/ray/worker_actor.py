@@ -106,38 +106,38 @@ class WorkerProcess(HealthEndpoint):
         end_at_sigterm()
         keep_freed_memory()
         gc.freeze()  # A full collection of all imported modules would take 60 ms in the middle of a batch.
-        self._context = context
-        self._open_store, self._bundle, self._spare = open_store, bundle, spare
+        self.context = context
+        self.open_store, self._bundle, self._spare = open_store, bundle, spare
         self._left: dict[TaskId, TaskAnswered] = {}
         """Answers of finished subtasks to a new coordinator, by task."""
-        self._ended: dict[TaskId, Ended] = {}
+        self.ended: dict[TaskId, Ended] = {}
         """The end of the newest attempt of each subtask that has ended in this process."""
         self._fence = DeployFence()
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
-        self._mailbox = Mailbox(
+        self.mailbox = Mailbox(
             "tidegate-worker", self._turn, self._tick, TICK_MS, self._failed, METRICS_MS, self._flush
         )
-        self._worker = Worker(context.graph, _Wiring(self))
-        self._warm = WarmStandby(context, retrying(open_store), self._mailbox, RESTORE_THREADS, self._thread_died)
-        self._channel = ControlChannel(coordinator, {"deliver": self.deliver})
-        self._outbox = Outbox(partial(self._channel.send, "report"), self._mailbox)
+        self.worker = Worker(context.graph, _Wiring(self))
+        self._warm = WarmStandby(context, retrying(open_store), self.mailbox, RESTORE_THREADS, self.thread_died)
+        self.channel = ControlChannel(coordinator, {"deliver": self.deliver})
+        self.outbox = Outbox(partial(self.channel.send, "report"), self.mailbox)
         self.why_late = DemandForCalls()
-        HealthEndpoint.__init__(self, self._mailbox)
-        self._links = self._listen()
-        self._mailbox.start()
+        HealthEndpoint.__init__(self, self.mailbox)
+        self.links = self._listen()
+        self.mailbox.start()
         watch_coordinator(coordinator, self.info(), lambda: self._fence.newest)
 
     def _listen(self) -> PeerConnections:
         """Starts to accept connections of the coordinator and of other workers on this node."""
-        info, options = self.info(), self._context.options
+        info, options = self.info(), self.context.options
         links = PeerConnections(info.actor_id, info.node_id, options.shared_bytes, self)
         if options.sockets:
 
             def accept(process_id: str) -> Listener | None:
-                return self._channel.accept() if process_id == COORDINATOR else links.accept(process_id)
+                return self.channel.accept() if process_id == COORDINATOR else links.accept(process_id)
 
-            connections = Connections(self._context.secret, info.actor_id, accept, self._cannot_read)
+            connections = Connections(self.context.secret, info.actor_id, accept, self._cannot_read)
             try:
                 self.address = connections.listen()
             except OSError as error:
@@ -158,12 +158,12 @@ class WorkerProcess(HealthEndpoint):
         """Receives a frame: elements of a channel, directly or pickled. `head` has the sequence number of the
         first element.
         """
-        self._mailbox.post(partial(self._arrived, now_ms(), head, read_elements(elements), sort=True))
+        self.mailbox.post(partial(self._arrived, now_ms(), head, read_elements(elements), sort=True))
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def no_link(self, process_id: str, reason: str) -> None:
         """Records that another worker's process cannot connect to this process, so that both use Ray calls."""
-        self._mailbox.post(partial(self._links.refused, process_id, reason))
+        self.mailbox.post(partial(self.links.refused, process_id, reason))
 
     @ray.method(concurrency_group="control", enable_task_events=False, max_task_retries=-1)
     def credit(self, head: Head, window_bytes: int) -> None:
@@ -173,35 +173,35 @@ class WorkerProcess(HealthEndpoint):
     @ray.method(concurrency_group="control")
     def deliver(self, events: tuple[tuple[TaskId, AttemptNumber, ev.TaskEvent], ...]) -> None:
         """Receives events of the coordinator for subtasks in their attempts."""
-        self._mailbox.post(partial(self._deliver, events))
+        self.mailbox.post(partial(self._deliver, events))
 
     @ray.method(concurrency_group="control")
     def deploy(self, deployment: TaskDeployment) -> None:
         """Starts an attempt of subtasks, which replaces their running attempts."""
-        self._mailbox.post(partial(self._deploy, deployment))
+        self.mailbox.post(partial(self._deploy, deployment))
 
     @ray.method(concurrency_group="control")
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
         """Makes this standby copy the keyed state of a subtask in another process, from a completed checkpoint."""
-        self._mailbox.post(lambda: None if self._fence.given else self._warm.follow(task, restore))
+        self.mailbox.post(lambda: None if self._fence.given else self._warm.follow(task, restore))
 
     @ray.method(concurrency_group="control")
     def drop(self, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
         """Stops an attempt of subtasks. Returns when they have stopped, after the batch that is being processed."""
         dropped = threading.Event()
-        self._mailbox.post(partial(self._drop, tasks, attempt, generation, dropped))
+        self.mailbox.post(partial(self._drop, tasks, attempt, generation, dropped))
         dropped.wait()
 
     @ray.method(concurrency_group="control", num_returns=0)
     def leave(self, generation: Generation) -> None:
         """Ends this process, because its coordinator stops, unless a newer coordinator controls the job."""
-        self._mailbox.post(lambda: None if self._fence.is_replaced(generation) else end_process())
+        self.mailbox.post(lambda: None if self._fence.is_replaced(generation) else end_process())
 
     @ray.method(concurrency_group="control")
     def held(self) -> ProcessStatus:
         """Returns which subtasks were deployed to this process, and which subtasks it follows."""
         given = dict(self._fence.given)
-        return ProcessStatus(self._context.job_id, self.info(), given, self._bundle, self._warm.holds, self._spare)
+        return ProcessStatus(self.context.job_id, self.info(), given, self._bundle, self._warm.holds, self._spare)
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
@@ -210,17 +210,17 @@ class WorkerProcess(HealthEndpoint):
 
     def oldest_call(self) -> int | None:
         """Returns the number of the longest-running call of `map_async`, or None. May be called from any thread."""
-        calls = (running.host.oldest_call for running in list(self._worker.subtasks.values()))
+        calls = (running.host.oldest_call for running in list(self.worker.subtasks.values()))
         return min((call for call in calls if call is not None), default=None)
 
     def acting(self) -> TaskId | None:
         """Returns the subtask that is active, or was active last. May be called from any thread."""
-        return self._worker.doing
+        return self.worker.doing
 
     # --- on the mailbox -------------------------------------------------------------------------------------------
 
     def _running(self, task: TaskId, attempt: AttemptNumber) -> _RaySubtask | None:
-        running = self._worker.subtasks.get(task)
+        running = self.worker.subtasks.get(task)
         assert running is None or isinstance(running, _RaySubtask)
         return running if running is not None and running.attempt == attempt else None
 
@@ -229,71 +229,71 @@ class WorkerProcess(HealthEndpoint):
             if isinstance(event, ev.CoordinatorTookOver):
                 self._take_over(task, attempt, event)
             else:
-                self._worker.deliver(task, attempt, event)
+                self.worker.deliver(task, attempt, event)
 
     def _take_over(self, task: TaskId, attempt: AttemptNumber, event: ev.CoordinatorTookOver) -> None:
         if self._fence.is_replaced(event.generation):
             return
         if (running := self._running(task, attempt)) is not None:
             running.forget_counts()
-            self._worker.deliver(task, attempt, event)
+            self.worker.deliver(task, attempt, event)
             return
         if (left := self._left.get(task)) is not None and left.attempt == attempt:
-            self._outbox.send(replace(left, at_ms=now_ms(), generation=event.generation))
-        if (ended := self._ended.get(task)) is not None and ended.attempt == attempt:
-            self._outbox.send(ended)
+            self.outbox.send(replace(left, at_ms=now_ms(), generation=event.generation))
+        if (ended := self.ended.get(task)) is not None and ended.attempt == attempt:
+            self.outbox.send(ended)
 
     def _arrived(self, at_ms: int, head: Head, elements: tuple[Any, ...], sort: bool) -> None:
         attempt, channel, first_sequence = read_head(head)
-        running = self._running(self._context.graph.receiver(channel), attempt)
+        running = self._running(self.context.graph.receiver(channel), attempt)
         if running is not None:
             frame = ev.FrameArrived(at_ms, attempt, channel, first_sequence, elements)
-            self._worker.guarded(running, partial(running.sort if sort else running.take, frame))
+            self.worker.guarded(running, partial(running.sort if sort else running.take, frame))
 
     # --- what comes over connections (an `Inbox`) -------------------------------------------------------------------
 
     def frame_came(self, head: Head, elements: tuple[Any, ...]) -> None:
         """Receives a frame from a socket. Called on any thread."""
-        self._mailbox.post(partial(self._arrived, now_ms(), head, elements, sort=False))
+        self.mailbox.post(partial(self._arrived, now_ms(), head, elements, sort=False))
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
         """Receives a credit grant from a socket or a Ray call. Called on any thread."""
         attempt, channel, total_bytes = read_head(head)
         granted = ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes)
-        self._mailbox.post(partial(self._worker.deliver, self._context.graph.sender(channel), attempt, granted))
+        self.mailbox.post(partial(self.worker.deliver, self.context.graph.sender(channel), attempt, granted))
 
     def later(self, action: Callable[[], object]) -> None:
         """Runs an action on the mailbox. May be called from any thread."""
-        self._mailbox.post(action)
+        self.mailbox.post(action)
 
     def settled(self) -> None:
         """Reports subtasks as ready that were waiting only for the transport to another process to be decided."""
-        for running in list(self._worker.subtasks.values()):
+        for running in list(self.worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
-            self._worker.guarded(running, running.settled)
+            self.worker.guarded(running, running.settled)
 
     def broke(self, link: PeerConnection, reason: str) -> None:
         """Fails the subtasks that need a broken connection, after a grace period.
 
         If the other process has died, the coordinator has stopped these subtasks by then.
         """
-        for running in list(self._worker.subtasks.values()):
+        for running in list(self.worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
             fail = partial(running.link_broke, link, reason)
-            self._mailbox.call_later(LOST_CALL_GRACE_MS, partial(self._worker.guarded, running, fail))
+            self.mailbox.call_later(LOST_CALL_GRACE_MS, partial(self.worker.guarded, running, fail))
 
     # --- on the mailbox, again --------------------------------------------------------------------------------------
 
     def _turn(self) -> bool:
-        busy = self._worker.turn()
-        self._outbox.flush()
+        busy = self.worker.turn()
+        self.outbox.flush()
         return busy
 
     def _flush(self) -> None:
-        self._outbox.flush()
+        self.outbox.flush()
 
     def _tick(self) -> None:
-        for running in list(self._worker.subtasks.values()):
+        for running in list(self.worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
             running.count()
 
@@ -302,20 +302,20 @@ class WorkerProcess(HealthEndpoint):
         if not tasks:
             log.info("attempt %d of %s is not begun: the deployment is outdated", deployment.attempt, deployment.tasks)
             return
-        shown_as = f"{self._context.job_name}: {deployment.slot}"
+        shown_as = f"{self.context.job_name}: {deployment.slot}"
         if shown_as != self._shown_as:
             self._shown_as = shown_as
             self._log.is_shown_as(shown_as)
         self._stop(tasks)
         for task in tasks:
             self._left.pop(task, None)
-            self._ended.pop(task, None)
+            self.ended.pop(task, None)
         followers = self._warm.end(tasks)
         self._reserve = bytearray(RESERVE_BYTES)
         begun = [running for task in tasks if (running := self._begun(deployment, task, tasks, followers)) is not None]
         if begun and self._threads(deployment, begun):
             for running in begun:
-                self._worker.guarded(running, partial(running.host.restore, deployment.restore))
+                self.worker.guarded(running, partial(running.host.restore, deployment.restore))
 
     def _begun(
         self,
@@ -338,7 +338,7 @@ class WorkerProcess(HealthEndpoint):
         returns False.
         """
         try:
-            pool = io_pool(self._context.graph, [each.task for each in begun], IO_THREAD_NAMES, self._thread_died)
+            pool = io_pool(self.context.graph, [each.task for each in begun], IO_THREAD_NAMES, self.thread_died)
         except BaseException as error:  # noqa: BLE001 (reported for each subtask)
             for running in begun:
                 self._cannot_start(deployment, running.task, error)
@@ -346,7 +346,7 @@ class WorkerProcess(HealthEndpoint):
             return False
         for running in begun:
             running.begin(running.host, pool)
-            self._worker.add(running)
+            self.worker.add(running)
         return True
 
     def _cannot_start(self, deployment: TaskDeployment, task: TaskId, error: BaseException) -> None:
@@ -357,13 +357,13 @@ class WorkerProcess(HealthEndpoint):
         self, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation, dropped: threading.Event
     ) -> None:
         stopped = self._fence.stops(tasks, attempt, generation)
-        running = self._worker.subtasks
+        running = self.worker.subtasks
         self._stop([task for task in stopped if task in running and running[task].attempt <= attempt])
         dropped.set()
 
     def _stop(self, tasks: Iterable[TaskId]) -> None:
         for task in tasks:
-            if (running := self._worker.stop(task)) is not None:
+            if (running := self.worker.stop(task)) is not None:
                 assert isinstance(running, _RaySubtask)
                 self.starting.discard(task)
                 self.close_subtask(running)
@@ -374,14 +374,14 @@ class WorkerProcess(HealthEndpoint):
         self._left[task] = running.takeover_answer()
         running.neighbours.finish()
         # Its earlier reports must be on their way, because `when_all_arrived` waits only for sent ones.
-        self._outbox.flush()
+        self.outbox.flush()
         running.deliveries.when_all_arrived(partial(self._settle, task, running.attempt))
         self.close_subtask(running)
 
     def _settle(self, task: TaskId, attempt: AttemptNumber, outcome: Outcome) -> None:
         if self._fence.given.get(task) == attempt:
-            self._ended[task] = Ended(attempt, task, outcome)
-            self._outbox.send(self._ended[task])
+            self.ended[task] = Ended(attempt, task, outcome)
+            self.outbox.send(self.ended[task])
 
     def fail(self, running: _RaySubtask, error: BaseException) -> None:
         """Reports the failure of a subtask, which has stopped, and closes it."""
@@ -393,9 +393,9 @@ class WorkerProcess(HealthEndpoint):
         self._reserve = None
         self.starting.discard(task)
         try:
-            self._ended[task] = Ended(attempt, task, Outcome.failed(error))
-            self._outbox.send(self._ended[task])
-            self._outbox.flush()
+            self.ended[task] = Ended(attempt, task, Outcome.failed(error))
+            self.outbox.send(self.ended[task])
+            self.outbox.flush()
         except BaseException:  # noqa: BLE001 (the failure would stay unnoticed)
             leave_unreported()
 
@@ -410,11 +410,11 @@ class WorkerProcess(HealthEndpoint):
         """Fails all subtasks, because an error of the process itself occurred, on the mailbox or on another
         thread.
         """
-        for running in list(self._worker.subtasks.values()):
-            self._worker.fail(running, error)
+        for running in list(self.worker.subtasks.values()):
+            self.worker.fail(running, error)
         # Subtasks that could not begin or finish do not run any more either, and must not be waited for.
         for task, attempt in self._fence.holds.items():
-            ends = (self._left.get(task), self._ended.get(task))
+            ends = (self._left.get(task), self.ended.get(task))
             if not any(end is not None and end.attempt == attempt for end in ends):
                 self._report_failure(task, attempt, error)
 
@@ -426,8 +426,9 @@ class WorkerProcess(HealthEndpoint):
         log_failure(log, "sockets are not read any more: this process ends", error)
         end_process()
 
-    def _thread_died(self, error: BaseException) -> None:
-        self._mailbox.post(partial(self._failed, error))
+    def thread_died(self, error: BaseException) -> None:
+        """Fails all subtasks, because a thread of this process has died. May be called from any thread."""
+        self.mailbox.post(partial(self._failed, error))
 
 
 class _Wiring:
@@ -437,10 +438,10 @@ class _Wiring:
         self._process = process
 
     def post(self, action: Callable[[], object]) -> None:
-        self._process._mailbox.post(action)
+        self._process.mailbox.post(action)
 
     def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
-        self._process._mailbox.call_later(delay_ms, action)
+        self._process.mailbox.call_later(delay_ms, action)
 
     def failed(self, subtask: Subtask, error: BaseException) -> None:
         assert isinstance(subtask, _RaySubtask)
@@ -467,24 +468,24 @@ class _RaySubtask(Subtask):
         siblings: Collection[TaskId],
         follower: StateFollower | None,
     ) -> None:
-        super().__init__(process._worker, task, deployment.attempt, siblings)
-        context = process._context
+        super().__init__(process.worker, task, deployment.attempt, siblings)
+        context = process.context
         self._process = process
         descriptor = context.describe(task, deployment.attempt)
-        self.deliveries = Deliveries(process._mailbox, partial(process._worker.guarded, self))
-        self.neighbours = PeerTransports(deployment, context.graph, descriptor, process._links, self.deliveries)
+        self.deliveries = Deliveries(process.mailbox, partial(process.worker.guarded, self))
+        self.neighbours = PeerTransports(deployment, context.graph, descriptor, process.links, self.deliveries)
         self._ready: TaskReady | None = None
         """The report that the subtask is ready, until the transports to all neighbours are decided. Then None."""
         self._frames = OrderedFrames(self.take, self.call_later)
-        self._counts = ProgressReports(process._channel, context, descriptor)
+        self._counts = ProgressReports(process.channel, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
         effects = TaskEffects(
             context,
             descriptor,
-            retrying(process._open_store),
+            retrying(process.open_store),
             now_ms,
             RESTORE_THREADS,
-            process._worker.kept(task),
+            process.worker.kept(task),
             follower,
             why_late=process.why_late,
         )
@@ -537,7 +538,7 @@ class _RaySubtask(Subtask):
             self._process.starting.discard(self.task)
         elif isinstance(event, TaskFinished):
             self.count(over=True)  # First: this may be the end of the job, and the final status has the last counts.
-        self.deliveries.watch_until_there(self._process._outbox.send(event))
+        self.deliveries.watch_until_there(self._process.outbox.send(event))
 
     @property
     def first_rows_unreported(self) -> bool:

@@ -159,7 +159,8 @@ class WorkerPool:
     died: Callable[[WorkerHandle, BaseException | None], object] = lambda *_: None
     """Callback for each process that has died, with the error that Ray raised, or None."""
     members: dict[WorkerId, WorkerHandle] = field(default_factory=dict)
-    _standbys: list[WorkerHandle] = field(default_factory=list)
+    standbys: list[WorkerHandle] = field(default_factory=list)
+    """Spare processes, also such that have not started yet."""
     _counts: dict[str, int] = field(default_factory=dict)
     _standby_failures: int = 0
     _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
@@ -184,29 +185,29 @@ class WorkerPool:
     @property
     def ready_standbys(self) -> int:
         """Returns the number of standbys that have started. May be read from any thread."""
-        return sum(member.info is not None and member.usable for member in list(self._standbys))
+        return sum(member.info is not None and member.usable for member in list(self.standbys))
 
     @property
     def starting_standbys(self) -> int:
         """Returns the number of standbys that have not started yet. May be read from any thread."""
-        return sum(member.info is None and member.usable for member in list(self._standbys))
+        return sum(member.info is None and member.usable for member in list(self.standbys))
 
     def started(self) -> list[WorkerHandle]:
         """Returns the processes that have started and are neither dead nor evicted."""
-        return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
+        return [m for m in (*self.members.values(), *self.standbys) if m.usable and m.info is not None]
 
     def has(self, name: str, actor_id: str) -> bool:
         """Returns whether a process is in this pool, neither dead nor evicted. May be called from any thread."""
         if name in list(self._first.values()):
             return True
         # A standby that replaces a worker is in neither list for a moment. Its process asks twice.
-        spare = list(self._standbys)
+        spare = list(self.standbys)
         members = [m for m in (*spare, *list(self.members.values())) if m.usable]
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
 
     def is_kept(self, member: WorkerHandle) -> bool:
         """Returns whether this process is still used: it runs a worker, or is a standby."""
-        return member in self._standbys or member in self.members.values()
+        return member in self.standbys or member in self.members.values()
 
     def neighbour_of(self, member: WorkerHandle) -> WorkerHandle | None:
         """Returns another process on the same node, preferably one that answers, or None."""
@@ -228,12 +229,12 @@ class WorkerPool:
 
     def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
         """Returns whether these tasks need new processes that would have to start in bundles on avoided nodes."""
-        lost = [worker for worker in self._workers(tasks) if self._is_lost(worker, avoided)]
+        lost = [worker for worker in self._workers(tasks) if self.is_lost(worker, avoided)]
         common = [worker for worker in lost if not self.slots.of(worker).own]
         own = len(lost) - len(common)
         if len(self._elsewhere(common, avoided, nodes)) == len({self.slots.plan.slots[worker] for worker in common}):
             common = []
-        spare = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
+        spare = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self.standbys)
         reserved = self.options.placement is not None
         return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
 
@@ -241,7 +242,7 @@ class WorkerPool:
         """Returns whether these tasks need more processes in common slots than there are ready standbys."""
         workers = self._workers(tasks)
         common = [w for w in workers if not self.slots.of(w).own and not self._has_started(w, avoided)]
-        ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
+        ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self.standbys)
         return self.options.placement is not None and len(common) > ready
 
     def staff(
@@ -255,7 +256,7 @@ class WorkerPool:
         self._nodes = nodes
         self._end_homeless_standbys()
         workers = self._workers(tasks)
-        lost = [worker for worker in workers if self._is_lost(worker, avoided)]
+        lost = [worker for worker in workers if self.is_lost(worker, avoided)]
         waiting = [worker for worker in workers if worker not in lost and self._is_homeless(self.members[worker])]
         elsewhere = self._elsewhere([*lost, *waiting], avoided, nodes)
         for worker in waiting:
@@ -274,7 +275,7 @@ class WorkerPool:
         return {task: self.members[self.worker_of(task)] for task in tasks}
 
     def _has_started(self, worker: WorkerId, avoided: Container[str]) -> bool:
-        return not self._is_lost(worker, avoided) and self.members[worker].info is not None
+        return not self.is_lost(worker, avoided) and self.members[worker].info is not None
 
     def _is_homeless(self, member: WorkerHandle) -> bool:
         """Returns whether a process cannot start, because its bundle has no node."""
@@ -283,11 +284,11 @@ class WorkerPool:
 
     def _end_homeless_standbys(self) -> None:
         """Ends standbys that cannot start, because no other standby is started while one is starting."""
-        for member in [m for m in self._standbys if self._is_homeless(m)]:
-            self._standbys.remove(member)
+        for member in [m for m in self.standbys if self._is_homeless(m)]:
+            self.standbys.remove(member)
             self.kill(member)
 
-    def _is_lost(self, worker: WorkerId, avoided: Container[str]) -> bool:
+    def is_lost(self, worker: WorkerId, avoided: Container[str]) -> bool:
         """Returns whether a worker has no usable process, or has one on an avoided node."""
         member = self.members.get(worker)
         return member is None or not member.fit or member.is_on(avoided)
@@ -300,7 +301,7 @@ class WorkerPool:
             return {}
         slot_of = self.slots.plan.slots
         slots = {slot_of[w]: bundle for w in lost if (bundle := self.slots.of(w).bundle) is not None}
-        living = {w: m for w, m in self.members.items() if w in slot_of and not self._is_lost(w, avoided)}
+        living = {w: m for w, m in self.members.items() if w in slot_of and not self.is_lost(w, avoided)}
         there = {(slot_of[w], m.bundle) for w, m in living.items()}
         used = Counter(bundle for _, bundle in there if bundle is not None)
         return bundles_elsewhere(sorted(slots.items()), self.slots.bundles, used, nodes, avoided)
@@ -317,7 +318,7 @@ class WorkerPool:
         for worker, found in workers.items():
             self.members[worker] = self._inherited(found)
             members |= dict.fromkeys(found.held.tasks, self.members[worker])
-        self._standbys += [self._inherited(found) for found in standbys]
+        self.standbys += [self._inherited(found) for found in standbys]
         return members
 
     def left_behind(self, found: FoundProcess) -> WorkerHandle:
@@ -338,15 +339,15 @@ class WorkerPool:
         """
         if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX or self.starting_standbys:
             return
-        if len(self._standbys) < self.options.standbys:
-            self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), "standby", spare=True))
+        if len(self.standbys) < self.options.standbys:
+            self.standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), "standby", spare=True))
 
     def completed(self, task: TaskId, restore: RestorePoint) -> None:
         """Makes the standby that follows a task's worker copy the state of a completed checkpoint."""
         if task not in self.options.followed:
             return
         self._newest[task], worker = restore, self.worker_of(task)
-        standby = next((m for m in self._standbys if m.usable and m.follows == worker), None)
+        standby = next((m for m in self.standbys if m.usable and m.follows == worker), None)
         if standby is None:
             self._have_followed(worker)
         else:
@@ -354,7 +355,7 @@ class WorkerPool:
 
     def _have_followed(self, worker: WorkerId) -> None:
         """Makes a started standby that follows no worker follow this one, from the newest checkpoint."""
-        free = [m for m in self._standbys if m.usable and m.info is not None and m.follows is None]
+        free = [m for m in self.standbys if m.usable and m.info is not None and m.follows is None]
         if not free:
             return
         primary = self.members.get(worker)
@@ -373,7 +374,7 @@ class WorkerPool:
         """Ends all processes when this coordinator stops, except processes that obey a newer coordinator."""
         self._closed = True
         self._first.clear()
-        for member in (*self.members.values(), *self._standbys):
+        for member in (*self.members.values(), *self.standbys):
             if not member.dead:
                 member.handle.leave.remote(generation)
 
@@ -383,10 +384,10 @@ class WorkerPool:
         """
         self._closed = True
         self._end_unused()
-        members = [m for m in (*self.members.values(), *self._standbys) if not m.dead]
+        members = [m for m in (*self.members.values(), *self.standbys) if not m.dead]
         for member in members:
             self.kill(member)
-        self._standbys.clear()
+        self.standbys.clear()
         return [member.gone for member in members]
 
     def _take_first(self, worker: WorkerId, slot: Slot, shown_as: str) -> WorkerHandle | None:
@@ -418,16 +419,17 @@ class WorkerPool:
 
     def _new_member(self, name: str, handle: Handle, slot: Slot) -> WorkerHandle:
         member = self._member(name, handle, slot.bundle)
-        self._identify(member)
+        self.identify(member)
         return member
 
-    def _identify(self, member: WorkerHandle) -> None:
+    def identify(self, member: WorkerHandle) -> None:
+        """Requests the `info` of a process, which answers once it has started."""
         member.handle.identify.remote().future().add_done_callback(partial(self._has_answered, member))
 
     def _has_answered(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
         # `live` reports the end of a process.
-        if not self.broke(member, future.exception(), lambda _: None, partial(self._identify, member)):
-            self.post(lambda: self._identified(member, future))
+        if not self.broke(member, future.exception(), lambda _: None, partial(self.identify, member)):
+            self.post(lambda: self.answered(member, future))
 
     def _member(self, name: str, handle: Handle, bundle: int | None) -> WorkerHandle:
         member = WorkerHandle(name, handle, bundle, Future())
@@ -439,8 +441,8 @@ class WorkerPool:
         member.gone.add_done_callback(lambda future: self._gone(member, future.exception()))
 
     def _gone(self, member: WorkerHandle, error: BaseException | None) -> None:
-        if not self.broke(member, error, partial(self._lost, member), partial(self._watch_life, member)):
-            self.post(lambda: self._lost(member, error))
+        if not self.broke(member, error, partial(self.lost, member), partial(self._watch_life, member)):
+            self.post(lambda: self.lost(member, error))
 
     def _create_named(
         self, name: str, slot: Slot, shown_as: str, spare: bool, elsewhere: str | None
@@ -468,23 +470,24 @@ class WorkerPool:
         A standby that follows this worker is best. Otherwise a started one, one that follows no other worker, and one
         of the same bundle are preferred, in this order.
         """
-        alive = [m for m in self._standbys if m.fit and not m.is_on(avoided)]
+        alive = [m for m in self.standbys if m.fit and not m.is_on(avoided)]
         if not alive:
             return None
         best = max(
             alive, key=lambda m: (m.follows == worker, m.info is not None, m.follows is None, m.bundle == bundle)
         )
         best.follows = None
-        self._standbys.remove(best)
+        self.standbys.remove(best)
         return best
 
-    def _identified(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
+    def answered(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
+        """Handles the answer of a process to `identify`. It has started unless the call has failed."""
         if future.exception() is None:
             self._located(member, future.result())
-            if member in self._standbys:
+            if member in self.standbys:
                 self._standby_failures = 0
                 for worker in self._workers(self._newest):
-                    if all(m.follows != worker for m in self._standbys):
+                    if all(m.follows != worker for m in self.standbys):
                         self._have_followed(worker)
                 self.refill()
 
@@ -494,13 +497,14 @@ class WorkerPool:
             member.exit_probe = ExitProbe(info.pid)
         self.identified(member)
 
-    def _lost(self, member: WorkerHandle, error: BaseException | None) -> None:
+    def lost(self, member: WorkerHandle, error: BaseException | None) -> None:
+        """Handles the death of a process, and replaces a standby. `error` is what Ray has raised, or None."""
         member.dead = True
         # `died` may ask at once how the process has ended, so `forget` runs later.
         self.died(member, error)
         self.post(member.forget)
-        if member in self._standbys:
-            self._standbys.remove(member)
+        if member in self.standbys:
+            self.standbys.remove(member)
             self._standby_failures += not went_with_its_node(error)
             log.warning("a standby died: %s", "" if error is None else reason_of(member, error))
             if self._standby_failures >= STANDBY_FAILURES_MAX:
@@ -510,7 +514,7 @@ class WorkerPool:
     def _next_bundle(self) -> int | None:
         """Returns the bundle index for the next standby, or None without common slots."""
         bundles = [bundle for bundle in self.slots.bundles if bundle in self._nodes] or self.slots.bundles
-        return next_bundle(bundles, places_of(self.members.values()), places_of(self._standbys)) if bundles else None
+        return next_bundle(bundles, places_of(self.members.values()), places_of(self.standbys)) if bundles else None
 
 
 END_WAIT_MS = 200

@@ -333,8 +333,8 @@ def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGrap
     for edge in graph.edges:
         if edge.downstream != task.vertex:
             continue
-        route = _Route(metadata, graph, edge, task.subtask)
-        for held in _held(store, metadata, route):
+        route = Route(metadata, graph, edge, task.subtask)
+        for held in in_flight_rows(store, metadata, route):
             parts = restored.setdefault(route.channel(held.end), {})
             parts.setdefault((held.end.upstream, held.end.downstream), []).extend(route.elements(held))
     merged = ((channel, tuple(_merged([*parts.values()]))) for channel, parts in restored.items())
@@ -364,7 +364,7 @@ def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobE
             return False
 
 
-class _Route:
+class Route:
     """Selects, for one edge, the in-flight rows for one downstream subtask, and the input channels on which they
     arrive.
     """
@@ -456,7 +456,7 @@ def _merged(parts: Sequence[Sequence[InFlightElement]]) -> Iterator[InFlightElem
         yield Watermark(last_ms)
 
 
-def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:
+def in_flight_rows(store: Store, metadata: CheckpointMetadata, route: Route) -> list[InFlightRows]:
     """Returns the in-flight elements of an edge, sorted by channel. The receiver's elements come before the
     sender's.
     """

@@ -177,17 +177,17 @@ class BarrierAligner(BarrierHandler):
         if overtakes(barrier, at_ms):
             return self._take_in(BarrierInput.OVERTAKING, step)
         if self._is_stale(step.checkpoint_id) or step.checkpoint_id in self._aborted_early:
-            return self._apply(BarrierInput.STALE, step)
+            return self.apply(BarrierInput.STALE, step)
         if step.checkpoint_id == self.pending:
-            return self._apply(BarrierInput.ANNOUNCED, step)
-        return self._apply(BarrierInput.ANNOUNCED_NEXT, step)
+            return self.apply(BarrierInput.ANNOUNCED, step)
+        return self.apply(BarrierInput.ANNOUNCED_NEXT, step)
 
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
         """Handles a barrier that was taken from the channel's queue."""
         self._channels.check(channel)
         step = Step(barrier.checkpoint_id, at_ms, channel, barrier, taken=True)
         if self.blocks(channel):
-            return self._apply(BarrierInput.FROM_BLOCKED, step)
+            return self.apply(BarrierInput.FROM_BLOCKED, step)
         self._channels.took(channel, step.checkpoint_id)
         overtaking = overtakes(barrier, at_ms)
         if overtaking and barrier.options.timeoutable:
@@ -200,7 +200,7 @@ class BarrierAligner(BarrierHandler):
         """Handles the coordinator's trigger of a checkpoint in this task."""
         step = Step(barrier.checkpoint_id, at_ms, barrier=barrier)
         if step.checkpoint_id == self.pending:
-            return self._apply(BarrierInput.STALE, step)
+            return self.apply(BarrierInput.STALE, step)
         overtaking = overtakes(barrier, at_ms)
         if barrier.options.timeoutable:
             overtaking = overtaking and self._channels.missing(set()) > 0
@@ -216,14 +216,14 @@ class BarrierAligner(BarrierHandler):
         """Handles the abort of a checkpoint by the coordinator."""
         step = Step(checkpoint_id)
         if self._is_stale(checkpoint_id):
-            return self._apply(BarrierInput.STALE, step)
-        return self._apply(BarrierInput.ABORT if checkpoint_id == self.pending else BarrierInput.ABORT_EARLY, step)
+            return self.apply(BarrierInput.STALE, step)
+        return self.apply(BarrierInput.ABORT if checkpoint_id == self.pending else BarrierInput.ABORT_EARLY, step)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
         """Handles the end of a channel."""
         self._channels.check(channel)
         given = BarrierInput.FROM_BLOCKED if self.blocks(channel) else BarrierInput.ENDED
-        return self._apply(given, Step(CheckpointId(0), at_ms, channel))
+        return self.apply(given, Step(CheckpointId(0), at_ms, channel))
 
     def timer(self, at_ms: int) -> Outcome:
         """Handles a timer that an outcome requested: barriers of the oldest checkpoint past its timeout now
@@ -231,7 +231,7 @@ class BarrierAligner(BarrierHandler):
         """
         due = sorted(n for n, c in self._known.items() if c.timeout_at_ms is not None and c.timeout_at_ms <= at_ms)
         if not due:
-            return self._apply(BarrierInput.STALE, Step(CheckpointId(0), at_ms))
+            return self.apply(BarrierInput.STALE, Step(CheckpointId(0), at_ms))
         outcome = self._take_in(BarrierInput.TIMEOUT, Step(due[0], at_ms))
         return replace(outcome, timer_at_ms=at_ms) if len(due) > 1 else outcome
 
@@ -240,18 +240,19 @@ class BarrierAligner(BarrierHandler):
         pending checkpoint.
         """
         if given is BarrierInput.FROM_BLOCKED:
-            return self._apply(given, step)
+            return self.apply(given, step)
         if self._is_stale(step.checkpoint_id):
-            return self._apply(BarrierInput.STALE, step)
+            return self.apply(BarrierInput.STALE, step)
         superseded = NOTHING
         if self.pending is not None and step.checkpoint_id > self.pending:
-            superseded = self._apply(BarrierInput.NEWER, step)
+            superseded = self.apply(BarrierInput.NEWER, step)
         if step.checkpoint_id in self._aborted_early:
             given = BarrierInput.ABORTED_BEFORE
-        outcome = self._apply(given, step)
+        outcome = self.apply(given, step)
         return replace(outcome, cancelled=superseded.cancelled + outcome.cancelled)
 
-    def _apply(self, given: BarrierInput, step: Step) -> Outcome:
+    def apply(self, given: BarrierInput, step: Step) -> Outcome:
+        """Makes the transition of the table for this input. Raises ProtocolError if the table has none."""
         transition = TABLE[self._state, given]
         if transition.act is None:
             raise ProtocolError(
@@ -295,7 +296,7 @@ class BarrierAligner(BarrierHandler):
 
     def _overtake(self, step: Step) -> Outcome:
         """Requests the snapshot before the queued elements are processed, and collects the missing barriers."""
-        collected = self._begin(step, BarrierState.COLLECTING_UNALIGNED)
+        collected = self.begin(step, BarrierState.COLLECTING_UNALIGNED)
         collected.timeout_at_ms = None
         self._snapshot_started_at_ms = collected.started_at_ms
         barrier = step.barrier or collected.barrier
@@ -335,11 +336,11 @@ class BarrierAligner(BarrierHandler):
 
     def _cancel_unseen(self, step: Step) -> Outcome:
         """Closes a checkpoint that was cancelled before its first barrier, so that later barriers block no channel."""
-        self._close(step.checkpoint_id)
+        self.mark_over(step.checkpoint_id)
         return Outcome(cancelled=((step.checkpoint_id, CheckpointFailureReason.CANCEL_BARRIER),))
 
     def _give_up_aborted(self, step: Step) -> Outcome:
-        self._close(step.checkpoint_id)
+        self.mark_over(step.checkpoint_id)
         return Outcome(cancelled=((step.checkpoint_id, None),))
 
     def _remember_abort(self, step: Step) -> Outcome:
@@ -356,7 +357,7 @@ class BarrierAligner(BarrierHandler):
             collected = self._known[step.checkpoint_id] = Collected(step.barrier)
         return collected
 
-    def _begin(self, step: Step, state: BarrierState) -> Collected:
+    def begin(self, step: Step, state: BarrierState) -> Collected:
         """Makes the checkpoint of this step the pending one, unless it is already, and enters the given state."""
         assert self._pending is None or self.pending == step.checkpoint_id, "a newer one supersedes first"
         # Older checkpoints of which barriers have only arrived are stale now: their timeouts must not come up.
@@ -373,7 +374,7 @@ class BarrierAligner(BarrierHandler):
     def _await_channels(self, step: Step, state: BarrierState) -> Outcome:
         """Starts to wait for the barriers of all channels. If none is missing, requests the snapshot at once."""
         assert step.barrier is not None
-        timer_at_ms = self._begin(step, state).arm(step.barrier, step.at_ms)
+        timer_at_ms = self.begin(step, state).arm(step.barrier, step.at_ms)
         outcome = self._snapshot_if_aligned()
         return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
 
@@ -386,20 +387,21 @@ class BarrierAligner(BarrierHandler):
         if self._channels.missing(pending.taken):
             return NOTHING
         self._snapshot_started_at_ms = pending.started_at_ms
-        self._close(pending.barrier.checkpoint_id)
+        self.mark_over(pending.barrier.checkpoint_id)
         return Outcome(snapshot=pending.barrier)
 
     def _close_if_collected(self) -> None:
         pending = self._of_pending()
         if not self._channels.missing(pending.arrived):
-            self._close(pending.barrier.checkpoint_id)
+            self.mark_over(pending.barrier.checkpoint_id)
 
     def _give_up_pending(self, reason: CheckpointFailureReason | None) -> Outcome:
         checkpoint_id = self._of_pending().barrier.checkpoint_id
-        self._close(checkpoint_id)
+        self.mark_over(checkpoint_id)
         return Outcome(cancelled=((checkpoint_id, reason),))
 
-    def _close(self, checkpoint_id: CheckpointId) -> None:
+    def mark_over(self, checkpoint_id: CheckpointId) -> None:
+        """Records that this checkpoint and all older ones are over for the task."""
         check_newer(checkpoint_id, self._closed)
         self._closed = checkpoint_id
         self._pending = None

@@ -259,6 +259,11 @@ class ChangeLog:
         in_flight = sum(layer.condition is _Condition.WRITING for layer in self._segments)
         return changed_bytes >= self.limits.segment_bytes and in_flight < self.limits.in_flight_max
 
+    @property
+    def may_replace_base(self) -> bool:
+        """Returns whether `seal_with_base` may be called: there is a base, and no other one is being written."""
+        return self._base is not None and self._coming is None
+
     def wants_base(self) -> bool:
         """Returns whether to write a new base with the whole state now, while processing continues."""
         base = self._base
@@ -291,7 +296,7 @@ class ChangeLog:
 
         Freeze them in this order, with no change of the state in between.
         """
-        assert self._base is not None and self._coming is None
+        assert self.may_replace_base and self._base is not None
         segment = self._begin()
         self._coming = Layer(self._newest, whole=True)
         return segment, Cut(segment.checkpoint_id)

@@ -6,7 +6,7 @@ The task machine queues arriving elements, and takes an element in each turn. Ru
 - Elements are handled exactly in the order of their sequence numbers. A repeated element is dropped, and a gap raises
   an error (invariant 1).
 - Restored in-flight rows (`recover`), and the watermarks between them, come before all arriving elements.
-- Small consecutive batches are taken as one (`_take_merged`), but each still counts as an element.
+- Small consecutive batches are taken as one (`take_merged`), but each still counts as an element.
 - A queue never contains more than the granted credit plus one element (invariant 10): a sender may overdraw by one
   element, so that an element larger than the whole credit can pass.
 - Receiving never blocks. A blocked channel keeps receiving, but `next_channel` does not return it.
@@ -140,7 +140,7 @@ class InputChannel:
         """
         if self.recovered:
             return self._take_recovered(rows_max)
-        batch = self._take_merged(rows_max)
+        batch = self.take_merged(rows_max)
         return batch if batch is not None else self._take_one(rows_max)
 
     def _take_recovered(self, rows_max: int) -> InFlightElement:
@@ -153,7 +153,7 @@ class InputChannel:
         self.last_bytes = element_size_bytes(element)
         return element
 
-    def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
+    def take_merged(self, rows_max: int) -> pa.RecordBatch | None:
         """Takes several batches at the head of the queue as one, or returns None if they cannot be merged.
 
         Their total size is at most half of the window, so that the sender can fill the other half.

@@ -101,7 +101,7 @@ class OperatorChain:
         self._output_idle = output_idle
         self._idle = False
         """True if downstream was notified that this task is idle in event time."""
-        self._links = [link_of(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
+        self.links = [link_of(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
         """Indices of operators that have not finished the newest watermark that they have received."""
         self._clock: Iterator[None] | None = None
@@ -112,11 +112,11 @@ class OperatorChain:
         self._inputs_ended: set[int] = set()
         self._finishing = False
         self._closing = ExitStack()
-        self.callers = AsyncCallers(specs, self._links, self._advance, self._step, self._feed)
+        self.callers = AsyncCallers(specs, self.links, self._advance, self._step, self._feed)
         """The operators of the chain that call their functions asynchronously (`map_async`)."""
         self._sinks = {
             spec.uid: link.operator
-            for spec, link in zip(specs, self._links, strict=True)
+            for spec, link in zip(specs, self.links, strict=True)
             if isinstance(link.operator, StagingSink)
         }
 
@@ -131,7 +131,7 @@ class OperatorChain:
         `checkpoint_id`: the restored checkpoint of this job, or None. Backends in `kept` are rewound to it. All other
         backends can be rewound to it later.
         """
-        for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
+        for link, context in zip(reversed(self.links), reversed(self._contexts), strict=True):
             context = replace(context, kept=kept.get(context.uid))
             self._closing.callback(link.operator.close)
             if context.kept is not None:
@@ -166,7 +166,7 @@ class OperatorChain:
     @property
     def idleness_ms(self) -> int | None:
         """Returns the time in ms without rows after which a split of the source is idle. None if it never is."""
-        found = [link.operator.idleness_ms for link in self._links if link.operator.generates_watermarks]
+        found = [link.operator.idleness_ms for link in self.links if link.operator.generates_watermarks]
         return found[0] if found else None
 
     @property
@@ -175,7 +175,7 @@ class OperatorChain:
 
         None if the splits are not aligned.
         """
-        generators = (link.operator for link in self._links if isinstance(link.operator, WatermarkGenerator))
+        generators = (link.operator for link in self.links if isinstance(link.operator, WatermarkGenerator))
         return next(((each.alignment, each) for each in generators if each.alignment is not None), None)
 
     def awaited_generator(self, behind: bool) -> WatermarkGenerator | None:
@@ -184,7 +184,7 @@ class OperatorChain:
         `behind`: whether operators of later tasks wait for watermarks.
         """
         found: WatermarkGenerator | None = None
-        for link in self._links:
+        for link in self.links:
             if link.operator.generates_watermarks:
                 if found is not None:
                     return None  # The next one ends the watermarks of the first.
@@ -195,7 +195,7 @@ class OperatorChain:
 
     def splits_moved(self) -> None:
         """Notifies generators of watermarks that the set of splits that hold event time back has changed."""
-        for position, link in enumerate(self._links):
+        for position, link in enumerate(self.links):
             if link.operator.generates_watermarks:
                 link.operator.splits_moved()
                 self._generated(position)
@@ -224,9 +224,9 @@ class OperatorChain:
 
     def end_input(self, input_index: int = 0) -> None:
         """Handles the end of an input of the chain. A second call for the same input does nothing."""
-        if self._links and input_index not in self._inputs_ended:
+        if self.links and input_index not in self._inputs_ended:
             self._inputs_ended.add(input_index)
-            self._links[0].operator.end_input(input_index, self._links[0].emit)
+            self.links[0].operator.end_input(input_index, self.links[0].emit)
 
     @property
     def next_processing_time_ms(self) -> int | None:
@@ -235,7 +235,7 @@ class OperatorChain:
         """
         if self._finishing:
             return None
-        times = (link.operator.next_processing_time_ms() for link in self._links)
+        times = (link.operator.next_processing_time_ms() for link in self.links)
         return min((time for time in times if time is not None), default=None)
 
     def fire_processing_time(self, now_ms: int) -> None:
@@ -247,25 +247,25 @@ class OperatorChain:
 
     def prepare_snapshot(self) -> None:
         """Makes every operator, in order, emit the rows that belong before the barrier."""
-        for link in self._links:
+        for link in self.links:
             link.operator.prepare_snapshot(link.emit)
 
     def snapshot(self, cut: Cut) -> list[OperatorSnapshot]:
         """Freezes the state of every operator with state for a checkpoint, and returns it. `cut`: which changes
         to include.
         """
-        snapshots = (link.operator.snapshot(cut) for link in self._links)
+        snapshots = (link.operator.snapshot(cut) for link in self.links)
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
         """Freezes only the keyed state of every operator, for the changelog. `cut`: which changes to include."""
-        changes = (link.operator.changes(cut) for link in self._links)
+        changes = (link.operator.changes(cut) for link in self.links)
         return tuple(change for change in changes if change is not None)
 
     @property
     def changed_bytes(self) -> int:
         """Returns the approximate number of bytes of keyed state that have changed since it was last frozen."""
-        return sum(link.operator.changed_bytes for link in self._links)
+        return sum(link.operator.changed_bytes for link in self.links)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Returns the approximate number of rows of keyed state in a snapshot based on `base`, and in a full
@@ -277,7 +277,7 @@ class OperatorChain:
     @property
     def backends(self) -> Mapping[OperatorUid, KeyedBackend]:
         """Returns the backends of all operators with keyed state, by operator."""
-        pairs = zip(self._contexts, self._links, strict=True)
+        pairs = zip(self._contexts, self.links, strict=True)
         found = ((context.uid, link.operator.keyed_backend) for context, link in pairs)
         return {uid: backend for uid, backend in found if backend is not None}
 
@@ -289,7 +289,7 @@ class OperatorChain:
     @property
     def state_sizes(self) -> tuple[tuple[str, StateSize], ...]:
         """Returns the name of each operator with keyed state, and the approximate size of the state."""
-        pairs = zip(self._contexts, self._links, strict=True)
+        pairs = zip(self._contexts, self.links, strict=True)
         found = ((context.name, link.operator.keyed_backend) for context, link in pairs)
         return tuple((name, backend.size) for name, backend in found if backend is not None)
 
@@ -299,7 +299,7 @@ class OperatorChain:
         Afterwards only `close` may be called.
         """
         backends = {uid: backend for uid, backend in self.backends.items() if backend.goes_back}
-        for context, link in zip(self._contexts, self._links, strict=True):
+        for context, link in zip(self._contexts, self.links, strict=True):
             if context.uid in backends:
                 link.operator.hand_over()
         return backends
@@ -332,10 +332,10 @@ class OperatorChain:
         """Passes a batch to the operator with index `position`, or to the output behind the last operator."""
         if not batch.num_rows:
             return
-        if position == len(self._links):
+        if position == len(self.links):
             self._output(batch)
             return
-        link = self._links[position]
+        link = self.links[position]
         if batch.num_rows > link.rows_max:
             # Operators before it may make more rows out of one turn than it takes at once.
             for start in range(0, batch.num_rows, link.rows_max):
@@ -350,7 +350,7 @@ class OperatorChain:
 
         If the operator generates watermarks, first passes on the watermark of its earlier rows.
         """
-        if self._links[position].operator.generates_watermarks:
+        if self.links[position].operator.generates_watermarks:
             self._generated(position)
             while self._step(position):
                 pass
@@ -358,7 +358,7 @@ class OperatorChain:
 
     def _generated(self, position: int) -> bool:
         """Passes on the watermark of a generator if it has advanced. Returns whether it has."""
-        link = self._links[position]
+        link = self.links[position]
         own_ms = link.operator.watermark_ms
         if own_ms is not None and own_ms > link.generated_ms:
             link.generated_ms = own_ms
@@ -367,14 +367,14 @@ class OperatorChain:
         return False
 
     def _say_idle(self, idle: bool) -> None:
-        if idle != self._idle and any(link.operator.generates_watermarks for link in self._links):
+        if idle != self._idle and any(link.operator.generates_watermarks for link in self.links):
             self._idle = idle
             self._output_idle(idle)
 
     def _advance(self, start: int, watermark_ms: int) -> None:
         """Passes a watermark down the chain from index `start`, up to an operator that has to do steps for it."""
-        for position in range(start, len(self._links)):
-            link = self._links[position]
+        for position in range(start, len(self.links)):
+            link = self.links[position]
             if isinstance(link.operator, AsyncMap) and not link.operator.let_pass(watermark_ms):
                 return
             if link.operator.generates_watermarks:
@@ -406,14 +406,14 @@ class OperatorChain:
         Only operators with an index greater than `behind` count.
         """
         while (position := max(self._behind, default=-1)) > behind:
-            for _ in self._steps_of(self._links[position]):
+            for _ in self._steps_of(self.links[position]):
                 return True
             self._arrived(position)
         return False
 
     def _arrived(self, position: int) -> None:
         """Passes on a watermark that the operator with index `position` has finished."""
-        link = self._links[position]
+        link = self.links[position]
         link.steps = None
         if link.next_ms is None:
             self._behind.remove(position)
@@ -425,7 +425,7 @@ class OperatorChain:
         self.set_time(self._task_ms)
 
     def _fire(self, now_ms: int) -> Iterator[None]:
-        for link in self._links:
+        for link in self.links:
             yield from link.operator.on_processing_time(now_ms, link.emit)
 
     def _catch_up(self) -> Iterator[None]:
@@ -436,7 +436,7 @@ class OperatorChain:
 
     def _finish(self) -> Iterator[None]:
         yield from self._catch_up()
-        for position, link in enumerate(self._links):
+        for position, link in enumerate(self.links):
             # The inputs of the first operator may have ended already, one by one. Other operators have one input, which
             # ends now.
             if position or not self._inputs_ended:

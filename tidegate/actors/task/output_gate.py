@@ -109,7 +109,6 @@ class OutputChannel:
     __slots__ = (
         "_awaited",
         "_credit_bytes",
-        "_frame_bytes",
         "_full_bytes",
         "_held",
         "_left",
@@ -118,6 +117,7 @@ class OutputChannel:
         "barriers",
         "bytes_put",
         "channel",
+        "frame_bytes",
         "narrow_bytes",
         "next_sequence",
         "place",
@@ -155,7 +155,7 @@ class OutputChannel:
         self._credit_bytes = min(limits.credit_bytes, limits.first_window_bytes)
         self.sent_bytes = 0
         """Size in bytes of the batches that were sent in this attempt."""
-        self._frame_bytes = limits.frame_bytes_min
+        self.frame_bytes = limits.frame_bytes_min
         self._urgent = 0
         """Number of control elements in the queue."""
 
@@ -260,15 +260,15 @@ class OutputChannel:
             self._release()
         if not self.sendable:
             if self.queue:
-                self._frame_bytes = min(self._frame_bytes * 2, self._limits.frame_bytes_max)
+                self.frame_bytes = min(self.frame_bytes * 2, self._limits.frame_bytes_max)
             return None
-        full = self.queued_bytes >= self._frame_bytes
+        full = self.queued_bytes >= self.frame_bytes
         if self.narrow_bytes is not None:
             full = full or self.queued_bytes >= self.narrow_bytes // BATCHES_A_WINDOW
         if not (flush or self._urgent or full):
             return None
-        if by_time and self.queued_bytes * 2 < self._frame_bytes:
-            self._frame_bytes = max(self._frame_bytes // 2, self._limits.frame_bytes_min)
+        if by_time and self.queued_bytes * 2 < self.frame_bytes:
+            self.frame_bytes = max(self.frame_bytes // 2, self._limits.frame_bytes_min)
         first_sequence = self.next_sequence
         elements: list[Element] = []
         frame_bytes = 0
@@ -299,10 +299,10 @@ class OutputGate:
         self, channels: Sequence[ChannelId], limits: BufferLimits, unawaited: Collection[ChannelId] = ()
     ) -> None:
         """Creates the channels. `unawaited`: channels behind which no operator waits for watermarks."""
-        self._channels = {channel: OutputChannel(channel, limits, channel not in unawaited) for channel in channels}
-        for place, of_channel in enumerate(self._channels.values()):
+        self.channels = {channel: OutputChannel(channel, limits, channel not in unawaited) for channel in channels}
+        for place, of_channel in enumerate(self.channels.values()):
             of_channel.place = place
-        self._marked = ReadyChannels(tuple(self._channels.values()))
+        self._marked = ReadyChannels(tuple(self.channels.values()))
         """Channels that may have queued elements, or got elements in this turn."""
         self.lingering = False
         """True if the last `take_frames` has left elements that could be sent with the credit."""
@@ -313,7 +313,7 @@ class OutputGate:
         self._pace = SenderPace()
 
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
-        found = self._channels.get(channel)
+        found = self.channels.get(channel)
         if found is None:
             raise ProtocolError(f"{channel} is not an output of this task")
         self._marked.mark(found.place)
@@ -344,17 +344,17 @@ class OutputGate:
     @property
     def queued_bytes(self) -> int:
         """Returns the bytes that are queued on all channels."""
-        return sum(channel.queued_bytes for channel in self._channels.values())
+        return sum(channel.queued_bytes for channel in self.channels.values())
 
     @property
     def sent_bytes(self) -> int:
         """Returns the bytes that were sent in this attempt, on all channels."""
-        return sum(channel.sent_bytes for channel in self._channels.values())
+        return sum(channel.sent_bytes for channel in self.channels.values())
 
     @property
     def rows_put(self) -> int:
         """Returns the rows that were queued in this attempt, on all channels."""
-        return sum(channel.rows_put for channel in self._channels.values())
+        return sum(channel.rows_put for channel in self.channels.values())
 
     @property
     def empty(self) -> bool:
@@ -396,4 +396,4 @@ class OutputGate:
 
     def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
         """Returns, for each channel, the number of rows that were queued in this attempt."""
-        return tuple((channel, state.rows_put) for channel, state in self._channels.items())
+        return tuple((channel, state.rows_put) for channel, state in self.channels.items())

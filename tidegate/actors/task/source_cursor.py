@@ -121,7 +121,7 @@ class SourceCursor:
         """Time in ms since when the task has no rows of the first part to read, or None."""
         self._requests = requests
         self._notified = notified
-        self._frozen: dict[CheckpointId, FrozenPositions] = {}
+        self.frozen: dict[CheckpointId, FrozenPositions] = {}
         """The positions in incomplete checkpoints, if readers are notified of completed ones."""
         self._behind: dict[int, int] = {}
         """For each split, the number of records after its position, as far as known."""
@@ -238,7 +238,7 @@ class SourceCursor:
         if self._second_part is None:
             return
         if self._begins_second(new):
-            self._begin_second(self._second_part)
+            self.begin_second(self._second_part)
         elif new:
             self._waits_since_ms = None
             self._second_part.stops_waiting()
@@ -255,7 +255,7 @@ class SourceCursor:
         if self._ready:
             return ()
         if self._requests is None:
-            self._begin_second(second)
+            self.begin_second(second)
             read = self.next_read()
             return () if read is None else (read,)
         if self._waits_since_ms is None:
@@ -268,7 +268,7 @@ class SourceCursor:
             return ()
         return self._requests.ask(at_ms)
 
-    def _begin_second(self, second: SourceSplits) -> None:
+    def begin_second(self, second: SourceSplits) -> None:
         """Begins to read the splits of the second part in turn."""
         if self._event_times.newest_ms:
             self._note_event_times()
@@ -438,15 +438,15 @@ class SourceCursor:
             self._note_event_times()
         frozen = FrozenPositions(tuple(self._positions))
         if self._notified:
-            self._frozen[checkpoint_id] = frozen
-            if len(self._frozen) > FROZEN_MAX:
-                del self._frozen[min(self._frozen)]
+            self.frozen[checkpoint_id] = frozen
+            if len(self.frozen) > FROZEN_MAX:
+                del self.frozen[min(self.frozen)]
         return frozen
 
     def completed(self, checkpoint_id: CheckpointId) -> tuple[TaskInstruction, ...]:
         """Returns the notification of the reader about a completed checkpoint, or nothing."""
-        frozen = self._frozen.get(checkpoint_id)
-        self._frozen = {number: each for number, each in self._frozen.items() if number > checkpoint_id}
+        frozen = self.frozen.get(checkpoint_id)
+        self.frozen = {number: each for number, each in self.frozen.items() if number > checkpoint_id}
         if frozen is None:
             return ()
         return (do.NotifySource(checkpoint_id, tuple(position.split for position in frozen.positions)),)

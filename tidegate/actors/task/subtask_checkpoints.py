@@ -286,9 +286,9 @@ class SubtaskCheckpoints:
         recorder = ChannelRecorder(checkpoint_id)
         overtakes = options.alignment is Alignment.UNALIGNED
         if overtakes:
-            self._record_inputs(recorder)
+            self.record_inputs(recorder)
         output_positions = self._outputs.row_positions()
-        may_overtake = self._send_barrier(barrier, recorder, at_ms)
+        may_overtake = self.send_barrier(barrier, recorder, at_ms)
         self._parts.send()
         self._parts.stage()
         alignment_ms = self.handler.alignment_ms(at_ms)
@@ -327,12 +327,13 @@ class SubtaskCheckpoints:
             self._recorders[checkpoint_id] = recorder
             self._barriers[checkpoint_id] = barrier
 
-    def _record_inputs(self, recorder: ChannelRecorder) -> None:
+    def record_inputs(self, recorder: ChannelRecorder) -> None:
+        """Records the elements that wait in the inputs as in-flight data."""
         for channel in self._inputs:
             if not self.handler.passed(channel.channel, recorder.checkpoint_id):
                 recorder.input_waits(channel.channel, *channel.before(recorder.checkpoint_id))
 
-    def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
+    def send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
         """Queues the barrier on every output. Returns whether it has overtaken elements, or may still do so."""
         may_overtake = False
         for edge in self._descriptor.outputs:

@@ -63,15 +63,15 @@ class TaskMachine:
         assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
-        self.inputs = self._inputs = InputGate(
+        self.inputs = InputGate(
             d.inputs,
             window_bytes=d.limits.first_window_bytes,
             merged_rows_max=d.limits.merged_rows_max,
             credit_bytes_max=d.limits.credit_bytes,
         )
         self._emitter = Emitter(d, self._instructions.append)
-        self.outputs = self._outputs = self._emitter.gate
-        self.chain = self._chain = OperatorChain(
+        self.outputs = self._emitter.gate
+        self.chain = OperatorChain(
             d.operators,
             subtask=d.task.subtask,
             parallelism=d.parallelism,
@@ -83,21 +83,21 @@ class TaskMachine:
             output_aside=self._emitter.emit_aside,
         )
         self.watermarks = WatermarkValve(d.inputs)
-        self._checkpoints = SubtaskCheckpoints(
+        self.checkpoints = SubtaskCheckpoints(
             d,
             make_handler(frozenset(d.inputs), d.exactly_once),
-            self._inputs,
-            self._outputs,
+            self.inputs,
+            self.outputs,
             SnapshotParts(
-                prepare=self._chain.prepare_snapshot,
+                prepare=self.chain.prepare_snapshot,
                 send=lambda: self._emitter.send(self._at_ms),
                 stage=lambda: self._stage(force=True),
                 freeze=self._freeze,
                 finished=lambda: self._operators_finished,
-                changed_rows=self._chain.changed_rows,
+                changed_rows=self.chain.changed_rows,
             ),
             self._instructions.append,
-            ChangelogWriter.of(d.backend, self._chain, self._instructions.append),
+            ChangelogWriter.of(d.backend, self.chain, self._instructions.append),
         )
         self.source: SourceCursor | None = None
         self._source_metrics = UserMetrics("" if d.source is None else d.source.name)
@@ -112,8 +112,8 @@ class TaskMachine:
         self._induced = InducedCheckpoints()
         self.fence = CoordinatorFence()
         self._pacer = TaskPacers(d.turn_rows, d.limits.turn_rows_max, bool(d.limits.debloat_target_ms))
-        self._windows = InputWindows(d, self._inputs, self._pacer)
-        self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
+        self._windows = InputWindows(d, self.inputs, self._pacer)
+        self._processing_time = ProcessingTimeTimer(self.chain, self._instructions.append)
         self._at_ms = 0
         self._operators_finished = False
 
@@ -128,26 +128,26 @@ class TaskMachine:
             self._source_metrics.gauge(PENDING_RECORDS_MAX).set(max(behind))
         of_sinks: tuple[UserMetric, ...] = ()
         for uid, metrics in self._sink_metrics.items():
-            metrics.gauge(PENDING_COMMITS).set(self._checkpoints.tracker.commits[uid].behind)
+            metrics.gauge(PENDING_COMMITS).set(self.checkpoints.tracker.commits[uid].behind)
             of_sinks += metrics.read(uid)
         of_source = () if source is None else self._source_metrics.read(source.uid)
-        return of_source + self._chain.user_metrics + of_sinks
+        return of_source + self.chain.user_metrics + of_sinks
 
     @property
     def runnable(self) -> bool:
         """Returns whether a turn would do something: there is input or other work, and room for its output."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
-        tracker = self._checkpoints.tracker
+        tracker = self.checkpoints.tracker
         staging = tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX or tracker.commits_behind >= COMMITS_BEHIND_MAX
-        waits = self._chain.callers.blocked and self.status is not TaskStatus.END_OF_DATA
-        if staging or waits or self._outputs.over_limit:
+        waits = self.chain.callers.blocked and self.status is not TaskStatus.END_OF_DATA
+        if staging or waits or self.outputs.over_limit:
             return False
         if self.status is TaskStatus.FINISHING or (self.status is TaskStatus.RUNNING and self._processing_time.due):
             return True
         if self.source is not None:
             return self.status is TaskStatus.RUNNING and (self.source.has_batch or self.source.at_end)
-        return self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for) is not None
+        return self.inputs.next_channel(self.checkpoints.blocks, self.checkpoints.blocks_for) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
         """Handles one event, and returns the instructions to carry out, in order.
@@ -158,15 +158,15 @@ class TaskMachine:
         if self.fence.refuses(event):
             return []
         self._at_ms = event.at_ms
-        self._chain.set_time(event.at_ms)
+        self.chain.set_time(event.at_ms)
         self._handler_of(type(event))(self, event)
         self._emitter.send(event.at_ms, isinstance(event, ev.TimerDue) and event.timer is ev.TaskTimer.FLUSH)
         self._finish_task_if_over()
-        self._checkpoints.settle(event.at_ms)
+        self.checkpoints.settle(event.at_ms)
         if self.status is TaskStatus.RUNNING and not self._operators_finished:
             self._processing_time.set()
-        self._instructions += self._chain.callers.take_calls(self.status)
-        self._instructions += self._checkpoints.tracker.next_commits()
+        self._instructions += self.chain.callers.take_calls(self.status)
+        self._instructions += self.checkpoints.tracker.next_commits()
         self._read_ahead()
         instructions = list(self._instructions)
         self._instructions[:] = ()
@@ -174,14 +174,14 @@ class TaskMachine:
 
     def close(self) -> None:
         """Closes the operators, in any status of the task. May be called again."""
-        self._chain.close()
+        self.chain.close()
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
         """Returns the keyed state backends that the next attempt can reuse, by operator. Only `close` may be
         called afterwards.
         """
         goes_on = self.status in (TaskStatus.READY, TaskStatus.RUNNING) and not self._operators_finished
-        return self._chain.hand_over() if goes_on else {}
+        return self.chain.hand_over() if goes_on else {}
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -194,31 +194,31 @@ class TaskMachine:
         if self.status is not TaskStatus.CREATED or self._restored is not None:
             raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and got `TaskRestored` again")
         for rows in event.prepared:
-            self._checkpoints.tracker.commits[rows.uid].restored((rows,))
+            self.checkpoints.tracker.commits[rows.uid].restored((rows,))
         self._restored = event
         self._begin_if_committed()
 
     @_on.register
     def _on_rows_committed(self, event: ev.RowsCommitted) -> None:
-        self._checkpoints.tracker.commits[event.rows.uid].committed(event.rows)
+        self.checkpoints.tracker.commits[event.rows.uid].committed(event.rows)
         self._begin_if_committed()
 
     def _begin_if_committed(self) -> None:
         """Opens the operators of a restored task, once the prepared rows of its checkpoint are committed."""
         event = self._restored
-        if event is None or not self._checkpoints.tracker.all_committed:
+        if event is None or not self.checkpoints.tracker.all_committed:
             return
         self._restored = None
         tables = dict(event.tables)
-        self.source = begin_source(self.descriptor, self._chain, tables, event.finished)
-        self._checkpoints.restored(event.lineage)
+        self.source = begin_source(self.descriptor, self.chain, tables, event.finished)
+        self.checkpoints.restored(event.lineage)
         self._operators_finished = event.finished
         if not event.finished:
-            self._chain.open(tables, event.checkpoint_id, event.kept)
+            self.chain.open(tables, event.checkpoint_id, event.kept)
         for channel, elements in event.in_flight:
             if event.finished:
                 raise ProtocolError(f"{self.descriptor.task} has finished and was restored with input of {channel}")
-            self._inputs.recover(channel, elements)
+            self.inputs.recover(channel, elements)
         # Not RUNNING yet: sources, restored input and due timers would emit to tasks that may not be there.
         self.status = TaskStatus.READY
         self._instructions.append(report_ready(self.descriptor, self.source, event))
@@ -227,9 +227,9 @@ class TaskMachine:
     def _on_started(self, event: ev.TasksStarted) -> None:
         if self.status is TaskStatus.READY:
             self.status = TaskStatus.RUNNING
-            if self._chain.splits.all_idle:
+            if self.chain.splits.all_idle:
                 # All its splits only find others. Without rows no turn would report that the task is idle.
-                self._chain.splits_moved()
+                self.chain.splits_moved()
 
     @_on.register
     def _on_took_over(self, event: ev.CoordinatorTookOver) -> None:
@@ -239,23 +239,23 @@ class TaskMachine:
                     event,
                     self.status,
                     covered_by=self.covered_by,
-                    snapshotted=self._checkpoints.taken,
-                    collecting=self._checkpoints.handler.pending,
+                    snapshotted=self.checkpoints.taken,
+                    collecting=self.checkpoints.handler.pending,
                 )
             )
 
     @_on.register
     def _on_frame(self, event: ev.FrameArrived) -> None:
         if event.attempt == self.attempt:
-            new = self._inputs[event.channel].accept(event.first_sequence, event.elements)
+            new = self.inputs[event.channel].accept(event.first_sequence, event.elements)
             if not event.elements:
-                self._instructions.append(self._windows.grant(self._inputs[event.channel]))
-            self._checkpoints.arrived(event.channel, new, event.at_ms)
+                self._instructions.append(self._windows.grant(self.inputs[event.channel]))
+            self.checkpoints.arrived(event.channel, new, event.at_ms)
 
     @_on.register
     def _on_credit(self, event: ev.CreditGranted) -> None:
         if event.attempt == self.attempt:
-            self._outputs[event.channel].grant(event.total_bytes, event.window_bytes)
+            self.outputs[event.channel].grant(event.total_bytes, event.window_bytes)
 
     @_on.register
     def _on_timer(self, event: ev.TimerDue) -> None:
@@ -265,7 +265,7 @@ class TaskMachine:
             case ev.TaskTimer.CREDIT:
                 self._emitter.probe_due()
             case ev.TaskTimer.ALIGNMENT:
-                self._checkpoints.timer(max(event.at_ms, event.due_at_ms))
+                self.checkpoints.timer(max(event.at_ms, event.due_at_ms))
             case ev.TaskTimer.PROCESSING_TIME:
                 self._processing_time.fired(max(event.at_ms, event.due_at_ms))
             case _ if self.source is not None:
@@ -273,7 +273,7 @@ class TaskMachine:
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
-        self._pacer.next_turn(self._chain.pace, event.last_turn_ms)
+        self._pacer.next_turn(self.chain.pace, event.last_turn_ms)
         self._instructions += self._windows.next_turn(event.last_turn_ms, event.waited_ms)
         if not self.runnable:
             return
@@ -286,8 +286,8 @@ class TaskMachine:
             self._process_source(self.source)
         else:
             self._process_input(event.at_ms)
-        self._outputs.turn_over(self._chain.pace.rows)
-        self._windows.turn_over(self._inputs.waits(self._checkpoints.blocks, self._checkpoints.blocks_for))
+        self.outputs.turn_over(self.chain.pace.rows)
+        self._windows.turn_over(self.inputs.waits(self.checkpoints.blocks, self.checkpoints.blocks_for))
 
     @_on.register
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
@@ -308,9 +308,7 @@ class TaskMachine:
         if self.status in (TaskStatus.CREATED, TaskStatus.READY, TaskStatus.FINISHED):
             over = self.status is TaskStatus.FINISHED
             reason = CheckpointFailureReason.TASK_CLOSING if over else CheckpointFailureReason.TASK_NOT_READY
-            self._checkpoints.decline(
-                event.checkpoint_id, reason, f"task {self.descriptor.task} is {self.status.value}"
-            )
+            self.checkpoints.decline(event.checkpoint_id, reason, f"task {self.descriptor.task} is {self.status.value}")
             return
         reading = self.source is not None and self.status is TaskStatus.RUNNING
         barrier = Barrier(event.checkpoint_id, event.triggered_at_ms, event.options, event.base)
@@ -320,36 +318,36 @@ class TaskMachine:
         if reading and event.options.kind.stops:
             # The data ends first, so that the savepoint's barrier comes after everything (FLIP-147, revised steps).
             self._end_data(EndOfData(event.options.kind is SnapshotKind.TERMINATE, event.checkpoint_id))
-        self._checkpoints.trigger(barrier, event.at_ms)
+        self.checkpoints.trigger(barrier, event.at_ms)
 
     @_on.register
     def _on_abort(self, event: ev.CheckpointAborted) -> None:
         if event.attempt == self.attempt:
             self._induced.aborted(event.checkpoint_id)
-            self._checkpoints.abort(event.checkpoint_id, event.at_ms)
+            self.checkpoints.abort(event.checkpoint_id, event.at_ms)
 
     @_on.register
     def _on_complete(self, event: ev.CheckpointCompleted) -> None:
         if event.attempt != self.attempt:
             return
-        self._chain.checkpoint_completed(event.checkpoint_id)
+        self.chain.checkpoint_completed(event.checkpoint_id)
         if self.source is not None:
             self._instructions += self.source.completed(event.checkpoint_id)
-        snapshot = self._checkpoints.completed(event.checkpoint_id)
-        if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
+        snapshot = self.checkpoints.completed(event.checkpoint_id)
+        if snapshot is not None and (snapshot.finished or event.checkpoint_id == self.checkpoints.stopping):
             self.covered_by = event.checkpoint_id
 
     @_on.register
     def _on_written(self, event: ev.WriteAnswered) -> None:
-        self._checkpoints.written(event)
+        self.checkpoints.written(event)
 
     @_on.register
     def _on_staged(self, event: ev.FileStaged) -> None:
-        self._checkpoints.tracker.staged(event)
+        self.checkpoints.tracker.staged(event)
 
     @_on.register
     def _on_answered(self, event: ev.CallsAnswered) -> None:
-        self._chain.callers.answered(event.answers, self.status)
+        self.chain.callers.answered(event.answers, self.status)
         self._stage(force=False)
 
     _handler_of = staticmethod(_on.dispatcher.dispatch)  # as in `CoordinatorMachine`: `self._on` makes functions
@@ -366,9 +364,9 @@ class TaskMachine:
             if batch is not None:
                 self._process_batch(batch, 0)
             else:
-                self._chain.splits_moved()
+                self.chain.splits_moved()
             if induces is not None:
-                self._checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
+                self.checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
         elif source.at_end:
             self._end_data(EndOfData(drain=True))
 
@@ -381,21 +379,21 @@ class TaskMachine:
         self._emitter.emit_aside(SideOutput(self.descriptor.source.uid, BAD_ROWS), bad)
 
     def _process_input(self, at_ms: int) -> None:
-        channel = self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for)
+        channel = self.inputs.next_channel(self.checkpoints.blocks, self.checkpoints.blocks_for)
         assert channel is not None
-        element = channel.take(self._pacer.rows_within(self._outputs.turn_rows_max))
-        self._inputs.served()
+        element = channel.take(self._pacer.rows_within(self.outputs.turn_rows_max))
+        self.inputs.served()
         self._process(channel.channel, element, at_ms)
-        self._instructions += self._windows.taken(channel, self._chain.pace.rows)
+        self._instructions += self._windows.taken(channel, self.chain.pace.rows)
 
     def _process(self, channel: ChannelId, element: Element, at_ms: int) -> None:
-        check_process(self._checkpoints.blocks(channel))
+        check_process(self.checkpoints.blocks(channel))
         if isinstance(element, pa.RecordBatch):
             self._process_batch(element, self._input_index[channel])
         elif isinstance(element, Barrier):
-            self._checkpoints.barrier(channel, element, at_ms)
+            self.checkpoints.barrier(channel, element, at_ms)
         elif isinstance(element, CancelBarrier):
-            self._checkpoints.cancel_barrier(channel, element.checkpoint_id, at_ms)
+            self.checkpoints.cancel_barrier(channel, element.checkpoint_id, at_ms)
         elif isinstance(element, Watermark):
             self._advance(self.watermarks.watermark(channel, element))
         elif isinstance(element, WatermarkStatus):
@@ -405,29 +403,29 @@ class TaskMachine:
         else:
             assert isinstance(element, EndOfPartition)
             self._endings.end_partition(channel)
-            self._checkpoints.channel_ended(channel, at_ms)
+            self.checkpoints.channel_ended(channel, at_ms)
 
     def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
             raise ProtocolError(f"{self.descriptor.task} has finished its operators and got {batch.num_rows} rows")
-        self._chain.process(batch, input_index)
+        self.chain.process(batch, input_index)
         self._stage(force=False)
 
     def _advance(self, elements: list[Watermark | WatermarkStatus]) -> None:
         """Passes watermarks to the operator chain, and idle or active statuses to the outputs."""
         for element in elements:
             if isinstance(element, Watermark) and not self._operators_finished:
-                self._chain.advance_watermark(element.timestamp_ms)
+                self.chain.advance_watermark(element.timestamp_ms)
                 self._stage(force=False)
             else:
-                self._outputs.broadcast(element)
+                self.outputs.broadcast(element)
 
     def _end_input(self, index: int | None) -> None:
         """Handles the end of a channel's data. `index`: the input whose last channel has ended, or None if it has
         open channels.
         """
         if index is not None and self._endings.end.drain and not self._operators_finished:
-            self._chain.end_input(index)
+            self.chain.end_input(index)
             self._stage(force=False)
         if self._endings.data_over:
             self._end_data(self._endings.end)
@@ -435,13 +433,13 @@ class TaskMachine:
     def _end_data(self, end: EndOfData) -> None:
         self._end = end
         if not self._operators_finished:
-            self._finishing = self._chain.finish(end.drain)
+            self._finishing = self.chain.finish(end.drain)
         if end.drain and self.source is not None:
             self._advance([Watermark(MAX_WATERMARK_MS)])
         self.status = TaskStatus.FINISHING
-        self._checkpoints.hold()
+        self.checkpoints.hold()
         for barrier in self._induced.take_rest():
-            self._checkpoints.trigger(barrier, self._at_ms)
+            self.checkpoints.trigger(barrier, self._at_ms)
 
     def _finish_step(self) -> None:
         """Makes the operators emit one more step of their remaining rows. After the last step the data has ended."""
@@ -450,19 +448,19 @@ class TaskMachine:
             return
         self._operators_finished = self._operators_finished or self._end.drain
         self.status = TaskStatus.END_OF_DATA
-        self._outputs.broadcast(self._end)
+        self.outputs.broadcast(self._end)
         self._instructions.append(do.ReportEndOfData(self.attempt, self._end.stop))
-        self._checkpoints.release(self._at_ms)
+        self.checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:
         """Ends the task once it is covered by a checkpoint and all its output was sent."""
         covered = self.covered_by is not None
         ended = self.status is TaskStatus.END_OF_DATA
-        committed = self._checkpoints.tracker.all_committed
-        if not (ended and may_leave(covered, self._endings.partitions_over, self._outputs.empty, committed)):
+        committed = self.checkpoints.tracker.all_committed
+        if not (ended and may_leave(covered, self._endings.partitions_over, self.outputs.empty, committed)):
             return
-        self._chain.close()
-        self._outputs.broadcast(EndOfPartition())
+        self.chain.close()
+        self.outputs.broadcast(EndOfPartition())
         self._emitter.send(self._at_ms)
         self.status = TaskStatus.FINISHED
         self._instructions.append(do.ReportFinished(self.attempt))
@@ -470,21 +468,21 @@ class TaskMachine:
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def _freeze(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
-        snapshots = [] if self._operators_finished else self._chain.snapshot(cut)
+        snapshots = [] if self._operators_finished else self.chain.snapshot(cut)
         if self.source is not None and (source := self.descriptor.source) is not None:
-            snapshots.insert(0, OperatorSnapshot(source.uid, (self.source.freeze(self._checkpoints.taken),)))
+            snapshots.insert(0, OperatorSnapshot(source.uid, (self.source.freeze(self.checkpoints.taken),)))
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:
-        taken = self._chain.take_pending(force)
-        self._instructions += self._checkpoints.tracker.stage(taken, self._checkpoints.taken)
+        taken = self.chain.take_pending(force)
+        self._instructions += self.checkpoints.tracker.stage(taken, self.checkpoints.taken)
 
     # --- output and reading ---------------------------------------------------------------------------------------
 
     def _read_ahead(self) -> None:
         if self.source is None or self.status is not TaskStatus.RUNNING:
             return
-        rows_max = None if self._outputs.over_limit else self._pacer.rows_within(self._outputs.turn_rows_max)
+        rows_max = None if self.outputs.over_limit else self._pacer.rows_within(self.outputs.turn_rows_max)
         self._instructions += self.source.next_steps(rows_max, self._at_ms)
 
 

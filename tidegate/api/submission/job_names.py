@@ -52,7 +52,7 @@ def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: in
     keeper = LeaseKeeper(store, job_id, name, lease_ms, own=False, asking=True)
     keeper.start()
     try:
-        while _await_others(store, name, job_id, prefix):
+        while await_others(store, name, job_id, prefix):
             pass  # Jobs that requested the name during the wait have not been looked at yet.
         keeper.take()
         yield keeper
@@ -65,7 +65,7 @@ def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: in
         raise
 
 
-def _await_others(store: Store, name: str, job_id: JobId, prefix: str) -> bool:
+def await_others(store: Store, name: str, job_id: JobId, prefix: str) -> bool:
     """Checks all other jobs of the name, and waits until none of them lives. Returns whether it had to wait."""
     others = [JobId(other) for other in sorted(store.list("")) if other != job_id and other.startswith(prefix)]
     waited = [await_end(store, other, name, asker=job_id) for other in others]
@@ -89,7 +89,7 @@ def await_end(
 
     Raises ConfigurationError if the job is alive, CorruptionError if its lease cannot be read, and StorageError.
     """
-    first = _read(store, job_id)
+    first = lease_of(store, job_id)
     if first is None or first.job_name != name:
         return False
     lease, waited = first, False
@@ -115,14 +115,15 @@ def await_end(
             log.info("job %s may be alive: waiting until its lease expires in %.0f s", job_id, limit_s)
         sleep(LOOK_AGAIN_S)
         waited = True
-        found = _read(store, job_id)
+        found = lease_of(store, job_id)
         if found is None:
             return True
         if found.renewals != lease.renewals:
             lease, seen_s = found, monotonic()
 
 
-def _read(store: Store, job_id: JobId) -> Lease | None:
+def lease_of(store: Store, job_id: JobId) -> Lease | None:
+    """Returns the lease of a job, or None. Raises CorruptionError, with what to do about it."""
     try:
         return read_lease(store, job_id)
     except CorruptionError as error:

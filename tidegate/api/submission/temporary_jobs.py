@@ -93,7 +93,7 @@ _unneeded: deque[tuple[str, JobId]] = deque()
 
 Garbage collection only adds entries, and `delete_unneeded` deletes the folders.
 """
-_swept: set[str] = set()
+swept_roots: set[str] = set()
 """Roots in which this process has already deleted the folders of dead processes."""
 
 
@@ -114,8 +114,8 @@ def temporary_root(open_store: OpenStore) -> str:
     """
     root = default_storage()
     delete_unneeded(open_store)
-    if root not in _swept:
-        _swept.add(root)
+    if root not in swept_roots:
+        swept_roots.add(root)
         _sweep(open_store(root), root)
     return root
 

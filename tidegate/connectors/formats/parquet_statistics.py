@@ -108,7 +108,7 @@ class _Statistics:
         for group in range(self.groups):
             chunk = self._parquet.metadata.row_group(group).column(index)
             statistics = chunk.statistics if chunk.is_stats_set else None
-            least, greatest = _extremes(statistics, kind, chunk.physical_type)
+            least, greatest = extremes(statistics, kind, chunk.physical_type)
             low.append(least)
             high.append(greatest)
             nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
@@ -139,7 +139,7 @@ def _is_ordered(kind: pa.DataType) -> bool:
     )
 
 
-def _extremes(statistics: Any, kind: pa.DataType, physical: str) -> tuple[Any, Any]:
+def extremes(statistics: Any, kind: pa.DataType, physical: str) -> tuple[Any, Any]:
     """Returns the lower and upper bound of a column in a row group as values that Arrow accepts; None for an unknown
     bound.
     """

@@ -178,12 +178,12 @@ class ExpiringAggregate(KeyedAggregate):
         return super()._advance(batch) if batch.num_rows else None
 
     def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
-        begins = self._begins(batch, upserted)
+        begins = self.begins_anew(batch, upserted)
         if not begins.any():
             return super()._accumulate(batch, keys, upserted)
         results = self._of_lives(batch, upserted, begins) if self._emit_mode == "each" else None
         counted, counted_keys, counted_upserted = self._begun_anew(batch, upserted, begins)
-        assert not self._begins(counted, counted_upserted).any(), "a key begins anew among the rows that count"
+        assert not self.begins_anew(counted, counted_upserted).any(), "a key begins anew among the rows that count"
         updates = super()._accumulate(counted, counted_keys, counted_upserted)
         return updates if results is None else self._output(keys, results)
 
@@ -223,7 +223,7 @@ class ExpiringAggregate(KeyedAggregate):
         accumulators = [make_accumulator(a, self._fields[name], aside) for name, a in shown.items()]
         return self._running(batch, place_of_row, accumulators)
 
-    def _begins(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
+    def begins_anew(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
         """Stores the times of the rows.
 
         Returns a mask with 1 for each row at which its key starts anew because it had expired.

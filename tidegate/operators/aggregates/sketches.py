@@ -80,9 +80,10 @@ class ApproxCountDistinct(_Sketch):
         hashes = hash_forms([key_form(values, "")], len(values))
         pairs = pa.record_batch({"group": groups[valid], "hash": hashes})
         first = KeyIndex(("group", "hash")).upsert(pairs).first_rows
-        return self._written(state, self._added(state, groups[valid][first], hashes[first]))
+        return self._written(state, self.added(state, groups[valid][first], hashes[first]))
 
-    def _added(self, state: pa.RecordBatch, groups: Groups, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, bytes]]:
+    def added(self, state: pa.RecordBatch, groups: Groups, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, bytes]]:
+        """Yields the new sketch of each group, with its number."""
         library, held = self._library(), state.column(0)
         for group, rows in _by_group(groups):
             before = held[group].as_py()
@@ -141,11 +142,10 @@ class ApproxQuantile(_Sketch):
         """
         numbers = columns[0].cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy()
         rows = np.flatnonzero(~np.isnan(numbers))
-        return self._written(state, self._added(state, groups[rows], numbers[rows]))
+        return self._written(state, self.added(state, groups[rows], numbers[rows]))
 
-    def _added(
-        self, state: pa.RecordBatch, groups: Groups, numbers: NDArray[np.float64]
-    ) -> Iterator[tuple[int, bytes]]:
+    def added(self, state: pa.RecordBatch, groups: Groups, numbers: NDArray[np.float64]) -> Iterator[tuple[int, bytes]]:
+        """Yields the new digest of each group, with its number."""
         held = state.column(0)
         for group, rows in _by_group(groups):
             digest = self._digest(held[group].as_py())

@@ -338,19 +338,19 @@ class BatchFunctionOperator(MapBatches):
     """Operator that calls a `BatchFunction`. Raises ConfigurationError for a function that cannot be copied."""
 
     def __init__(self, function: BatchFunction, schema: pa.Schema | None = None) -> None:
-        self._function = own_copy(function)
-        super().__init__(self._function.process, schema)
+        self.function = own_copy(function)
+        super().__init__(self.function.process, schema)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Calls `open` of the function with its context. Raises OperatorError if the function's `open` raises."""
         super().open(context, restored)
-        self._function.context = BatchContext(context)
+        self.function.context = BatchContext(context)
         with blame_call(context, "open"):
-            self._function.open(self._function.context)
+            self.function.open(self.function.context)
 
     def close(self) -> None:
         """Calls `close` of the function."""
-        self._function.close()
+        self.function.close()
 
 
 def batch_operator(

@@ -215,7 +215,7 @@ class RegularJoin(JoinOperator):
             if self._keeps[1 - index]:
                 before, after = (in_state + np.bincount(rows_of, minlength=number) for rows_of in (of_gone, of_came))
                 turned = (before == 0) & (after > 0) if kind == DELETE else (before > 0) & (after == 0)
-                self._pad_stored(1 - index, found.refs[turned[found.keys]], kind, emit)
+                self.pad_stored(1 - index, found.refs[turned[found.keys]], kind, emit)
             self._pairs(index, rows.rows, of, found, per_key, kind, emit)
             if self._keeps[index]:
                 self._pad(index, rows.rows.take(pa.array(np.flatnonzero(per_key[of] == 0))), kind, emit)
@@ -251,7 +251,7 @@ class RegularJoin(JoinOperator):
             left, right = sides if index == LEFT else reversed(sides)
             self._emit(self.result(left, right, len(mine)), kind, emit)
 
-    def _pad_stored(self, side: int, refs: NDArray[Any], kind: str, emit: Emit) -> None:
+    def pad_stored(self, side: int, refs: NDArray[Any], kind: str, emit: Emit) -> None:
         """Emits stored rows of one side, given by their references, with nulls for the other side."""
         for start in range(0, len(refs), OUTPUT_ROWS_MAX):
             self._pad(side, self.tables[side].take(refs[start : start + OUTPUT_ROWS_MAX]), kind, emit)

@@ -604,7 +604,7 @@ class FunctionSessions(TimedWindows):
         self._keep_rows(rows, keys, times, ends_alone)
         old = self._results_of(back.refs[back.outs])
         self.tables[RESULTS].remove(back.refs)
-        self._emit([(DELETE, old)], emit)
+        self.emit_changes([(DELETE, old)], emit)
 
     def _emit_sessions(
         self,
@@ -639,7 +639,7 @@ class FunctionSessions(TimedWindows):
         if result is not None:
             parts.append((UPDATE_AFTER, result.filter(pa.array(replaces[has]))))
             parts.append((INSERT, result.filter(pa.array(~replaces[has]))))
-        self._emit(parts, emit)
+        self.emit_changes(parts, emit)
 
     def _note(
         self, grouped: Grouped, bounds: tuple[Times, Times], has: NDArray[np.bool_], result: pa.RecordBatch | None
@@ -703,7 +703,8 @@ class FunctionSessions(TimedWindows):
         columns = [*rows.select(list(self._key_names)).columns, *bounds, *rows.select(self._returned.names).columns]
         return pa.RecordBatch.from_arrays(columns, names=self._calls.names)
 
-    def _emit(self, parts: Sequence[tuple[str, pa.RecordBatch]], emit: Emit) -> None:
+    def emit_changes(self, parts: Sequence[tuple[str, pa.RecordBatch]], emit: Emit) -> None:
+        """Emits changes of some kinds, in batches of bounded size."""
         if not parts:
             return
         rows = changes([(kind, batch.columns) for kind, batch in parts], with_kind(parts[-1][1].schema))

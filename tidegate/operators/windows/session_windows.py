@@ -179,7 +179,7 @@ class SessionWindows(AggregateWindows):
         if not stays.all():
             gone = np.flatnonzero(~stays & ~outs)
             ended = self._result(distinct, codes[gone] - count, bounds[0][gone], bounds[1][gone], merged.results(gone))
-            updates = self._change_batches([(INSERT, ended)] if len(gone) else []) if self._changes else [ended]
+            updates = self.change_batches([(INSERT, ended)] if len(gone) else []) if self._changes else [ended]
         if self._changes:
             grown = np.zeros(len(firsts), dtype=np.bool_)
             grown[numbers[stored:]] = True
@@ -230,7 +230,7 @@ class SessionWindows(AggregateWindows):
             for kind, rows, (of, starts, ends), groups in parts_of
             if len(rows)
         ]
-        return self._change_batches(found)
+        return self.change_batches(found)
 
     def _emit_ended(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Emits ended sessions that were not emitted before.
@@ -255,7 +255,7 @@ class SessionWindows(AggregateWindows):
                     scatter(self._state.extra(OUT).pages, upserted.slots, np.ones(len(rows), dtype=np.int64))
                     self._state.table.done()
                     self._changed_rows += len(rows)
-                    for batch in self._change_batches([(INSERT, found)]):
+                    for batch in self.change_batches([(INSERT, found)]):
                         emit(batch)
                 yield
             number += 1
@@ -271,7 +271,7 @@ class SessionWindows(AggregateWindows):
         of = gather(keys, rows.astype(np.int32)) if self._keys else keys
         return self._rows.output_of(of, starts, ends, results, self._fired.time_type, self._spec)
 
-    def _change_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
+    def change_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
         """Returns changes as batches of bounded size. `parts` are pairs of a kind of change and its rows."""
         if not parts:
             return []

@@ -39,7 +39,7 @@ from tidegate.operators.windows.window_specs import (
 _KIND_BITS = 6
 _KINDS = 1 << _KIND_BITS
 _HOUR_MS = 3_600_000
-_FEW_ENDS = 64
+FEW_ENDS = 64
 """If fewer slices than this end at once, the nodes that have ended are looked up one by one."""
 _FEW_NODES = 24
 """If a window contains at most this number of nodes, each of them is checked.
@@ -294,7 +294,7 @@ class SlidingSlices:
         """Returns the merges that create the nodes which end after `fired_ms` and not after `until_ms`, short nodes
         first.
         """
-        if (until_ms - fired_ms) // self._slice_ms < _FEW_ENDS:
+        if (until_ms - fired_ms) // self._slice_ms < FEW_ENDS:
             return self._few_merges(nodes, fired_ms, until_ms)
         return self._many_merges(nodes, fired_ms, until_ms)
 

@@ -60,7 +60,7 @@ from tidegate.storage.schemas.arrow_types import decoded_type
 from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
-_PASSED_BATCHES = 15
+PASSED_BATCHES = 15
 """Number of batches that are sent without comparing, after a batch of which more than half of the rows remained."""
 _END = own_name("window_end_ms")
 
@@ -267,7 +267,7 @@ class LocalTop(Operator):
         kept = first_rows(groups, words.sorting, ranking.n, ranking.ties, size)
         kept |= ends - 1 <= self._watermark_ms
         if 2 * np.count_nonzero(kept) > len(kept):
-            self._passes = _PASSED_BATCHES
+            self._passes = PASSED_BATCHES
         return kept
 
     def _groups(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> tuple[NDArray[np.int64], int]:

@@ -266,9 +266,9 @@ class Ledger:
         """Starts observing a coordinator driver, its state machine and its event log."""
         decide = machine.handle
         log = event_log.append
-        carry_out = host._carry_out
-        perform = host._perform
-        look_up = host._causes.of
+        carry_out = host.carry_out
+        perform = host.perform
+        look_up = host.causes.of
         self._hear = host.handle
 
         def handle(event: CoordinatorEvent) -> list[do.CoordinatorInstruction]:
@@ -319,9 +319,9 @@ class Ledger:
 
         machine.handle = handle  # type: ignore[method-assign]
         event_log.append = append  # type: ignore[method-assign]
-        host._carry_out = stamped  # type: ignore[method-assign]
-        host._perform = act  # type: ignore[method-assign]
-        host._causes.of = of  # type: ignore[method-assign]
+        host.carry_out = stamped  # type: ignore[method-assign]
+        host.perform = act  # type: ignore[method-assign]
+        host.causes.of = of  # type: ignore[method-assign]
 
     def _instructions_of(self, event: CoordinatorEvent) -> Instructions:
         """Returns the instructions that follow from an event that is not logged yet."""

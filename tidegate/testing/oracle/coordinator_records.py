@@ -180,7 +180,7 @@ def check_limits(
 def check_held(machine: TaskMachine, abort: ev.CheckpointAborted) -> None:
     """Checks that a task blocks no channel for a checkpoint whose abort it has received. Raises InvariantViolated."""
     obeyed = abort.attempt == machine.attempt and abort.generation == machine.fence.generation
-    if obeyed and abort.checkpoint_id in machine._checkpoints.held:
+    if obeyed and abort.checkpoint_id in machine.checkpoints.held:
         raise InvariantViolated(
             10,
             f"{machine.descriptor.task} holds back checkpoint {abort.checkpoint_id}, although it is aborted",

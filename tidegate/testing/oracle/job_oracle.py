@@ -196,7 +196,7 @@ class Oracle:
         limit = machine.descriptor.limits.queue_bytes_max
         return any(
             sum(element.nbytes for element in output.queue if isinstance(element, pa.RecordBatch)) >= limit
-            for output in machine._outputs._channels.values()
+            for output in machine.outputs.channels.values()
             if output.queued_bytes
         )
 
@@ -206,7 +206,7 @@ class Oracle:
             return
         self.moments.after_event(machine, event)
         self.sessions.after_event(machine, event)
-        if machine._outputs.starving:
+        if machine.outputs.starving:
             self._check_starving(machine, now_ms)
         if isinstance(event, ev.FrameArrived):
             if event.attempt == machine.attempt:
@@ -224,7 +224,7 @@ class Oracle:
         """
         moved = rows = 0
         for (channel, taken), (_, rows_taken) in zip(
-            machine._inputs.positions(), machine._inputs.row_positions(), strict=True
+            machine.inputs.positions(), machine.inputs.row_positions(), strict=True
         ):
             rows += rows_taken - self._taken_rows.get(channel, 0)
             self._taken_rows[channel] = rows_taken
@@ -240,8 +240,8 @@ class Oracle:
             moved = taken - before
             self._taken[channel] = taken
         limits = machine.descriptor.limits
-        if rows and rows != machine._chain.pace.rows:
-            raise InvariantViolated(1, f"{rows} rows were taken, and {machine._chain.pace.rows} were processed")
+        if rows and rows != machine.chain.pace.rows:
+            raise InvariantViolated(1, f"{rows} rows were taken, and {machine.chain.pace.rows} were processed")
         if moved > 1 and rows > limits.merged_rows_max:
             raise InvariantViolated(10, f"{rows} rows were put together, and {limits.merged_rows_max} may be")
         if moved > 1:
@@ -249,7 +249,7 @@ class Oracle:
         return moved > 0
 
     def _check_starving(self, machine: TaskMachine, now_ms: int) -> None:
-        for channel, output in machine._outputs._channels.items():
+        for channel, output in machine.outputs.channels.items():
             if output.starved_at_bytes is None:
                 self._starving_since_ms.pop(channel, None)
                 continue
@@ -261,7 +261,7 @@ class Oracle:
 
     def _check_queue(self, machine: TaskMachine, channel: ChannelId) -> None:
         credit_bytes = machine.descriptor.limits.credit_bytes
-        queued = [e.nbytes for e in machine._inputs[channel].queue if isinstance(e, pa.RecordBatch)]
+        queued = [e.nbytes for e in machine.inputs[channel].queue if isinstance(e, pa.RecordBatch)]
         if sum(queued) > credit_bytes + max(queued, default=0):
             raise InvariantViolated(10, f"{channel} holds {sum(queued)} bytes, {credit_bytes} were granted")
 
@@ -282,7 +282,7 @@ class Oracle:
         cut.taken[task] = dict(snapshot.input_positions)
         cut.put.update(snapshot.output_positions)
         for channel in self._inputs[task]:
-            waiting = _rows(machine._inputs[channel].recovered)
+            waiting = _rows(machine.inputs[channel].recovered)
             if waiting:
                 cut.waiting[channel] = waiting
 

@@ -273,7 +273,7 @@ class MomentsOracle:
 
 
 def _moments(machine: TaskMachine) -> Iterator[tuple[tuple[OperatorUid, int], int]]:
-    for link in machine._chain._links:
+    for link in machine.chain.links:
         operator = link.operator
         if not getattr(operator, "drops_late_rows", True):
             continue  # A join that does not drop late rows keeps no event time.
@@ -323,7 +323,7 @@ def _holds(session: Session, old: Session) -> bool:
 
 
 def _sessions(machine: TaskMachine) -> Iterator[Session]:
-    for link in machine._chain._links:
+    for link in machine.chain.links:
         operator = link.operator
         if not isinstance(operator, SessionWindows) or operator._opened is None or not operator._opened.exists:
             continue

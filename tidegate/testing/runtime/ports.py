@@ -571,7 +571,7 @@ class WatchedEffects(TaskEffects):
         super().checkpoint_over(event)
         if self.copies_oracle is None or self._copies is None:
             return
-        task = self._descriptor.task
+        task = self.descriptor.task
         number = event.checkpoint_id
         if isinstance(event, ev.CheckpointAborted):
             self.copies_oracle.aborted(self._copies, task, number)

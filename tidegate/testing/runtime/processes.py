@@ -184,9 +184,10 @@ class SimulatedProcesses:
     def of(self, task: TaskId) -> SimulatedProcess:
         """Returns the process of a subtask, or the process in which it ran last."""
         slot = self._slots[task]
-        return self._of[slot] if slot in self._of else self._start(slot)
+        return self._of[slot] if slot in self._of else self.start_process(slot)
 
-    def _start(self, slot: WorkerId) -> SimulatedProcess:
+    def start_process(self, slot: WorkerId) -> SimulatedProcess:
+        """Starts the next process of a slot."""
         number = self._numbers[slot] = self._numbers.get(slot, -1) + 1
         name = f"{self._names[slot]}#{number}"
         process = self._of[slot] = SimulatedProcess(self._job, self._graph, self._wiring, slot, name)
@@ -307,7 +308,7 @@ class SimulatedProcesses:
         if job.watch.oracle.local_queues.ended(process.name):
             job.watch.coverage.saw("queue_lost")
         failed = process.end()
-        self._start(process.slot)
+        self.start_process(process.slot)
         job.world.note(process.name, "is lost:", reason)
         if failed:
             job.world.after(job.world.between(0, DETECTION_MS_MAX), lambda: self._report(failed, reason))

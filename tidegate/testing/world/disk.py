@@ -90,7 +90,7 @@ class SimulatedStore:
     """True, because operations from several threads could not be replayed."""
 
     def __init__(self, disk: SimulatedDisk, url: str) -> None:
-        self._disk = disk
+        self.disk = disk
         self._url = url.rstrip("/")
 
     @property
@@ -102,7 +102,7 @@ class SimulatedStore:
         """Writes a complete file and returns its size in bytes."""
         data = b"".join(bytes(chunk) for chunk in chunks)
         fails_after = self._maybe_fail("write", path)
-        self._disk.put(self._name(path), data)
+        self.disk.put(self._name(path), data)
         self._fail_if(fails_after, "write", path)
         return len(data)
 
@@ -110,19 +110,19 @@ class SimulatedStore:
         """Creates a file. Raises AlreadyExistsError if it exists."""
         fails_after = self._maybe_fail("create", path)
         name = self._name(path)
-        if not self._disk.reliable:
-            for listener in self._disk.creating:
+        if not self.disk.reliable:
+            for listener in self.disk.creating:
                 listener(name, bytes(data))
-        if name in self._disk.files:
+        if name in self.disk.files:
             raise AlreadyExistsError(f"{name} exists")
-        self._disk.put(name, bytes(data))
+        self.disk.put(name, bytes(data))
         self._fail_if(fails_after, "create", path)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Returns bytes of a file. Raises NotFoundError if it does not exist."""
         self._fail_if(self._maybe_fail("read", path), "read", path)
         name = self._name(path)
-        data = self._disk.files.get(name, self._disk.past.get(name))
+        data = self.disk.files.get(name, self.disk.past.get(name))
         if data is None:
             raise NotFoundError(f"{self._name(path)} does not exist")
         return data[offset:] if length is None else data[offset : offset + length]
@@ -130,17 +130,17 @@ class SimulatedStore:
     def exists(self, path: str) -> bool:
         """Returns whether a file exists."""
         self._fail_if(self._maybe_fail("exists", path), "exists", path)
-        return self._name(path) in self._disk.files
+        return self._name(path) in self.disk.files
 
     def list(self, prefix: str) -> list[str]:
         """Returns the names of files and folders directly in a folder, sorted."""
         self._fail_if(self._maybe_fail("list", prefix), "list", prefix)
-        return self._disk.names(self._name(prefix))
+        return self.disk.names(self._name(prefix))
 
     def delete(self, path: str) -> None:
         """Deletes one file, if it exists."""
         fails_after = self._maybe_fail("delete", path)
-        self._disk.remove(self._name(path))
+        self.disk.remove(self._name(path))
         self._fail_if(fails_after, "delete", path)
 
     def delete_all(self, paths: Iterable[str]) -> None:
@@ -151,8 +151,8 @@ class SimulatedStore:
     def delete_tree(self, prefix: str) -> None:
         """Deletes a folder with all its files and subfolders."""
         fails_after = self._maybe_fail("delete_tree", prefix)
-        for name in self._disk.below(self._name(prefix)):
-            self._disk.remove(name)
+        for name in self.disk.below(self._name(prefix)):
+            self.disk.remove(name)
         self._fail_if(fails_after, "delete_tree", prefix)
 
     def _name(self, path: str) -> str:
@@ -161,8 +161,8 @@ class SimulatedStore:
 
     def _maybe_fail(self, operation: str, path: str) -> bool:
         """Raises StorageError before an operation, or returns whether it must fail afterwards."""
-        world = self._disk.world
-        if self._disk.reliable:
+        world = self.disk.world
+        if self.disk.reliable:
             return False
         if world.storage_away:
             raise StorageError(f"simulated outage: {operation} {path}")

@@ -32,7 +32,7 @@ from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.storage.ids import CheckpointId
 
 _ATTEMPT_IS_OVER = frozenset({Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST})
-_TASK_LEAVES = (Reason.TASK_FINISHED, Reason.TASK_CLOSING)
+TASK_LEAVES = (Reason.TASK_FINISHED, Reason.TASK_CLOSING)
 _MAY_COME_AGAIN = frozenset(
     {
         Reason.TASK_NOT_READY,
@@ -93,7 +93,7 @@ class CheckpointAborter:
         """Returns whether the requests of the failed checkpoint go back into the queue, instead of being refused."""
         if pending.retries >= RETRIES_MAX:
             return False
-        if runs and (reason in _TASK_LEAVES or self._is_adopted(reason)):
+        if runs and (reason in TASK_LEAVES or self._is_adopted(reason)):
             return True
         restarts = reason in _ATTEMPT_IS_OVER or self._context.state.status is JobStatus.RESTARTING
         return restarts and pending.properties.kind.stops

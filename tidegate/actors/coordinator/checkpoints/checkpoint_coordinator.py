@@ -164,7 +164,7 @@ class CheckpointCoordinator:
             decision = decide(self._demand(at_ms), self._context.settings, at_ms)
             if isinstance(decision, Start):
                 self._context.state.requests = decision.queue
-                self._trigger(decision, at_ms)
+                self.start_checkpoint(decision, at_ms)
                 continue
             if isinstance(decision, Pause):
                 state = self._context.state
@@ -214,7 +214,8 @@ class CheckpointCoordinator:
             state.due_since_ms = None
             self._context.instruct(do.SetTimer(f"periodic:{state.attempt}", next_ms))
 
-    def _trigger(self, start: Start, at_ms: int) -> None:
+    def start_checkpoint(self, start: Start, at_ms: int) -> None:
+        """Gives the next number to a checkpoint, and triggers it."""
         state = self._context.state
         spec = self._context.spec
         properties = start.properties

@@ -85,7 +85,7 @@ class CheckpointFinalizer:
         if pending is not None:
             pending.failures = 0
             pending.path = event.path
-            self._write(pending)
+            self.write_metadata(pending)
 
     def export_failed(self, event: ev.SavepointWriteFailed) -> None:
         """Retries the failed copy of a stop's savepoint for a limited time. Aborts the savepoint if the folder cannot
@@ -223,12 +223,12 @@ class CheckpointFinalizer:
         return None
 
     def _begin(self, pending: PendingCheckpoint) -> None:
-        pending.metadata = self._metadata(pending)
+        pending.metadata = self.make_metadata(pending)
         if pending.properties.kind.stops:
             pending.advance(PendingInput.EXPORT)
             self._export(pending)
         else:
-            self._write(pending)
+            self.write_metadata(pending)
 
     def _export(self, pending: PendingCheckpoint) -> None:
         permit = invariants.permit_export(pending)
@@ -238,7 +238,8 @@ class CheckpointFinalizer:
         order = do.WriteSavepoint(pending.properties.target, pending.metadata, contested=contested, permit=permit)
         self._context.instruct(order)
 
-    def _write(self, pending: PendingCheckpoint) -> None:
+    def write_metadata(self, pending: PendingCheckpoint) -> None:
+        """Orders that `_metadata` of an acknowledged checkpoint is created."""
         assert pending.metadata is not None
         pending.advance(PendingInput.WRITE)
         permit = invariants.permit_completion(self._context.state, pending)
@@ -274,7 +275,8 @@ class CheckpointFinalizer:
                 end = c.first_index + len(c.files)
                 committed[task, c.uid] = max(committed.get((task, c.uid), 0), end)
 
-    def _metadata(self, pending: PendingCheckpoint) -> CheckpointMetadata:
+    def make_metadata(self, pending: PendingCheckpoint) -> CheckpointMetadata:
+        """Returns the metadata of an acknowledged checkpoint."""
         spec = self._context.spec
         committed = self._context.state.committed_files
         read = self._context.state.read_splits
@@ -380,17 +382,17 @@ class SinkCommitter:
         state.told_attempt = attempt
         state.commits = (*state.commits, SinkCommit(checkpoint_id, committables, tables=tables))
         if len(state.commits) == 1:
-            self._next()
+            self.commit_next()
 
     def take_over(self) -> None:
         """Repeats the commit that the lost coordinator had ordered."""
         if self._context.state.commits:
-            self._next()
+            self.commit_next()
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
         """Repeats the sink commit of a checkpoint, because its retry timer has fired."""
         if self._is_first(checkpoint_id):
-            self._next()
+            self.commit_next()
 
     def committed(self, event: ev.SinksCommitted) -> None:
         """Records that the sink files of a checkpoint are committed, and the log version of each of its tables."""
@@ -404,7 +406,7 @@ class SinkCommitter:
         state.commits = state.commits[1:]
         subsume(self._context, self._cleaner)
         if state.commits:
-            self._next()
+            self.commit_next()
 
     def failed(self, event: ev.SinkCommitFailed) -> None:
         """Schedules a retry of a failed sink commit, which is idempotent. After too long the job fails, and a restored
@@ -435,7 +437,8 @@ class SinkCommitter:
         commits = self._context.state.commits
         return bool(commits) and commits[0].checkpoint_id == checkpoint_id
 
-    def _next(self) -> None:
+    def commit_next(self) -> None:
+        """Orders the commit of the oldest completed checkpoint that is not committed."""
         commit = self._context.state.commits[0]
         permit = invariants.permit_commit(self._context.state, commit.checkpoint_id)
         if commit.committables or commit.tables:
