@@ -28,13 +28,13 @@ ROOM = {"rocksdb": 0, "rocksdb with cache": 33_200, "rocksdb with files": 33_200
 class Namespaces:
     """A backend, and the rows that it should have."""
 
-    def __init__(self, kind: str, folder: str) -> None:
+    def __init__(self, kind: str, folder: str, keeps_changes: bool = False) -> None:
         self.backend: KeyedBackend
         if kind == "columnar":
             self.backend = ColumnarBackend(GROUPS, NAMES, incremental=True, namespace=True)
         else:
             place = BackendPlace(OperatorUid("op"), NAMES, GROUPS, range(GROUPS), namespace=True)
-            self.backend = RocksBackend(place, folder, MEMORY_BYTES, cache_bytes=ROOM[kind])
+            self.backend = RocksBackend(place, folder, MEMORY_BYTES, keeps_changes, ROOM[kind])
             if kind == "rocksdb with files":
                 with_files(self.backend)
         self.table: NamespacedTable = self.backend.table("t", COLUMNS)  # type: ignore[assignment]

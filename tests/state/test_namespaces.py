@@ -56,6 +56,36 @@ def test_each_namespace_has_its_rows(
         each.backend.close()
 
 
+@pytest.mark.parametrize("kind", ROOM)
+@given(
+    rounds=st.lists(
+        st.tuples(st.lists(KEYS, min_size=1, max_size=12, unique=True), st.none() | st.integers(-3, 3)),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_changes_since_a_base_have_drained_rows(
+    kind: str, rounds: list[tuple[list[tuple[int, int]], int | None]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A snapshot on the one before it has each new row and each removed key, and no drained namespace stays."""
+    subject = Namespaces(kind, str(tmp_path_factory.mktemp("db")), keeps_changes=True)
+    stored: dict[tuple[int, int], int] = {}
+    for number, (keys, drained) in enumerate(rounds, start=1):
+        subject.put(keys)
+        if drained is not None:
+            for k, _ in subject.of(drained, drained=True):
+                del subject.model[drained, k]
+        base = CheckpointId(number - 1) if number > 1 else None
+        for state in subject.backend.freeze(Cut(CheckpointId(number), base)):
+            for row in (row for table in tables_of(state) for row in table.rows.to_pylist()):
+                if state.removed:
+                    stored.pop((row["namespace"], row["k"]), None)
+                else:
+                    stored[row["namespace"], row["k"]] = row["n"]
+        assert stored == subject.model
+    subject.backend.close()
+
+
 def load(subject: Namespaces, tables: list[StateTable]) -> None:
     """Load stored tables, whose rows are in the key groups of their keys alone."""
     for table in tables:

@@ -261,15 +261,13 @@ def _selected(keys: FrozenKeys, names: Sequence[str]) -> FrozenKeys:
 
 
 class RowIndex:
-    """The chains of rows of each key. `key_names` are the key columns."""
+    """Finds the rows of a key. `key_names` are the key columns."""
 
-    __slots__ = ("_heads", "_keys", "_nexts", "_tails")
+    __slots__ = ("_chains", "_keys")
 
     def __init__(self, key_names: tuple[str, ...]) -> None:
         self._keys = KeyIndex(key_names)
-        self._heads = np.full(1024, END, dtype=np.int32)
-        self._tails = np.full(1024, END, dtype=np.int32)
-        self._nexts = np.full(1024, END, dtype=np.int32)
+        self._chains = RowChains()
 
     def is_worn(self, rows: int) -> bool:
         """Returns True if most indexed keys have no rows, so that the index should be rebuilt. `rows` is the number of
@@ -280,8 +278,8 @@ class RowIndex:
     def add(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
         """Adds new rows, whose slots ascend."""
         numbers = self._keys.upsert(keys).slots
-        self._grow(int(slots[-1]) + 1 if len(slots) else 0)
-        link(self._heads, self._tails, self._nexts, numbers, slots)
+        self._chains.grow(self._keys.size, int(slots[-1]) + 1 if len(slots) else 0)
+        self._chains.add(numbers, slots)
 
     def find(self, keys: pa.RecordBatch, live: Pages) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Returns the rows of keys: the position of the key in `keys`, and the slot of each row.
@@ -289,21 +287,50 @@ class RowIndex:
         `live` are the pages with the flags of live rows.
         """
         upserted = self._keys.upsert(keys)
-        self._grow(0)
-        counts = np.zeros(keys.num_rows, dtype=np.int64)
-        first = upserted.first_rows
-        total = prune_and_count(self._heads, self._tails, self._nexts, live, upserted.slots, first, counts)
-        positions, slots = np.empty(int(total), dtype=np.int64), np.empty(int(total), dtype=np.int32)
-        collect(self._heads, self._nexts, upserted.slots, positions, slots)
-        return positions, slots
+        self._chains.grow(self._keys.size, 0)
+        return self._chains.find(upserted.slots, upserted.first_rows, live)
 
-    def _grow(self, slots: int) -> None:
-        keys = self._keys.size
+
+class RowChains:
+    """The rows of each key, as a chain of slots. A key is given by its number."""
+
+    __slots__ = ("_heads", "_nexts", "_tails")
+
+    def __init__(self) -> None:
+        self._heads = np.full(1024, END, dtype=np.int32)
+        self._tails = np.full(1024, END, dtype=np.int32)
+        self._nexts = np.full(1024, END, dtype=np.int32)
+
+    def grow(self, keys: int, slots: int) -> None:
+        """Grows to this many keys and slots."""
         if keys > len(self._heads):
             self._heads = _with_ends(self._heads, keys)
             self._tails = _with_ends(self._tails, keys)
         if slots > len(self._nexts):
             self._nexts = _with_ends(self._nexts, slots)
+
+    def add(self, numbers: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
+        """Appends row `slots[i]` to the chain of key `numbers[i]`."""
+        link(self._heads, self._tails, self._nexts, numbers, slots)
+
+    def find(
+        self, numbers: NDArray[np.int32], first_rows: NDArray[np.int32], live: Pages
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Returns the rows of keys: the position of the key in `numbers`, and the slot of each row.
+
+        `first_rows` are the first positions of each key in `numbers`, and `live` the pages with the flags of live rows.
+        Removed rows leave their chains.
+        """
+        counts = np.zeros(len(numbers), dtype=np.int64)
+        lengths = np.empty(len(self._heads), dtype=np.int64)
+        total = prune_and_count(self._heads, self._tails, self._nexts, live, numbers, first_rows, lengths, counts)
+        positions, slots = np.empty(int(total), dtype=np.int64), np.empty(int(total), dtype=np.int32)
+        collect(self._heads, self._nexts, numbers, positions, slots)
+        return positions, slots
+
+    def clear(self, numbers: NDArray[np.int32] | None = None) -> None:
+        """Empties the chains of these keys, or of all keys."""
+        self._heads[slice(None) if numbers is None else numbers] = END
 
 
 def _with_ends(values: NDArray[np.int32], needed: int) -> NDArray[np.int32]:
@@ -332,25 +359,8 @@ def link(
         tails[key] = slot
 
 
-def prune_and_count(
-    heads: NDArray[np.int32],
-    tails: NDArray[np.int32],
-    nexts: NDArray[np.int32],
-    flags: Pages,
-    keys: NDArray[np.int32],
-    first: NDArray[np.int32],
-    counts: NDArray[np.int64],
-) -> int:
-    """Unlinks removed rows from the chains of some keys, each given by its first position in `keys`.
-
-    `counts[i]` becomes the number of rows of key `keys[i]`. Returns the sum of all counts.
-    """
-    lengths = np.empty(len(heads), dtype=np.int64)
-    return _prune_and_count(heads, tails, nexts, flags, keys, first, lengths, counts)
-
-
 @kernel
-def _prune_and_count(
+def prune_and_count(
     heads: NDArray[np.int32],
     tails: NDArray[np.int32],
     nexts: NDArray[np.int32],
@@ -360,7 +370,11 @@ def _prune_and_count(
     lengths: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> int:
-    """`lengths[key]` becomes the number of rows of a key."""
+    """Unlinks removed rows from the chains of some keys, each given by its first position in `keys`.
+
+    `counts[i]` becomes the number of rows of key `keys[i]`, and `lengths[key]` the number of rows of a key. Returns the
+    sum of all counts.
+    """
     total = 0
     for i in range(first.shape[0]):
         key = keys[first[i]]

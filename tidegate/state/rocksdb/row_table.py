@@ -30,7 +30,7 @@ import rocksdict
 from numpy.typing import NDArray
 
 from tidegate.state.columnar.key_space import KeySpace
-from tidegate.state.columnar.row_table import END, RowSlots, collect, link, prune_and_count
+from tidegate.state.columnar.row_table import RowChains, RowSlots
 from tidegate.state.common.backend import FoundRows
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.kernels.partition import gather
@@ -239,10 +239,10 @@ class TieredRows(RowSlots, TieredTable):
         """True if the slots of each key's rows ascend in arrival order."""
         self._keyed_by = key_names
         self._keys = KeyIndex(key_names)
-        self._heads = self._tails = np.zeros(0, dtype=np.int32)
+        self._chains = RowChains()
         self._since = np.zeros(0, dtype=np.int64)
         self._used_again = np.zeros(0, dtype=np.bool_)
-        self._nexts = self._of_slot = np.zeros(0, dtype=np.int32)
+        self._of_slot = np.zeros(0, dtype=np.int32)
         self._linked = True
         """False if slots were renumbered since the chains were built."""
         identity = (*key_names, ROW_SEQUENCE)
@@ -309,11 +309,11 @@ class TieredRows(RowSlots, TieredTable):
         """
         self._relink()
         mixed = np.unique(numbers[self._since[numbers] != _UNKNOWN])
-        positions, after = self._chained(mixed, np.arange(len(mixed), dtype=np.int32))
-        self._heads[mixed] = END
+        positions, after = self._chains.find(mixed, np.arange(len(mixed), dtype=np.int32), self._live.pages)
+        self._chains.clear(mixed)
         self.ascends = self.ascends and not len(after)
         slots = self._place(rows, numbers) if len(numbers) else after[:0]
-        link(self._heads, self._tails, self._nexts, mixed[positions], after)
+        self._chains.add(mixed[positions], after)
         self._since[whole] = _WHOLE
         # These rows are in the database: if one is removed, the next snapshot must record that.
         self._in_snapshot_below = self._space.slots
@@ -322,7 +322,7 @@ class TieredRows(RowSlots, TieredTable):
     def rows_of(self, numbers: Numbers, first_rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Slots]:
         """Returns the rows of keys in memory: the position of the key in `numbers`, and the slot of each row."""
         self._relink()
-        return self._chained(numbers, first_rows)
+        return self._chains.find(numbers, first_rows, self._live.pages)
 
     def in_order(self) -> Slots:
         """Returns the slots of all rows. The rows of each key are in arrival order."""
@@ -350,16 +350,14 @@ class TieredRows(RowSlots, TieredTable):
 
     def grow(self, slots: int) -> None:
         """Grows to this many slots."""
-        if slots > len(self._nexts):
-            length = max(slots, 2 * len(self._nexts))
-            self._nexts = extended(self._nexts, len(self._nexts), length)
-            self._of_slot = extended(self._of_slot, len(self._of_slot), length)
+        self._chains.grow(0, slots)
+        if slots > len(self._of_slot):
+            self._of_slot = extended(self._of_slot, len(self._of_slot), max(slots, 2 * len(self._of_slot)))
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Renumbers slots: slot `kept[i]` becomes slot i."""
         self._of_slot = self._of_slot[kept]
-        self._nexts = np.zeros(len(kept), dtype=np.int32)
         self._linked = False
         super().rebuild(kept, slots)
 
@@ -367,23 +365,15 @@ class TieredRows(RowSlots, TieredTable):
         slots = self.put_behind(rows)
         self._of_slot[slots] = numbers
         if self._linked:
-            link(self._heads, self._tails, self._nexts, numbers, slots)
+            self._chains.add(numbers, slots)
         return slots
-
-    def _chained(self, numbers: Numbers, first_rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Slots]:
-        counts = np.zeros(len(numbers), dtype=np.int64)
-        pages = self._live.pages
-        total = prune_and_count(self._heads, self._tails, self._nexts, pages, numbers, first_rows, counts)
-        positions, slots = np.empty(int(total), dtype=np.int64), np.empty(int(total), dtype=np.int32)
-        collect(self._heads, self._nexts, numbers, positions, slots)
-        return positions, slots
 
     def _relink(self) -> None:
         """Builds the chains again, if slots were renumbered."""
         if not self._linked:
             slots = self.in_order()
-            self._heads[:] = END
-            link(self._heads, self._tails, self._nexts, self._of_slot[slots], slots)
+            self._chains.clear()
+            self._chains.add(self._of_slot[slots], slots)
             self._linked = True
 
     def _by_number(self, slots: Slots) -> Slots:
@@ -391,14 +381,11 @@ class TieredRows(RowSlots, TieredTable):
 
     def _grow_keys(self, known: int) -> None:
         keys = self._keys.size
-        if keys > len(self._heads):
+        self._chains.grow(keys, 0)
+        if keys > len(self._since):
             length = max(keys, 2 * known)
-            self._heads, self._tails = (extended(each, known, length) for each in (self._heads, self._tails))
-            self._since, self._used_again = (
-                extended(self._since, known, length),
-                extended(self._used_again, known, length),
-            )
-        self._heads[known:keys] = END
+            self._since = extended(self._since, known, length)
+            self._used_again = extended(self._used_again, known, length)
 
     def _evict(self, share: float, write: Write) -> None:
         """Evicts keys that hold about `share` of the rows."""
@@ -442,8 +429,8 @@ class TieredRows(RowSlots, TieredTable):
         former = of_slot[upserted.first_rows]
         self._since, self._used_again = since[former], used_again[former]
         self._of_slot = extended(upserted.slots, len(slots), len(slots))
-        self._heads = np.full(self._keys.size, END, dtype=np.int32)
-        self._tails = self._heads.copy()
+        self._chains = RowChains()
+        self._chains.grow(self._keys.size, len(slots))
 
 
 class ScannedRows:
