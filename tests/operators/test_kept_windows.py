@@ -324,7 +324,7 @@ class Misusing(tg.ProcessWindowFunction):
     [
         ("ttl", "remove ttl="),
         ("open", "kept per key"),
-        ("timers", r"on_timer\(self, timestamp, context\), which the function does not have"),
+        ("timers", r"on_timer\(self, timestamp, context\), but the function has no such method"),
         ("rows", r"returned 2 rows for a window; with allowed_lateness .* Misusing\.process in the window \[0, 10\)"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_field_is_not_forgotten_in_an_array_of_objects() -> None:
         (int, 1.0, "keeps int64"),
         (int, 2**63, "keeps int64"),
         (str, 1, "keeps string"),
-        (list[int], [1, None], r"keeps list\[int64\].*None can be kept only within .* Optional"),
+        (list[int], [1, None], r"keeps list\[int64\].*None can be kept only inside .* Optional"),
         (list[int], "ab", "str is neither a list nor a tuple"),
         (dict[str, int], [("a", 1)], "list is not a dict"),
         (dict[str, int], {"a": "b"}, r"keeps dict\[string, int64\]"),

@@ -146,7 +146,7 @@ def test_small_slices_leave_their_parents() -> None:
     [
         (pa.record_batch({"x": [1]}), "key column 'k' is not in the batch"),
         (pa.record_batch({"k": [[1]]}), "cannot be a key"),
-        (pa.record_batch({"k": [1], VERSION_COLUMN: [1]}), "rename yours"),
+        (pa.record_batch({"k": [1], VERSION_COLUMN: [1]}), "rename the column"),
     ],
 )
 def test_wrong_batches_are_refused(batch: pa.RecordBatch, said: str) -> None:

@@ -131,7 +131,7 @@ def test_idle_keys_are_forgotten_in_silence(backend: str, tmp_path: Any) -> None
         ({"by": ()}, "at least one column"),
         ({"descending": (True, False)}, "one boolean, or one for each column"),
         ({"nulls_last": (True, False)}, "or one for each column of by="),
-        ({"changes": False}, "needs rank="),
+        ({"changes": False}, "give rank="),
     ],
 )
 def test_rankings_that_make_no_sense_are_refused(arguments: dict[str, Any], reason: str) -> None:

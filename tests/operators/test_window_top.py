@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'window_end' must be among the keys"):
         WindowTop(first("k"), SCHEMA)
     bounds = SCHEMA.append(pa.field("window_end", pa.int64()))
-    with pytest.raises(ConfigurationError, match="rename yours"):
+    with pytest.raises(ConfigurationError, match="rename them"):
         LocalTop(first("window_end"), bounds, Tumbling(10), "t")
     with pytest.raises(ConfigurationError, match="which rows share a rank"):
         Ranking(("k",), 1, ("x",), (True,), ties=True)

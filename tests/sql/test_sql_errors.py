@@ -30,8 +30,8 @@ ERRORS: dict[str, str] = {
     "(SELECT auction FROM bids) OFFSET 3": "OFFSET 3: OFFSET is not covered",
     "SELECT auction, COUNT(*) FROM bids GROUP BY auction LIMIT 2": "LIMIT 2: LIMIT cannot be applied to rows that may "
     "be replaced or retracted",
-    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) LIMIT 3": "cannot be applied to rows "
-    "that wait for windows",
+    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) LIMIT 3": "LIMIT cannot be applied "
+    "before the rows are grouped by their windows",
     "SELECT auction FROM bids ORDER BY price LIMIT 0": "keeps at least one row",
     "SELECT auction FROM bids ORDER BY 2 LIMIT 1": "the result has 1 columns, counted from 1",
     "SELECT auction FROM bids GROUP BY auction ORDER BY MAX(price) LIMIT 1": "add the aggregate to SELECT",
@@ -113,7 +113,7 @@ ERRORS: dict[str, str] = {
     f"SELECT 1 FROM {WINDOWED.format('ts', HOUR, 'window_start')}": "by both window_start and window_end",
     f"SELECT 1 FROM {WINDOWED.format('ts', MONTH, BOTH)}": "windows of months have no fixed length",
     f"SELECT 1 FROM {WINDOWED.format('ts', '10', BOTH)}": "an interval is needed here, as in INTERVAL '10' SECONDS",
-    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR))": "windows, but not used there",
+    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR))": "does not use the windows",
     f"SELECT COUNT(*) FROM HOP(TABLE bids, DESCRIPTOR(ts), {HOUR}, {HOUR})": "add window_start and window_end to "
     "GROUP BY",
     "SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts))) GROUP BY " + BOTH: "SIZE is missing",
@@ -151,11 +151,11 @@ ERRORS: dict[str, str] = {
     (
         f"SELECT auction FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) WHERE window_end > '2024-01-01' "
         "UNION ALL SELECT id FROM auctions"
-    ): "UNION cannot be applied to rows that wait for windows",
+    ): "UNION cannot be applied before the rows are grouped by their windows",
     (
         f"SELECT window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) UNION ALL "
         "SELECT opened FROM auctions"
-    ): "UNION cannot be applied to rows that wait for windows",
+    ): "UNION cannot be applied before the rows are grouped by their windows",
     (
         f"SELECT b.price FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b JOIN auctions FOR SYSTEM_TIME AS OF "
         "b.ts AS a ON b.auction = a.id WHERE b.window_end > '2024-01-01'"

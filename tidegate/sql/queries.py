@@ -85,7 +85,8 @@ def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
     if relation.windows is not None:
         raise refused(
             tree,
-            "rows are put into windows, but not used there: GROUP BY window_start, window_end, join them, or rank them",
+            "the query puts rows into windows, but does not use the windows: add GROUP BY window_start, window_end, "
+            "or join or rank the rows of each window",
         )
     if relation.rank is not None:
         raise refused(tree, "a rank needs an outer condition that limits the number of rows, as in WHERE rn <= 10")
@@ -241,7 +242,9 @@ class _Query:
         number = _limit_of(limit)
         if made.windows is not None or made.rank is not None:
             raise refused(
-                limit, "LIMIT cannot be applied to rows that wait for windows or a rank: put it into an outer query"
+                limit,
+                "LIMIT cannot be applied before the rows are grouped by their windows, or filtered by their "
+                "rank: put it into an outer query",
             )
         if node.args.get("order") is not None:
             if not number:
@@ -292,7 +295,9 @@ class _Query:
         """Returns the rows of a SELECT DISTINCT: the first of equal rows."""
         if relation.windows is not None or relation.rank is not None:
             raise refused(
-                node, "DISTINCT cannot be applied to rows that wait for windows or a rank: put it into an outer query"
+                node,
+                "DISTINCT cannot be applied before the rows are grouped by their windows, or filtered by their "
+                "rank: put it into an outer query",
             )
         keys = tuple(dict.fromkeys(each.inner for each in relation.names))
         relation = pruned(relation, lambda _: True, self._steps)
@@ -322,8 +327,8 @@ class _Query:
         if any(side.windows is not None or side.rank is not None for side in sides):
             raise refused(
                 node,
-                "UNION cannot be applied to rows that wait for windows or a rank: put it into an outer query, or into "
-                "FROM",
+                "UNION cannot be applied before the rows are grouped by their windows, or filtered by their rank: "
+                "put it into an outer query, or into FROM",
             )
         if len(first.names) != len(second.names):
             raise refused(

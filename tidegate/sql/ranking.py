@@ -58,7 +58,9 @@ def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relatio
     for each in order.expressions:
         relation, name = _column(each.this, relation, steps)
         if name.bound:
-            raise refused(each, "rows of one window are ranked by another column than its bounds")
+            raise refused(
+                each, "all rows of a window have the same bounds, so these give no order: ORDER BY another column"
+            )
         by.append(_order_column(each, name.inner))
     return relation, Rank(is_call(node.this, "RANK"), tuple(names), tuple(by), node)
 

@@ -102,7 +102,7 @@ def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
     advice = ""
     if is_time(has) or is_time(wanted):
         advice = ": use UNIX_MILLIS(…) or TIMESTAMP_MILLIS(…), which have a unit"
-    raise refused(node, f"{named(has)} cannot become {named(wanted)}{advice}")
+    raise refused(node, f"{named(has)} cannot be converted to {named(wanted)}{advice}")
 
 
 def truth(node: exp.Expr, given: Typed) -> pl.Expr:
@@ -155,7 +155,7 @@ def _as_text(node: exp.Expr, given: Typed) -> pl.Expr:
         return pl.when(text.str.contains(".", literal=True)).then(text.str.strip_chars_end("0")).otherwise(text)
     if is_number(has) or isinstance(has, pl.Boolean | pl.Binary):
         return expr.cast(pl.String, strict=False)
-    raise refused(node, f"{named(has)} cannot become STRING: convert its fields or elements one by one")
+    raise refused(node, f"{named(has)} cannot be converted to STRING: convert its fields or elements one by one")
 
 
 _PLAIN = pl.Datetime("us")
@@ -178,7 +178,7 @@ def _of_text(node: exp.Expr, given: Typed, wanted: Any) -> pl.Expr:
         if isinstance(wanted, pl.Date):
             return pl.coalesce(day, moment.dt.date())
         return _as_time(pl.coalesce(moment, day.cast(_PLAIN)), _PLAIN, wanted)
-    raise refused(node, f"STRING cannot become {named(wanted)}")
+    raise refused(node, f"STRING cannot be converted to {named(wanted)}: for a list or struct in JSON use FROM_JSON")
 
 
 def read_decimal(text: pl.Expr, wanted: pl.Decimal) -> pl.Expr:

@@ -84,7 +84,8 @@ def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = 
     """
     if relation.windows is not None:
         raise ConfigurationError(
-            "SQL: windows over rows that already wait for windows: group by the bounds of the inner windows first"
+            "SQL: the rows are already in windows, and the query has not grouped them by these: GROUP BY the bounds "
+            "of the inner windows first"
         )
     table = relation.names[0].table if relation.names else None
     bounds = [Name(table, name, name, bound=True) for name in (WINDOW_START, WINDOW_END, WINDOW_TIME)]
@@ -95,7 +96,7 @@ def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = 
 def check_time(node: exp.Expr, relation: Relation) -> None:
     """Raises ConfigurationError if a node is not the event-time column of the stream."""
     if not isinstance(node, exp.Column):
-        raise refused(node, "windows need a column here: the column of event time")
+        raise refused(node, "DESCRIPTOR takes the column of event time, not an expression: name the column")
     found, time = relation.find(node), relation.stream.timestamp
     if found.inner == time or (isinstance(time, WindowEnd) and found.name == WINDOW_TIME):
         return

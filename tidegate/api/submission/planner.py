@@ -439,7 +439,9 @@ def _check_hooks(hooks: Sequence[MasterHook]) -> None:
         if not isinstance(hook, MasterHook):
             raise ConfigurationError(f"hooks: {hook!r} is not a tg.MasterHook; derive its class from tg.MasterHook")
         if hook.identifier in seen:
-            raise ConfigurationError(f"two master hooks have the identifier {hook.identifier!r}: give each its own")
+            raise ConfigurationError(
+                f"hooks: two master hooks have the identifier {hook.identifier!r}; give each hook another one"
+            )
         seen.add(hook.identifier)
 
 

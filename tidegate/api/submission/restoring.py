@@ -88,7 +88,10 @@ def check_not_given_up(metadata: CheckpointMetadata, named: str, open_store: Ope
     text.
     """
     if metadata.void or (metadata.origin_root is not None and _voided(metadata, open_store(metadata.origin_root))):
-        raise ConfigurationError(f"{named}: this checkpoint was given up; choose another one")
+        raise ConfigurationError(
+            f"{named}: this checkpoint was given up, because its job continued from an older one; choose another "
+            "checkpoint"
+        )
 
 
 def checkpoints_up_to(

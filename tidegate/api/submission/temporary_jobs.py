@@ -228,7 +228,10 @@ def _mark(root: str, relative: str) -> None:
         with open(os.path.join(make_inside(root, folder), name), "wb", opener=open_private):
             pass
     except OSError as error:
-        raise StorageError(f"cannot write to {os.path.join(root, folder)}: {error}") from error
+        raise StorageError(
+            f"cannot write to {os.path.join(root, folder)}: {error}; make the folder writable, or give the job a "
+            "folder for checkpoints"
+        ) from error
 
 
 @atexit.register

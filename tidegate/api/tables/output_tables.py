@@ -209,8 +209,8 @@ class OutputTable:
         snapshot = self.log.snapshot(as_of)
         if snapshot.info.mode == "upsert":
             raise TableError(
-                f"files of the upsert table at {self.url} hold several rows of a key, of which only the newest counts: "
-                "read it with to_arrow, to_polars or read"
+                f"files of the upsert table at {self.url} also hold older rows of a key, so they cannot be read on "
+                "their own: read it with to_arrow, to_polars or read"
             )
         chosen = matching_files(snapshot.info, snapshot.files, filters)
         return [join_url(self.url, file.path) for file in chosen]
@@ -565,8 +565,8 @@ def vacuum_table(
     store = open_store(url)
     if newest_mark(store)[0]:
         raise TableError(
-            f"the rows of the table at {url} are handed to a function and then deleted, so it cannot be vacuumed"
-            "; remove this call"
+            f"the rows of the table at {url} are handed to a function of for_each_checkpoint and then deleted, so it "
+            "cannot be vacuumed; remove this call"
         )
     table_log = TableLog(store)
     retention = Retention(now_ms() - retain_ms, retain_commits, _checkpoints_of_owner(table_log, url, open_store))
@@ -624,8 +624,8 @@ def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableComp
     if newest_mark(store)[0]:
         # The compaction would look like a new commit, and its rows would be handed on again.
         raise TableError(
-            f"the rows of the table at {url} are handed to a function and then deleted, so it cannot be compacted"
-            "; remove this call"
+            f"the rows of the table at {url} are handed to a function of for_each_checkpoint and then deleted, so it "
+            "cannot be compacted; remove this call"
         )
     log = TableLog(store)
     log.check_delta()

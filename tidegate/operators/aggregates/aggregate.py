@@ -66,14 +66,16 @@ class Aggregate:
     def __post_init__(self) -> None:
         word = self.kind.value
         if self.column is None and self.kind not in (AggregateKind.COUNT, AggregateKind.USER):
-            raise ConfigurationError(f'{word} needs a column: {word}("x")')
+            raise ConfigurationError(f'{word} needs a column: name the column that it aggregates, as in {word}("x")')
         for name in ("column", "by", "condition"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, column_like(getattr(self, name), word))
         if self.by is None and self.kind in (AggregateKind.ARG_MIN, AggregateKind.ARG_MAX):
-            raise ConfigurationError(f'{word} needs a column to compare: {word}("x", by="y")')
+            raise ConfigurationError(f'{word} needs a column to compare: name it with by=, as in {word}("x", by="y")')
         if (self.by is not None or self.ignore_nulls) and self.kind not in CHOICES:
-            raise ConfigurationError(f"{word} does not choose a row, so it takes neither by= nor ignore_nulls=")
+            raise ConfigurationError(
+                f"{word} does not choose a row, so it takes neither by= nor ignore_nulls=; remove them"
+            )
 
     def __str__(self) -> str:
         said = [] if self.function is None else [str(self.function)]
@@ -242,7 +244,9 @@ def collect_list(column: str | pl.Expr, *, limit: int) -> Aggregate:
     whole list, so keep the limit small.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= _LIST_MAX:
-        raise ConfigurationError(f"collect_list takes a limit of 1 to {_LIST_MAX} values, not {limit!r}")
+        raise ConfigurationError(
+            f"collect_list(limit={limit!r}): give the largest number of values in a list, from 1 to {_LIST_MAX}"
+        )
     return replace(_of(AggregateKind.COLLECT_LIST, column), limit=limit)
 
 

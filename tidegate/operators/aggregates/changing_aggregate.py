@@ -90,7 +90,10 @@ class ChangingAggregate(KeyedAggregate):
         self._shown_keys, self._shown = tuple(keys), tuple(aggregates)
         self._takes_back = retracts
         if CHANGE in {*keys, *aggregates}:
-            raise ConfigurationError(f"{CHANGE!r} is a column of changes; give the key or aggregate another name")
+            raise ConfigurationError(
+                f"aggregate: a key or an aggregate is called {CHANGE!r}, but that column of the result has the kind "
+                "of each change; give the key or aggregate another name"
+            )
         if retracts:
             _check_calculated(aggregates)
             aggregates = {
@@ -159,8 +162,8 @@ class ChangingAggregate(KeyedAggregate):
         counts = self._table.column(ROWS).raw(slots)
         if (counts < 0).any():
             raise ValueError(
-                "a row was retracted that never came: the stream of changes contradicts itself. Functions before it "
-                "must give the same for the same row, and rows of a key must come in order"
+                "a row was retracted that never came, so the stream of changes contradicts itself. Functions before "
+                "this step must return the same result for the same row, and must keep the order of the rows of a key"
             )
         there: Flags = counts > 0
         return there
@@ -223,8 +226,8 @@ def _check_calculated(aggregates: Mapping[str, Aggregate]) -> None:
             AggregateKind.USER: "give the function a method retract",
         }.get(aggregate.kind, "rank the rows before they change: key_by(...).top_n(1, by=...)")
         raise ConfigurationError(
-            f"{name}={aggregate} cannot follow changes: it does not keep what it would need when a row is taken back. "
-            f"Counts, sums, means, variances and standard deviations can; or {advice}"
+            f"{name}={aggregate} cannot follow changes: it cannot be corrected when an input row is retracted. Use "
+            f"counts, sums, means, variances or standard deviations; or {advice}"
         )
 
 

@@ -87,8 +87,9 @@ class KeptValues(BatchAggregateFunction):
         np.add.at(totals, found.slots, counts)
         if (totals < 0).any():
             raise ValueError(
-                "a value was retracted that never came: the stream of changes contradicts itself"
-                ". Functions before it must give the same for the same row, and rows of a key must come in order"
+                "a value was retracted that never came, so the stream of changes contradicts itself. Functions "
+                "before this step must return the same result for the same row, and must keep the order of the rows "
+                "of a key"
             )
         rows = found.first_rows[totals > 0]
         left = pa.table({"group": of[rows], "value": every.take(pa.array(rows)), "times": totals[totals > 0]})

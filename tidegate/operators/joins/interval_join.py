@@ -63,7 +63,8 @@ class IntervalJoin(JoinOperator):
         super().__init__(sides, schemas, how)
         if lower_ms > upper_ms:
             raise ConfigurationError(
-                f"interval_join: between=({lower_ms} ms, {upper_ms} ms): the first bound must not be the later one"
+                f"interval_join: between=({lower_ms} ms, {upper_ms} ms): the first bound must not be the later one; "
+                "exchange the two bounds"
             )
         self._bounds = lower_ms, upper_ms
         self._useful = upper_ms, -lower_ms

@@ -186,8 +186,8 @@ class RegularJoin(JoinOperator):
         picked = _among_first(ids, wanted)
         if len(picked) < len(gone.times) and self._ttl_ms is None:
             raise ValueError(
-                "a row was retracted that never came: the stream of changes contradicts itself. Functions before it "
-                "must give the same for the same row, and rows of a key must come in order"
+                "a row was retracted that never came, so the stream of changes contradicts itself. Functions before "
+                "this join must return the same result for the same row, and must keep the order of the rows of a key"
             )
         times = table.take(found.refs[picked], [MOMENT]).column(MOMENT).to_numpy() if len(picked) else gone.times[:0]
         result = _Rows(stored.take(pa.array(picked)), times)

@@ -65,7 +65,10 @@ class DistinctRows(KeyedAggregate):
         """
         super().output_schema(input_schema)
         if self._flag in input_schema.names:
-            raise ConfigurationError(f"there is a column {self._flag!r} already; rename it in the stream")
+            raise ConfigurationError(
+                f"there is a column {self._flag!r} already, and tidegate needs this name to mark distinct values; "
+                "rename the column in a step before"
+            )
         return input_schema.append(pa.field(self._flag, pa.bool_()))
 
     def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -141,7 +144,10 @@ class DistinctViews(KeyedAggregate):
             count().where(condition).validate(input_schema)
         passed = [field for field in input_schema if field.name not in self._dropped]
         if taken := sorted(self._flags.keys() & {field.name for field in passed}):
-            raise ConfigurationError(f"there is a column {taken[0]!r} already; rename it in the stream")
+            raise ConfigurationError(
+                f"there is a column {taken[0]!r} already, and tidegate needs this name to mark distinct values; "
+                "rename the column in a step before"
+            )
         return pa.schema([*passed, *(pa.field(flag, pa.bool_()) for flag in self._flags)])
 
     def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -89,13 +89,13 @@ class Ranking:
             )
         if self.ties and not self.final:
             raise ConfigurationError(
-                "top_n(ties=True): which rows share a rank is known when a window ends; take the first rows of one "
-                'with emit="final"'
+                "top_n(ties=True): which rows share a rank is only known when a window ends; rank the rows of a "
+                'window, with emit="final"'
             )
         if not self.changes and self.rank is None and not self.final:
             raise ConfigurationError(
-                'top_n(emit="update"): a row replaces the one with its key and rank, so it needs rank="rank"; or use '
-                'emit="changes"'
+                'top_n(emit="update"): an update replaces the row with the same key and rank, so the result needs a '
+                'column with the rank; give rank="rank", or use emit="changes"'
             )
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:

@@ -106,7 +106,10 @@ class TableSink(StagingSink):
         """
         with blame(self.context, batch):
             for hidden in {VERSION_COLUMN, DELETED_COLUMN} & set(batch.schema.names):
-                raise ConfigurationError(f"{hidden!r} is tidegate's own column; rename yours")
+                raise ConfigurationError(
+                    f"column {hidden!r} has a name that tidegate reserves for its tables; rename the column in a "
+                    "step before"
+                )
             if self._deletes:
                 comes = rows_that_come(batch)
                 batch = batch.drop_columns([CHANGE]).append_column(DELETED_COLUMN, pa.array(~comes))
@@ -228,8 +231,9 @@ class PartitionedTableSink(TableSink):
         slots = index.upsert(rows).slots
         if index.size > PARTITIONS_MAX:
             raise TableError(
-                f"{rows.num_rows} rows are of {index.size} partitions by {list(self._partition_by)}; at most "
-                f"{PARTITIONS_MAX} can be written at once. Partition by columns with fewer values"
+                f"{rows.num_rows} rows have {index.size} different partitions by {list(self._partition_by)}, but a "
+                f"task can write at most {PARTITIONS_MAX} at once. Give partition_by= columns with fewer different "
+                "values"
             )
         if index.size == 1:
             return [StagedRows(partition_folders(rows.slice(0, 1), self._partition_by)[0], (rows,))]

@@ -269,11 +269,14 @@ class KeyScope:
             return np.zeros(0, dtype=np.int64)
         if places.dtype.kind not in "iu" or places.ndim != 1:
             raise TypeError(
-                f"{what}: rows are chosen by their numbers or a mask, not by {places.dtype}"
-                "; convert it to whole numbers or booleans"
+                f"{what}: rows are chosen by their numbers or a mask, not by an array of {places.dtype}; convert it "
+                "to integers or booleans"
             )
         if places.min() < 0 or places.max() >= count:
-            raise IndexError(f"{what}: row {places.max() if places.min() >= 0 else places.min()} of {count}")
+            raise IndexError(
+                f"{what}: there is no row {places.max() if places.min() >= 0 else places.min()} in a batch of "
+                f"{count} rows; give row indices from 0 on"
+            )
         return places.astype(np.int64)
 
     def refs(self, at: Places, what: str) -> KeyRefs:

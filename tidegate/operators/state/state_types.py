@@ -220,8 +220,8 @@ class _ArrowForm(_Form):
             return stored
         if value is None:
             raise TypeError(
-                "None can be kept only within something else, and there only as Optional[...]"
-                "; declare Optional[...] of a type inside a list, a dict or a dataclass"
+                "None can be kept only inside a list, a dict or a dataclass, where the type is declared as "
+                "Optional[...]; declare such a type, or call clear() to remove a value"
             )
         try:
             if pa.types.is_integer(self.dtype):
@@ -230,7 +230,7 @@ class _ArrowForm(_Form):
         except pa.ArrowException as error:
             raise TypeError(str(error)) from error
         if taken is None:
-            raise TypeError("to Arrow it is null")
+            raise TypeError("Arrow converts this value to null; give a value that is not null")
         return one_nan(taken)
 
     def get(self, stored: Any) -> Any:
@@ -354,7 +354,9 @@ class _RecordForm(_Form):
     def check_column(self, column: pa.Array) -> None:
         for (name, form), part in zip(self._forms, column.filter(column.is_valid()).flatten(), strict=True):
             if part.null_count and not isinstance(form, _OptionalForm):
-                raise TypeError(f"{name}: None can be kept only where Optional[...] is declared")
+                raise TypeError(
+                    f"{name}: None can be kept only where Optional[...] is declared; declare it, or give a value"
+                )
             form.check_column(part)
 
 
@@ -372,7 +374,7 @@ class _PickledForm(_Form):
 
     def put(self, value: Any) -> Any:
         if value is None:
-            raise TypeError("None cannot be stored as state: to remove the value call clear()")
+            raise TypeError("None cannot be stored as state; to remove the value call clear()")
         try:
             return cloudpickle.dumps(value)
         except Exception as error:  # whatever the object's own code raises
@@ -409,7 +411,8 @@ def _form(declared: Any, around: tuple[type, ...]) -> _Form:
 def _record_form(record: type, around: tuple[type, ...]) -> _RecordForm:
     if record in around:
         raise ConfigurationError(
-            f"{record.__name__} holds itself, which a stored type cannot; store a flat list of its parts instead"
+            f"{record.__name__} holds itself in one of its fields, and such a type cannot be stored; store a flat "
+            "list of its parts instead"
         )
     try:
         hints = typing.get_type_hints(record)
@@ -422,8 +425,8 @@ def _record_form(record: type, around: tuple[type, ...]) -> _RecordForm:
     made_from = {name for name, one in inspect.signature(record).parameters.items() if one.default is one.empty}
     if not all(field.init for field in fields) or not made_from <= {field.name for field in fields} or not fields:
         raise ConfigurationError(
-            f"{record.__name__} cannot be made again from its fields alone, so it cannot be kept; its constructor must "
-            "take each field, and nothing else that has no default"
+            f"{record.__name__} cannot be made again from its fields alone, so it cannot be stored; its constructor "
+            "must take all fields, and no other argument without a default"
         )
     forms = {}
     for field in fields:

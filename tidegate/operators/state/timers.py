@@ -268,7 +268,7 @@ class TimerService:
 def _moments(given: Any) -> list[int]:
     column = given if isinstance(given, pa.Array | pa.ChunkedArray) else pa.array(given)
     if column.null_count:
-        raise ValueError("a timer is for a moment, and one of those given is null: choose rows with at=")
+        raise ValueError("one of the times given for timers is null; leave out its row with at=")
     if not pa.types.is_timestamp(column.type):
         times: list[int] = column_of(column, pa.int64()).to_pylist()
         return times
@@ -406,9 +406,9 @@ class TimerChains:
             timers = self._timers.count(_COUNTED_MAX)
             if self._timers_before is not None and timers >= self._timers_before:
                 raise RuntimeError(
-                    f"the input has ended, where every event-time timer is due, and timers still register others: "
-                    f"{timers} are left, no fewer than {_fires_in_a_run(timers)} timers ago; register none while "
-                    "context.current_watermark is tg.MAX_WATERMARK_MS"
+                    "on_timer registers event-time timers without end: the input has ended, so every timer fires at "
+                    f"once, and after {_fires_in_a_run(timers)} of them {timers} are left, no fewer than before; "
+                    "register no timers while context.current_watermark is tg.MAX_WATERMARK_MS"
                 )
             self._timers_before = timers
             self._fires_left_at_end = _fires_in_a_run(timers)
@@ -427,9 +427,9 @@ class TimerChains:
         if self._fires_left == 0:
             if self._all_counted:
                 raise RuntimeError(
-                    f"timers register one another for {moment_ms} or earlier, without end: more than "
-                    f"{_CHAINED_TIMERS_MAX} for each timer that is left; a timer that sets itself again must be for a "
-                    "later moment"
+                    f"on_timer registers timers without end for times that have passed ({moment_ms} ms since 1970 or "
+                    f"earlier): more than {_CHAINED_TIMERS_MAX} fired for each timer that is left; a timer that "
+                    "registers itself again must be for a later time"
                 )
             # Each remaining timer may be the first of a chain. Counting them costs no more than the fired timers did.
             timers = self._timers.count(self._counted_to)

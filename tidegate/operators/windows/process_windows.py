@@ -106,15 +106,15 @@ class ProcessWindowContext(FunctionContext):
         """
         if self._timers is None:
             raise ConfigurationError(
-                "a timer calls on_timer(self, timestamp, context), which the function does not have; add this method"
+                "a timer calls on_timer(self, timestamp, context), but the function has no such method; add it"
             )
         return self._timers
 
     def _window_end(self) -> int:
         if self.window is None:
             raise ConfigurationError(
-                "state and timers of a window can be used in process and on_timer, where there is one"
-                "; move this call there"
+                "state and timers of a window can only be used in process and on_timer, for the window that is "
+                "processed there; move this call to one of these methods"
             )
         return self.window.end_ms
 

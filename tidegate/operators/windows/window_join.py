@@ -48,7 +48,8 @@ class WindowJoin(JoinOperator):
         taken = sorted(set(self.schema.names) & {WINDOW_START, WINDOW_END})
         if taken:
             raise ConfigurationError(
-                f"join: the inputs have columns {taken}, which the result gets for the window; rename yours with select"
+                f"join: the inputs have columns {taken}, names that the result needs for the bounds of the window; "
+                "rename them with select"
             )
         self._window = window
         self._due = DueRows(MOMENT)

@@ -196,9 +196,9 @@ class LocalTop(Operator):
             taken = sorted(set(schema.names) & {WINDOW_START, WINDOW_END})
             if taken:
                 raise ConfigurationError(
-                    f"top_n: the input has columns {taken}, which the result gets for the window; rename yours with "
-                    "select, or rank rows in the "
-                    'windows that they have: key_by("window_start", "window_end").top_n(..., emit="final")'
+                    f"top_n: the input has columns {taken}, names that the result needs for the bounds of the "
+                    "window; rename them with select, or rank rows in the windows that they have: "
+                    'key_by("window_start", "window_end").top_n(..., emit="final")'
                 )
             self._bound = bound_type(decoded_type(schema.field(time).type), window)
             self.output = pa.schema([*schema, (WINDOW_START, self._bound), (WINDOW_END, self._bound)])
