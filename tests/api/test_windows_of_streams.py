@@ -416,7 +416,7 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     ),
     "no function": (
         lambda env: timed(env).window(tg.Tumbling(2)).apply("sum"),  # type: ignore[arg-type]
-        "is not a function",
+        "takes a function of an Arrow table",
     ),
     "a gap that is no column": (
         lambda env: timed(env).key_by("k").window(tg.Session("gap")).aggregate(n=tg.count()),

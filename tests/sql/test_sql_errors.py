@@ -118,7 +118,7 @@ ERRORS: dict[str, str] = {
     "GROUP BY",
     "SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts))) GROUP BY " + BOTH: "SIZE is missing",
     "SELECT auction, COUNT(*) FROM TABLE(SESSION(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY auction, "
-    + BOTH: "sessions are by all rows, but GROUP BY names",
+    + BOTH: "keys of the sessions are no columns, but GROUP BY names",
     "SELECT COUNT(*) FROM bids GROUP BY window(ts, '10 parsecs')": "unknown unit 'parsecs'",
     "SELECT window, COUNT(*) FROM bids GROUP BY window(ts, '10 seconds')": "window.start, window.end",
     "SELECT 1 FROM bids b JOIN auctions a ON b.price > 10": "needs an equality between a column of each side",
@@ -133,7 +133,7 @@ ERRORS: dict[str, str] = {
     "SELECT 1 FROM bids FOR SYSTEM_TIME AS OF ts": "VERSION is not covered here",
     "SELECT city FROM sellers": "FROM must begin with a stream",
     "SELECT id FROM sellers s, auctions a WHERE a.seller = s.seller": "and join the registered table with it",
-    "SELECT id FROM auctions a, sellers s WHERE s.city = 'Oslo'": "a join with a table takes equalities",
+    "SELECT id FROM auctions a, sellers s WHERE s.city = 'Oslo'": "a join with a registered table needs equalities",
     "SELECT id FROM auctions a JOIN sellers s USING (id)": "the table has no column 'id'; it has seller, city",
     f"SELECT 1 FROM {WINDOWED.replace(' GROUP', ' WHERE ts < window_end GROUP').format('ts', HOUR, BOTH)}": (
         "holds for all of its rows, but 'ts' belongs to one row: put the condition into HAVING"

@@ -239,7 +239,11 @@ def looked_up(
     if how == "inner":
         keys += _taken_keys(where, left, right, merged)
     if not keys or (rest and how == "left"):
-        raise refused(rest[0] if rest else node, "a join with a table takes equalities of its columns with the stream")
+        raise refused(
+            rest[0] if rest else node,
+            "a join with a registered table needs equalities between a column of the table and a column of the "
+            "stream, and a LEFT JOIN takes no other conditions",
+        )
     pairs: list[tuple[str, str]] = []
     computed: dict[str, pl.Expr] = {}
     types = types_of(schema)

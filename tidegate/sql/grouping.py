@@ -230,8 +230,8 @@ class Grouping:
         assert spec is not None, "windows of no kind"
         if isinstance(spec, Session) and groups.spark is None and set(relation.sessions_by) != set(keys):
             raise ConfigurationError(
-                f"sessions are by {list(relation.sessions_by) or 'all rows'}, but GROUP BY names {list(keys)} besides "
-                "the bounds: give SESSION(TABLE … PARTITION BY …) the same columns"
+                f"SQL: the keys of the sessions are {list(relation.sessions_by) or 'no columns'}, but GROUP BY names "
+                f"{list(keys)} besides the bounds: give SESSION(TABLE … PARTITION BY …) the same columns"
             )
         return self._in_windows(stream, keys, aggregates, spec), spec
 
@@ -251,8 +251,8 @@ class Grouping:
         grid = None if spec is None else grid_of(spec)
         if grid is None or groups.bounds != {WINDOW_START, WINDOW_END}:
             raise ConfigurationError(
-                "results of windows must be grouped by both bounds, and results of sessions by neither; for a running "
-                "aggregate of all of them remove the bounds"
+                "SQL: results of windows must be grouped by both window_start and window_end, and results of "
+                "sessions by neither; for a running aggregate of all results remove the bounds from GROUP BY"
             )
         start = free_name("of_start", columns_of(stream))
         stream = self._steps.computed(stream, {start: pl.col(WINDOW_START)})

@@ -96,7 +96,7 @@ def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
         raise refused(tree, f"the result would have {', '.join(doubles)} twice; give one of them another name with AS")
     if CHANGE in names and relation.stream._changelog is not None:
         raise refused(
-            tree, f"{CHANGE} is a reserved column, which marks inserted and retracted rows; rename yours with AS"
+            tree, f"{CHANGE} is a reserved column, which marks inserted and retracted rows; rename your column with AS"
         )
     with errors_at(tree):
         return steps.selected(relation.stream, [(each.inner, each.name) for each in relation.names])

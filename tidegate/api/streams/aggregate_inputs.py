@@ -134,7 +134,7 @@ def check_not_replaced(aggregates: Mapping[str, Aggregate], replaced: frozenset[
             for name in sorted(read & replaced):
                 raise ConfigurationError(
                     f"{label}={aggregate}: it would read the key with which key_by has replaced column {name!r}; "
-                    'give the key a name of its own: key_by((...).alias("key"))'
+                    'give the key another name, as in key_by((...).alias("key"))'
                 )
 
 

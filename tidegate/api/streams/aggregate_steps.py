@@ -385,8 +385,8 @@ def _check_ttl(stream: Stream, emit: EmitMode, name: str) -> None:
         raise ConfigurationError(f'{name}: ttl= needs emit="update" or emit="each", not {emit!r}: {reason}')
     if stream._changelog is not None:
         raise ConfigurationError(
-            f"{name}: ttl= is not supported behind changes: rows of a forgotten key could not be retracted. Bound the "
-            "state of the operators before it"
+            f"{name}: ttl= is not supported behind changes, because a row of a key that is no longer stored could "
+            "not be retracted; remove ttl=, and limit the state of the steps before"
         )
 
 

@@ -52,18 +52,16 @@ class ChangelogMode:
         """Returns the mode of the rows that the step `node` emits."""
         return ChangelogMode(keys, f"{node.name!r} (uid {node.uid!r})", changes)
 
-    def refuse(
-        self, operator: str, reason: str = "it would count old versions as rows of their own"
-    ) -> ConfigurationError:
+    def refuse(self, operator: str, reason: str = "it would count old versions as separate rows") -> ConfigurationError:
         """Returns the error for an operator that cannot process such a stream, for the `reason`."""
-        which = f"the one before it with the same {list(self.keys)}" if self.keys else "the one before it"
+        which = f"the earlier row with the same {list(self.keys)}" if self.keys else "the one before it"
         advice = (
             f', or write the updates with to_table(..., mode="upsert", keys={list(self.keys)})' if self.keys else ""
         )
-        what = "changes: a row may be retracted" if self.changes else f"updates: a row replaces {which}"
+        what = "changes, so a row may be retracted" if self.changes else f"updates: a row replaces {which}"
         return ConfigurationError(
-            f"{operator} cannot follow {self.made_by}, which emits {what}, and "
-            f'{reason}. Use emit="final" in {self.made_by}{advice}'
+            f'{operator} cannot follow {self.made_by}, which emits {what}; {reason}. Use emit="final" in '
+            f"{self.made_by}{advice}"
         )
 
     def parallelism(self, operator: str, asked: int | None, before: int) -> int | None:
@@ -77,7 +75,7 @@ class ChangelogMode:
             return asked
         kept = before if self.keyless else 1
         if asked not in (None, kept):
-            raise self.refuse(operator, f"in {asked} subtasks rows would overtake each other; use parallelism={kept}")
+            raise self.refuse(operator, f"in {asked} subtasks rows would overtake each other: use parallelism={kept}")
         return kept
 
     def with_kind(self, expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Sequence[pl.Expr | str]:
@@ -123,7 +121,7 @@ class ChangelogMode:
         if self.changes:
             self.check_kind_is_not_read(operator, (condition,), schema)
         elif not reads_only(condition, self.keys):
-            raise self.refuse(operator, "it would drop newer versions of rows after their old ones have passed")
+            raise self.refuse(operator, "it would drop the newer version of a row, and the old version would stay")
 
     def renamed(self, operator: str, passed: Mapping[str, str]) -> ChangelogMode:
         """Returns the mode after a step that copies columns. `passed` maps new names to old names.
@@ -131,14 +129,14 @@ class ChangelogMode:
         Raises ConfigurationError if the step does not copy a column that the mode needs.
         """
         if self.changes and passed.get(CHANGE) != CHANGE:
-            raise self.refuse(operator, f"it does not pass on the column {CHANGE!r} as it is")
+            raise self.refuse(operator, f"it drops or changes the column {CHANGE!r}")
         names = []
         for key in self.keys:
             name = name_after(key, passed)
             if name is None:
                 if self.changes:
                     return replace(self, keys=(), keyless=True)
-                raise self.refuse(operator, f"it does not pass on the key {key!r} as it is")
+                raise self.refuse(operator, f"it drops or changes the key column {key!r}")
             names.append(name)
         return replace(self, keys=tuple(names))
 
@@ -152,7 +150,9 @@ class ChangelogMode:
             raise self.refuse(operator, f"{how} cannot retract rows")
         elif self.keyless or not set(self.keys) <= set(keys):
             needed = "columns that a step has dropped" if self.keyless else f"{list(self.keys)}"
-            raise self.refuse(operator, f"{how} would receive them out of order: its keys must include {needed}")
+            raise self.refuse(
+                operator, f"{how} would receive rows of a key out of order: its keys must include {needed}"
+            )
 
 
 def _is_kind(expression: pl.Expr | str) -> bool:

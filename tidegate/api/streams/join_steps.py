@@ -134,8 +134,8 @@ def asof_join(
     named = None if by is None else column_names(by, "join_asof: by=")
     if named is not None and (named if len(named) > 1 else named * 2) != sides.times:
         raise ConfigurationError(
-            f"join_asof: by={by!r}, and the event time of the streams is in {list(sides.times)}; name it with "
-            "assign_timestamps"
+            f"join_asof: by={by!r} must name the event time of both streams, which is in {list(sides.times)}; remove "
+            "by=, or name it with assign_timestamps"
         )
     operator = partial(AsOfJoin, sides, schemas, how)
     means = _meaning("as-of join", join_facts(sides, how), sides, schemas)

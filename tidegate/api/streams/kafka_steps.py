@@ -156,7 +156,7 @@ def _parts_of_changes(
         raise ConfigurationError(f"{where}: keys are objects, as Debezium writes them; remove key_format=")
     if delivery != "exactly_once":
         raise ConfigurationError(
-            f"{where}: after a failure events would come again with other rows before them; use "
+            f'{where}: after a failure events would come again with another row in "before"; use '
             'delivery="exactly_once", or format="upsert"'
         )
     if isinstance(parts.format, DebeziumFormat):

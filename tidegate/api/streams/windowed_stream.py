@@ -216,8 +216,8 @@ class WindowedStream(OtherNames):
             raise ConfigurationError(f'{name}: emit must be "final", "update" or "changes", not {emit!r}')
         if isinstance(spec, Session) and (emit == "update" or every_ms is not None):
             raise ConfigurationError(
-                f"{name}: a session that grows has other bounds, so its new result would not replace the one before; "
-                'use emit="changes", which retracts that one, and remove emit_every='
+                f"{name}: a session that grows has other bounds, so its new result would not replace the earlier "
+                'one; use emit="changes", which retracts the earlier result, and remove emit_every='
             )
         if emit == "changes" and not isinstance(spec, Session):
             raise ConfigurationError(
@@ -230,8 +230,8 @@ class WindowedStream(OtherNames):
             )
         if isinstance(spec, Count) and (emit != "final" or every_ms is not None):
             raise ConfigurationError(
-                f"{name}: count windows have no bounds by which an update could replace the one before; "
-                'remove emit="update" and emit_every='
+                f"{name}: count windows have no bounds, so a new result could not replace the earlier one; remove "
+                'emit="update" and emit_every='
             )
         return _Emission(emit, every_ms, every_time == "event")
 
@@ -330,8 +330,8 @@ class WindowedStream(OtherNames):
             read = {column} if isinstance(column, str) else columns_read((column.expression,)) or self._replaced
             for each in sorted(read & self._replaced):
                 raise ConfigurationError(
-                    f"{options.name}: {spec!r} would read the key with which key_by has replaced column {each!r}; give "
-                    'the key a name of its own: key_by((...).alias("key"))'
+                    f"{options.name}: {spec!r} would read the key with which key_by has replaced column {each!r}; "
+                    'give the key another name, as in key_by((...).alias("key"))'
                 )
         if isinstance(spec.column, str):
             if stream.schema is not None:

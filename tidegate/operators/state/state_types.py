@@ -143,7 +143,8 @@ def check_map_key(data_type: pa.DataType) -> None:
     if zone is not None and _FIXED_ZONE.fullmatch(zone) is None:
         raise ConfigurationError(
             f"keys of a map cannot be {data_type}, because Python takes the hour that comes twice in {zone} for one; "
-            f'declare pa.timestamp("{data_type.unit}", "UTC"): moments of any zone may be put in, and come out in UTC'
+            f'declare pa.timestamp("{data_type.unit}", "UTC"): times of any zone can be stored, and are returned in '
+            "UTC"
         )
 
 
@@ -254,7 +255,7 @@ class _MomentForm(_ArrowForm):
 
     def put(self, value: Any) -> Any:
         if isinstance(value, dt.datetime) and value.tzinfo is not None:
-            raise TypeError('it has a time zone: declare pa.timestamp("us", "UTC") to keep such moments')
+            raise TypeError('it has a time zone: declare pa.timestamp("us", "UTC") to store such times')
         return super().put(value)
 
 

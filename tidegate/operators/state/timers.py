@@ -260,7 +260,7 @@ class TimerService:
         times = [moment_of(moments)] * len(numbers) if isinstance(moments, int) else _moments(moments)
         if len(times) != len(numbers):
             raise ValueError(
-                f"{len(times)} moments were given for timers of {len(numbers)} rows; give one moment for each row"
+                f"{len(times)} times were given for timers of {len(numbers)} rows; give one time for each row"
             )
         self._timers.change_many(domain, times, registered, numbers)
 

@@ -726,8 +726,8 @@ def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
     schema = calls.schema
     if schema is None:
         raise ConfigurationError(
-            f"{calls.name}: with allowed_lateness the results of a session are stored, so that they can be taken back "
-            "when the session grows; give schema= with the columns that the function returns"
+            f"{calls.name}: with allowed_lateness the results of a session are stored, to retract them when the "
+            "session grows; give schema= with the columns that the function returns"
         )
     if CHANGE in schema.names:
         raise ConfigurationError(
@@ -737,8 +737,8 @@ def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
     for field in schema:
         if not decoded_type(field.type).equals(field.type):
             raise ConfigurationError(
-                f"{calls.name}: column {field.name!r} is {field.type}; results that may be taken back cannot have "
-                f"dictionaries; give {decoded_type(field.type)} in schema="
+                f"{calls.name}: column {field.name!r} is {field.type}; results that may be retracted cannot have "
+                f"dictionary columns; give {decoded_type(field.type)} in schema="
             )
     return [field.with_nullable(True) for field in schema]
 

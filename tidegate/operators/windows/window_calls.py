@@ -223,8 +223,9 @@ class WindowCalls:
             check_no_doubles(part.schema.names, self._own)
         if self._replaces and (rows := sum(part.num_rows for part in found)) > 1:
             raise TypeError(
-                f"the function returned {rows} rows for a window; with allowed_lateness a row replaces the one before "
-                "of its key and window, so return one, with a list in it if need be"
+                f"the function returned {rows} rows for a window; with allowed_lateness a new result replaces the "
+                "earlier result of the same key and window, so return one row, with several values in a column of "
+                "lists if needed"
             )
         return found
 
