@@ -555,6 +555,29 @@ def test_formats_are_found_by_name() -> None:
             check_registry("http://host", "to_kafka", given_format)
 
 
+def test_a_null_that_the_schema_of_the_program_does_not_allow_is_bad() -> None:
+    """By the rules of Avro, also within a list. Nulls of records around it are no reason."""
+    item = record(("v", ["null", "int"]), name="Item")
+    written_as = record(("x", ["null", "int"]), ("items", {"type": "array", "items": ["null", item]}))
+    item = record(("v", "int"), name="Item")
+    read_as = record(("x", "int"), ("items", {"type": "array", "items": ["null", item]}))
+    rows = [
+        {"x": 1, "items": [None, {"v": 2}]},
+        {"x": None, "items": []},
+        {"x": 3, "items": [{"v": None}]},
+        {"x": 4, "items": []},
+    ]
+    with registry_server() as registry:
+        number = registry.add("orders-value", written_as)
+        decoder = AvroFormat(read_as, registry=registry.url).for_reading(None, READING).decoder()
+        found = decoder.decode([with_id(number, each) for each in written(written_as, *rows)])
+    assert found.batch.to_pylist() == [rows[0], rows[3]]
+    assert found.bad == {
+        1: "field 'x' is null, which the program's schema does not allow",
+        2: "field 'items[].v' is null, which the program's schema does not allow",
+    }
+
+
 def test_nulls_and_symbols_that_the_schema_does_not_have_make_a_row_bad() -> None:
     """At any depth, with the field."""
     schema = record(

@@ -397,6 +397,24 @@ def test_columns_that_do_not_fit_are_refused(
         local().from_batches(columns).to_iceberg(catalog=lake.properties, table=NAME)
 
 
+def test_partitions_of_floats_are_refused(lake: Lake) -> None:
+    """Rows with 0.0 and -0.0 would be written twice."""
+    stream = local().from_batches(pa.table({"k": [0.0, -0.0], "x": [1, 2]}))
+    with pytest.raises(tg.ConfigurationError, match="'k' is a column of floats"):
+        stream.to_iceberg(catalog=lake.properties, table=NAME, create=True, partition_by="k")
+    assert not lake.catalog.table_exists(NAME)
+    lake.create(pa.schema([("k", pa.float64()), ("x", pa.int64())]))
+    sink = lake.sink(("x",))
+    rows = prepared(sink, pa.table({"k": [0.0, -0.0], "x": [1, 2]}))
+    with lake.table().update_spec() as spec:
+        spec.add_identity("k")
+    with pytest.raises(tg.TableError, match="partitioned by the column 'k' of floats"):
+        stream.to_iceberg(catalog=lake.properties, table=NAME)
+    with pytest.raises(tg.TableError, match="partitioned by the column 'k' of floats"):
+        committed(sink, 1, rows)
+    assert lake.rows() == []
+
+
 def test_what_cannot_be_written_is_refused(lake: Lake) -> None:
     """A table that does not exist, a key without a value, and a null in a required column."""
     stream = local().from_batches(ROWS)

@@ -358,10 +358,14 @@ class _Enum(Node):
 
 @dataclass(slots=True)
 class _Option(Node):
-    """Node of a nullable value. `number`: the kernel column of flags that are 1 for a value."""
+    """Node of a nullable value. `number`: the kernel column of flags that are 1 for a value.
+
+    `required`: the path of a field that may be null as it was written, and not in the program's schema; else None.
+    """
 
     number: int
     inner: Node
+    required: str | None = None
 
     @property
     def type(self) -> pa.DataType:
@@ -369,8 +373,13 @@ class _Option(Node):
 
     def array(self, columns: Columns, length: int, valid: pa.Buffer | None = None) -> pa.Array:
         flags = columns.flags(self.number)
+        live = length
         if valid is not None:
-            flags = pc.and_(flags, pa.Array.from_buffers(pa.bool_(), length, [None, valid]))
+            above = pa.Array.from_buffers(pa.bool_(), length, [None, valid])
+            live = above.true_count
+            flags = pc.and_(flags, above)
+        if self.required is not None and flags.true_count < live:
+            raise UnfitRecordError(f"{self.required} is null, which the program's schema does not allow")
         return self.inner.array(columns, length, valid if flags.true_count == length else flags.buffers()[1])
 
     def put(
@@ -662,7 +671,8 @@ class _Resolver:
         option = program.emit(kernels.OPTION, path, number, list(writer).index("null"))
         inner = self.node(values[0], target, path, wanted)
         program.patch(option)
-        return _Option(number, inner)
+        is_null_allowed = isinstance(reader, list) and "null" in reader
+        return _Option(number, inner, None if is_null_allowed else _field(path))
 
     def _branch(self, writer: Schema, reader: Sequence[Schema], path: str) -> Schema:
         """Returns the non-null branch of the program's union. Raises UnfitSchemaError if there is not exactly one."""

@@ -75,6 +75,12 @@ class TablePlace:
         if catalog.table_exists(self.table):
             return
         self._check_new(schema, where)
+        floats = [column for column, _ in transforms if pa.types.is_floating(schema.field(column).type)]
+        if floats:
+            raise ConfigurationError(
+                f"{where}: partition_by={floats[0]!r} is a column of floats, and 0.0 and -0.0 would be one partition, "
+                "and NaN none; partition by another column"
+            )
         namespace = self.table.rpartition(".")[0]
         try:
             if not catalog.namespace_exists(namespace):
@@ -163,6 +169,23 @@ def check_writable(table: Table, place: TablePlace) -> None:
             f"{place.named} has format version {table.metadata.format_version}; versions up to {FORMAT_VERSION_MAX} "
             "can be written. Write to another table, or use for_each_checkpoint with another writer"
         )
+    check_partitions(table.metadata, place)
+
+
+def check_partitions(metadata: TableMetadata, place: TablePlace) -> None:
+    """Raises TableError for a table with partitions of floats. pyiceberg finds the rows of a partition by equality: it
+    would write rows with 0.0 and -0.0 twice, and rows with NaN not at all.
+    """
+    schema = metadata.schema()
+    for field in metadata.spec().fields:
+        if str(field.transform) == "void":
+            continue
+        column = schema.find_field(field.source_id)
+        if str(column.field_type) in ("float", "double"):
+            raise TableError(
+                f"{place.named} is partitioned by the column {column.name!r} of floats, which cannot be written: "
+                "0.0 and -0.0 are equal, and NaN equals nothing. Partition by another column"
+            )
 
 
 def token_property(context: CommitContext) -> str:

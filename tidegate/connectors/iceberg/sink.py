@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidegate.connectors.iceberg.client import TableLayout, TablePlace, commit_once
+from tidegate.connectors.iceberg.client import TableLayout, TablePlace, check_partitions, commit_once
 from tidegate.connectors.iceberg.options import check_columns
 from tidegate.connectors.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
 from tidegate.connectors.upserts import StagedUpserts, last_of_each_key, rows_with_other_keys, split_changes
@@ -233,6 +233,7 @@ class IcebergUpsert(Sink):
         changes = last_of_each_key(pa.concat_tables(staged), self._keys)
         metadata = table.metadata
         self._check_columns(metadata, split_changes(changes)[0].schema)
+        check_partitions(metadata, self._place)
         counter = itertools.count()
         replaced: list[DataFile] = []
         added: list[DataFile] = []
