@@ -2,25 +2,33 @@
 
     python benchmarks/formats.py [--rows 50000] [--rounds 5]
 
-Prints microseconds a record, the best of the rounds, and the ratio to JSON. All formats have the same rows.
+Prints microseconds a record, the best of the rounds, and the ratio to JSON. All formats have the same rows. Events of
+Debezium have the row before and the row after, with a key; the registry of those in Avro is on loopback.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from tidegate.connectors.formats.avro import AvroFormat
 from tidegate.connectors.formats.csv_format import CsvFormat
-from tidegate.connectors.formats.format import Format, PayloadUse
+from tidegate.connectors.formats.debezium import DebeziumFormat
+from tidegate.connectors.formats.format import Format, PayloadUse, RowChanges
 from tidegate.connectors.formats.json_format import JsonFormat
 from tidegate.connectors.formats.protobuf import ProtobufFormat
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+from registry_server import registry_server
 
 USE = PayloadUse("benchmark", ("bids",))
 SCHEMA = {
@@ -86,6 +94,28 @@ def best_us(rounds: int, count: int, run: Callable[[], object]) -> float:
     return min(times) / count * 1e6
 
 
+def events_us(form: DebeziumFormat, batch: pa.RecordBatch, rounds: int) -> tuple[float, float]:
+    """Returns the times of reading and of writing an event of each row."""
+    keys = ("auction",)
+    use = PayloadUse("benchmark", ("bids",), keys=keys)
+    encoder = form.for_writing(batch.schema, use).encoder()
+    of_keys = form.for_writing(
+        batch.schema.empty_table().select(keys).schema, PayloadUse("benchmark", ("bids",), "key", keys)
+    )
+    rows = np.arange(batch.num_rows)
+    changes = RowChanges(rows, rows)
+    values = encoder.encode_changes(batch, changes, None, "bids").payloads.to_pylist()
+    texts = of_keys.encoder().encode(batch.select(keys), "bids").payloads.to_pylist()
+    decoder = form.for_reading(batch.schema, use).decoder()
+    found = decoder.decode_records(values, texts)
+    assert not found.bad
+    assert found.batch.select(batch.schema.names).equals(batch)
+    return (
+        best_us(rounds, batch.num_rows, lambda: decoder.decode_records(values, texts)),
+        best_us(rounds, batch.num_rows, lambda: encoder.encode_changes(batch, changes, None, "bids")),
+    )
+
+
 def main() -> None:
     """Runs all measurements and prints a table."""
     parser = argparse.ArgumentParser()
@@ -122,6 +152,9 @@ def main() -> None:
 
     read_us = best_us(options.rounds, options.rows, loop)
     results["fastavro, a dictionary a row"] = read_us, best_us(options.rounds, options.rows, write_loop)
+    results["debezium in json"] = events_us(DebeziumFormat(), batch, options.rounds)
+    with registry_server() as registry:
+        results["debezium in avro"] = events_us(DebeziumFormat(registry=registry.url), batch, options.rounds)
     base = results["json"]
     print(f"{'format':30} {'decode us':>10} {'of json':>8} {'encode us':>10} {'of json':>8}")
     for name, (decode, encode) in results.items():
