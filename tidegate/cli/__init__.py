@@ -1,2 +1,4 @@
-"""The commands of `tidegate`. Each module `*_command.py` parses one command group, and `main.py` puts the groups
-together."""
+"""The commands of `tidegate`.
+
+Each module `*_command.py` parses one command group, and `main.py` combines the groups.
+"""

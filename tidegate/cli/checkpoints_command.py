@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
 
 _SPLITS_SHOWN = 3
-"""Limit of the splits of a source that a table lists."""
+"""How many splits of a source a table lists at most."""
 
 checkpoints_app = typer.Typer(help="List, inspect, compare, verify and delete completed checkpoints and savepoints.")
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -203,7 +203,7 @@ def sweep_command(
 
 
 def report_object(report: CheckpointReport) -> dict[str, Any]:
-    """Returns the report for JSON, without the whole metadata, which may hold state."""
+    """Returns the report for JSON, without the complete metadata, which may contain state."""
     metadata = report.metadata
     return {
         "path": report.path,
@@ -300,7 +300,7 @@ def print_report(report: CheckpointReport) -> None:
 
 
 def print_diff(diff: CheckpointDiff) -> None:
-    """Prints the differences of two checkpoints. Operators that are the same are only counted."""
+    """Prints the differences of two checkpoints. Operators without differences are only counted."""
     console = make_console()
     old_bytes, new_bytes = diff.size_bytes
     console.print(
@@ -322,7 +322,7 @@ def print_diff(diff: CheckpointDiff) -> None:
 
 
 def _positions(diff: CheckpointDiff) -> Iterator[Table]:
-    """Yields a table of the splits whose position changed, if any; up to `_SPLITS_SHOWN` of each source."""
+    """Yields a table of the splits whose position has changed, up to `_SPLITS_SHOWN` of each source, or nothing."""
     table = make_table("operator uid", "split", "next row", title="Positions of sources")
     for operator in diff.changed:
         for split in operator.splits[:_SPLITS_SHOWN]:
@@ -338,8 +338,9 @@ def _positions(diff: CheckpointDiff) -> Iterator[Table]:
 
 
 def _moved(split: SplitDiff) -> str:
-    """Formats the next row of a split in both checkpoints. "read" means that a finished subtask has read the split to
-    its end.
+    """Returns as text the number of the next row of a split in both checkpoints.
+
+    "read" means that a finished subtask has read the split to its end.
     """
     old, new = ("read" if read else _number(offset) for offset, read in zip(split.next_offset, split.read, strict=True))
     return f"{old} -> {new}"

@@ -1,7 +1,7 @@
 """The commands `doctor` and `--version`: which parts of tidegate work on this machine, and how to install the rest.
 
-`doctor` changes nothing and connects to no cluster. It checks installed packages, the Java that Spark would use, and
-the disk, the memory and the ports of this machine.
+`doctor` changes nothing and does not connect to a cluster. It checks installed packages, the Java that Spark would use,
+and the disk, the memory and the ports of this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PORTS = {8081: "the page of the jobs takes the next free one", 8265: "the dashb
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: what was found and, if something does not work, what to do."""
+    """The result of one check: the situation and, if something does not work, advice."""
 
     what: str
     state: State
@@ -42,7 +42,7 @@ class Finding:
 
 
 def show_version(wanted: bool) -> None:
-    """Prints the version and ends, if `--version` is given."""
+    """Prints the version and ends the program, if `--version` is given."""
     if wanted:
         print(f"tidegate {metadata.version('tidegate')}")
         raise typer.Exit

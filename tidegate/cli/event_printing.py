@@ -1,7 +1,7 @@
 """Prints the events of jobs for `tidegate events` and `tidegate job NAME events`: timelines, whole logs, and causes.
 
 A timeline has a line for each decision of a coordinator. A chain of causes leads to one event. `--raw` prints a whole
-log, entry by entry. People read lines, programs read JSON.
+log, entry by entry. The output is lines of text, or JSON for programs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
 LINES_MAX = 40
-"""Limit of lines that are printed of a chain of causes. One line replaces the middle of a longer chain."""
+"""How many lines of a chain of causes are printed at most. One line replaces the middle of a longer chain."""
 FIRST_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """Selects lines of a timeline: of one checkpoint, only restarts, or since a time in ms since the epoch.
+    """Selects lines of a timeline: for one checkpoint, only restarts, or since a time in ms since the epoch.
 
     Details are printed only for a single checkpoint.
     """
@@ -49,9 +49,9 @@ class LineFilter:
 
 
 def moment_ms(text: str, option: str = "--since") -> int:
-    """Returns the time that an option names, in ms since the epoch: a duration ago, or a date and time in UTC.
+    """Returns the time given by an option, in ms since the epoch: a duration before now, or a date and time in UTC.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if it is neither.
     """
     try:
         return now_ms() - parse_duration_ms(text)
@@ -67,7 +67,7 @@ def moment_ms(text: str, option: str = "--since") -> int:
 
 
 def print_timeline(timeline: Timeline, choice: LineFilter, as_json: bool) -> None:
-    """Prints the chosen lines of a timeline: one JSON object a line, or text."""
+    """Prints the selected lines of a timeline, as text or as one JSON object for each line."""
     lines = [entry_line for entry_line in timeline.lines if choice.matches(entry_line)]
     if as_json:
         for entry_line in lines:
@@ -91,7 +91,7 @@ def _print_line(console: Console, entry_line: TimelineLine) -> None:
 
 
 def line_text(entry_line: TimelineLine) -> str:
-    """Returns a line with the number of its event and its time."""
+    """Returns a line as text, with the number of its event and its time."""
     number = "?" if entry_line.number is None else str(entry_line.number)
     return f"{number:>7}  {time_text(entry_line.line.at_ms)}  {entry_line.line.text}"
 
@@ -153,7 +153,10 @@ def _head(logged: LoggedEvent) -> str:
 
 
 def print_chain(chain: Chain, whole: bool) -> None:
-    """Prints a chain of causes, one event a line, the first cause first. `whole` prints long chains in full."""
+    """Prints a chain of causes, one event on each line, the first cause first.
+
+    `whole`: long chains are not shortened.
+    """
     events, first = chain.events, chain.events[0]
     if chain.cut is not None:
         typer.echo(f"{chain.cut:>7}  {chain.cut_why}")

@@ -1,7 +1,7 @@
 """The commands `events`, `checkpoints explain`, `checkpoints relocate`, `state read` and `state write`.
 
-They interpret events and keys, and so need `tidegate.recovery.state_processor`. Their exit codes are the exit codes of
-`checkpoints_command.py`.
+They interpret events and keys, and therefore need `tidegate.recovery.state_processor`. Their exit codes are the same as
+in `checkpoints_command.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The commands for jobs that run on Ray: `tidegate jobs`, and `tidegate job NAME …`.
 
-Exit codes: 0 done, 1 the job refused or failed, 2 wrong usage (no such job, no cluster), 3 timed out.
+Exit codes: 0 success, 1 the job has refused or failed, 2 wrong usage (no such job, no cluster), 3 timeout.
 
-In JSON, times are in ms since the epoch, durations in ms and sizes in bytes. A value that is not known is null.
+In JSON, times are in ms since the epoch, durations in ms and sizes in bytes. An unknown value is null.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMED_OUT = 3
 FOLLOW_S = 1.0
 """Seconds between two reads of the log with `--follow`."""
 POLL_S = 0.3
-"""Seconds between two status requests to a job that does not run yet."""
+"""Seconds between two requests for the status of a job that does not run yet."""
 
 job_app = typer.Typer(help="Inspect or control one job that runs on Ray.", no_args_is_help=True)
 
@@ -217,8 +217,9 @@ def open_environment(address: str | None) -> StreamEnvironment:
 
 @contextmanager
 def _environment(address: str | None) -> Iterator[StreamEnvironment]:
-    """Opens an environment for a command. A TidegateError in the block is printed as one sentence, and ends the command
-    with an exit code (`exit_code`).
+    """Opens an environment for a command.
+
+    A TidegateError in the block is printed as one sentence, and ends the command with an exit code (`exit_code`).
     """
     try:
         with open_environment(address) as env:
@@ -235,7 +236,7 @@ def _job(context: typer.Context, address: str | None) -> Iterator[Job]:
 
 
 def exit_code(error: TidegateError) -> int:
-    """Returns the exit code of a command that failed with an error: 3 after a timeout, 2 for wrong usage, else 1."""
+    """Returns the exit code for an error: 3 for a timeout, 2 for wrong usage, otherwise 1."""
     if isinstance(error, JobTimeoutError):
         return TIMED_OUT
     return WRONG_USAGE if isinstance(error, ConfigurationError) else REFUSED
@@ -247,13 +248,13 @@ def _print_result(as_json: bool, result: Mapping[str, object], text: str) -> Non
 
 
 Listing: TypeAlias = "Sequence[tuple[str, JobOverview | SilentJob]]"
-"""The jobs on a cluster, by name."""
+"""The jobs on a cluster, each with its name."""
 
 _HEAD = ("NAME", "STATE", "UPTIME", "ATTEMPT", "LAST CHECKPOINT", "ID")
 
 
 def job_lines(jobs: Listing, now_ms: int) -> list[str]:
-    """Formats the jobs as the lines of a table, or as one line if there are none. `now_ms` is in ms since the epoch."""
+    """Returns a table of the jobs as lines, or one line if there are none. `now_ms` is in ms since the epoch."""
     from tidegate.actors.runtimes.running_job import SilentJob
 
     if not jobs:
@@ -287,7 +288,7 @@ def _row(overview: JobOverview, now_ms: int) -> tuple[str, ...]:
 
 
 def jobs_as_json(jobs: Listing, now_ms: int) -> str:
-    """Formats the jobs as one line of JSON: a list with one object for each job."""
+    """Returns the jobs as one line of JSON: a list with one object for each job."""
     return as_json_text([_job_object(name, overview, now_ms) for name, overview in jobs])
 
 
@@ -310,12 +311,12 @@ def _job_object(name: str, overview: JobOverview | SilentJob, now_ms: int) -> di
 
 
 def status_of(job: Job) -> dict[str, object]:
-    """Returns names, progress and checkpoint figures of a job."""
+    """Returns the names, the progress and the checkpoint figures of a job."""
     return {"name": job.name, "id": job.job_id, "root": job.root, **job.metrics()}
 
 
 def status_lines(status: Mapping[str, object]) -> list[str]:
-    """Formats one line for each fact. Facts that are None or False are omitted."""
+    """Returns one line for each fact. Facts that are None or False are omitted."""
     lines = []
     for name, value in status.items():
         if isinstance(value, Mapping):
@@ -330,7 +331,7 @@ def _text(value: object) -> str:
 
 
 def tasks_of(job: Job) -> list[dict[str, object]]:
-    """Returns the tasks of a job in the order of its graph, with the process of each, which is None in a local job."""
+    """Returns the tasks of a job in the order of its graph, each with its process, which is None in a local job."""
     processes = {(str(p.task.vertex), int(p.task.subtask)): p for p in job.processes()}
     found: list[dict[str, object]] = []
     for vertex in job.vertices():
@@ -347,7 +348,7 @@ _TASK_HEAD = ("VERTEX", "SUBTASK", "ATTEMPT", "PID", "NODE", "ACTOR")
 
 
 def task_lines(tasks: Sequence[Mapping[str, object]]) -> list[str]:
-    """Formats the tasks as the lines of a table. Ids of nodes are shortened; `-` stands for an unknown process."""
+    """Returns a table of the tasks as lines. Ids of nodes are shortened; `-` means an unknown process."""
 
     def text(task: Mapping[str, object], column: str) -> str:
         value = "-" if task[column] is None else str(task[column])
@@ -421,5 +422,5 @@ class RawEvents:
 
 
 def as_json_text(value: object) -> str:
-    """Formats a value as one line of JSON. Enumerations and ids are written as text."""
+    """Returns a value as one line of JSON. Enumerations and ids are written as text."""
     return json.dumps(value, ensure_ascii=False, default=str)

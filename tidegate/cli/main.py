@@ -1,6 +1,6 @@
 """The `tidegate` command, whose entry point is `main`.
 
-It puts the command groups together. `terminal.py` has the helpers that all groups share.
+It combines the command groups. `terminal.py` has helpers that all groups use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ app.command("simulate")(simulate_command)
 
 
 def main() -> None:
-    """Runs the command line. A TidegateError ends it with one sentence, without a traceback."""
+    """Runs the command line. After a TidegateError it ends with one sentence, without a traceback."""
     try:
         app()
     except TidegateError as error:

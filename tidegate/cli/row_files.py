@@ -1,6 +1,6 @@
 """Reads, writes and prints rows of state, batch by batch, for the commands `state` and `events`.
 
-A file with a name that ends in `.parquet` is Parquet. Any other file is Arrow IPC: a file or a stream.
+A file whose name ends in `.parquet` is Parquet. Any other file is Arrow IPC: a file or a stream.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FILE_MAGIC = b"ARROW1"
 
 
 def rows_of_files(files: Sequence[str]) -> pa.RecordBatchReader:
-    """Returns all rows of some files, in order.
+    """Returns the rows of several files, in order.
 
-    Raises ConfigurationError for an unreadable file and for other columns.
+    Raises ConfigurationError for a file that cannot be read or has different columns.
     """
     schema, first = _opened(files[0])
     return pa.RecordBatchReader.from_batches(schema, chain(first, _others(files[1:], schema)))
@@ -69,7 +69,10 @@ def _opened(file: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def print_rows(reader: pa.RecordBatchReader, rows_max: int, as_json: bool) -> None:
-    """Prints the first rows, each as a line of JSON or tab-separated. Values that JSON lacks are printed as text."""
+    """Prints the first rows, each as a line of JSON or tab-separated.
+
+    Values of types that JSON lacks are printed as text.
+    """
     found: list[pa.RecordBatch] = []
     left = rows_max
     for batch in reader:
@@ -88,7 +91,7 @@ def print_rows(reader: pa.RecordBatchReader, rows_max: int, as_json: bool) -> No
 
 
 def write_rows(reader: pa.RecordBatchReader, file: str) -> int:
-    """Writes all rows to a file: Parquet by its name, else Arrow IPC. Returns the number of rows.
+    """Writes all rows to a file, as Parquet or Arrow IPC depending on its name. Returns the number of rows.
 
     Raises StorageError.
     """

@@ -1,15 +1,15 @@
 """The commands `tidegate run MODULE:FUNC` and `tidegate config check FILE`.
 
-`run` starts a program under a configuration, waits for its jobs, and ends as they do. `config check` prints the
+`run` starts a program with a configuration, waits for its jobs, and ends with their result. `config check` prints the
 configuration in effect, each setting with its origin.
 
 Rules:
 
-- A function that takes an argument receives an environment, made as `execution.target` requires. Streams that it has
-  not executed itself are executed when it returns, under its name. A function without arguments makes its own
-  environment; the settings of the command apply to it too.
+- A function with an argument gets an environment, created as `execution.target` requires. Streams that it has not
+  executed itself are executed when it returns, under its name. A function without arguments creates its own
+  environment; the settings of the command apply to it, too.
 - The first Ctrl-C or SIGTERM ends the jobs of that environment as `--on-interrupt` requires; a second one ends the
-  program at once. A detached job continues.
+  program immediately. A detached job continues.
 - Exit codes: 0 all jobs have finished, or were stopped with a savepoint; 1 one has failed or was cancelled, or the
   program has raised an error; 2 wrong usage or configuration; 130 after Ctrl-C, 143 after SIGTERM.
 """
@@ -42,7 +42,7 @@ FAILED = 1
 WRONG_USAGE = 2
 SIGNALLED = 128
 END_TIMEOUT = "1min"
-"""How long the cancellation of an interrupted job may take."""
+"""Time limit for the cancellation of an interrupted job."""
 OnInterrupt = Literal["cancel", "savepoint"]
 
 
@@ -122,7 +122,7 @@ def run_command(
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """Returns the function of `MODULE:FUNC` or `FILE.py:FUNC`. Raises ConfigurationError if it does not exist."""
+    """Returns the function for `MODULE:FUNC` or `FILE.py:FUNC`. Raises ConfigurationError if it does not exist."""
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
         raise ConfigurationError(f"{reference!r} does not name a function: write MODULE:FUNC or FILE.py:FUNC")
@@ -177,8 +177,9 @@ def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: O
 
 
 def _runtime_env(given: str) -> Given:
-    """Returns the setting `ray.options` for `--runtime-env`: the path of a YAML or JSON file, or JSON text. Raises
-    ConfigurationError.
+    """Returns the setting `ray.options` for `--runtime-env`: the path of a YAML or JSON file, or JSON text.
+
+    Raises ConfigurationError if it is invalid.
     """
     import yaml
 
@@ -208,8 +209,9 @@ def _runtime_env(given: str) -> Given:
 
 
 def _refuse_in_one_process(function: Callable[..., Any]) -> None:
-    """Raises ConfigurationError if a runtime environment is given and jobs run in this process. A function without
-    arguments may start Ray itself.
+    """Raises ConfigurationError if a runtime environment is given and jobs run in this process.
+
+    A function without arguments may start Ray itself, so it is accepted.
     """
     if _takes_an_environment(function):
         raise ConfigurationError(
@@ -218,8 +220,9 @@ def _refuse_in_one_process(function: Callable[..., Any]) -> None:
 
 
 def _check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for a runtime environment that Ray refuses. With Spark, Ray would ignore
-    unknown names.
+    """Raises ConfigurationError for a runtime environment that Ray refuses.
+
+    With Spark, Ray would ignore unknown names.
     """
     from tidegate.storage.extras import need
 
@@ -234,7 +237,10 @@ class _Executed(BaseException):
 
 
 def _check(function: Callable[..., Any], name: str | None, restore: str | None) -> None:
-    """Implements `--check`: prints what a restore would do with the streams that a function makes. Starts no Ray."""
+    """Implements `--check`: prints what a restore would do with the streams that a function creates.
+
+    Does not start Ray.
+    """
     from tidegate.api.environment import StreamEnvironment
 
     if not _takes_an_environment(function):
@@ -268,7 +274,7 @@ def _check(function: Callable[..., Any], name: str | None, restore: str | None) 
 
 
 def _execute_the_rest(env: StreamEnvironment, name: str, executed: bool) -> None:
-    """Executes the streams that the function made and did not execute."""
+    """Executes the streams that the function has created and not executed."""
     if not env._program.nodes:
         if not executed:
             raise ConfigurationError(f"{name} made no stream in its environment; begin one with env.from_...")
@@ -279,7 +285,7 @@ def _execute_the_rest(env: StreamEnvironment, name: str, executed: bool) -> None
 
 
 def _ended(job: Job, detached: bool) -> str:
-    """Waits for a job, unless it is detached. Returns the status of the job."""
+    """Waits for the end of a job, unless it is detached. Returns its status."""
     typer.echo(f"{job.name} ({job.job_id}) is {job.status()}", err=True)
     if detached:
         return job.status()
@@ -289,7 +295,7 @@ def _ended(job: Job, detached: bool) -> str:
 
 
 def _end(jobs: list[Job], on_interrupt: OnInterrupt, why: Interrupted) -> None:
-    """Cancels the jobs that are still running. If one cannot be cancelled, continues with the next one."""
+    """Ends the jobs that are still running. If that fails for one of them, continues with the next one."""
     for job in jobs:
         if job.status() in ("finished", "failed", "cancelled", "suspended"):
             continue
@@ -304,7 +310,9 @@ def _end(jobs: list[Job], on_interrupt: OnInterrupt, why: Interrupted) -> None:
 
 
 def _send_by_value(function: Callable[..., Any], program: str) -> None:
-    """Sends what a FILE.py defines by value: processes on other machines do not have the file."""
+    """Configures pickling so that other machines get the definitions in a FILE.py, because they do not have the
+    file.
+    """
     import cloudpickle
 
     module = inspect.getmodule(function)
@@ -328,7 +336,9 @@ def _takes_an_environment(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _as_main_program(program: str, arguments: list[str]) -> Iterator[None]:
-    """Imports modules from the folder of the program and sets sys.argv, as `python` does."""
+    """Returns a context in which modules are imported from the folder of the program and sys.argv is set, as
+    `python` does.
+    """
     place = program.rpartition(":")[0]
     folder = str(Path(place).resolve().parent) if place.endswith(".py") else os.getcwd()
     before_path = sys.path[:]
@@ -343,7 +353,7 @@ def _as_main_program(program: str, arguments: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Turns SIGINT and SIGTERM into Interrupted in the main thread."""
+    """Returns a context in which SIGINT and SIGTERM raise Interrupted in the main thread."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)

@@ -1,4 +1,4 @@
-"""Runs the simulator over a range of seeds, in this process or in several, and prints a summary.
+"""Runs the simulator with a range of seeds, in this process or in several, and prints a summary.
 
 `tidegate simulate` runs a pipeline of the user. `make simulate` runs random jobs (`tests/support/random_jobs`).
 """
@@ -22,11 +22,12 @@ from tidegate.testing import SimulationReport
 from tidegate.testing.oracle.coverage import coverage_table
 
 SEEDS_A_TASK = 8
-"""Number of seeds that a worker process receives at once."""
+"""How many seeds a worker process receives at once."""
 GARBAGE = 50_000
 """Threshold of the garbage collector: it runs after this many new objects.
 
-A seed makes many objects and few cycles. With the usual threshold of 700 the collector takes up to a tenth of the time.
+A seed creates many objects and few cycles. With the default threshold of 700 the collector uses up to a tenth of the
+time.
 """
 
 Run: TypeAlias = Callable[[int], SimulationReport]
@@ -36,10 +37,11 @@ Run: TypeAlias = Callable[[int], SimulationReport]
 def run_seeds(
     make_run: Callable[[], Run], seeds: range, workers: int, trace: int, replay: Callable[[int], str]
 ) -> bool:
-    """Runs all seeds and prints violations, a table of what was exercised and totals. Returns whether a seed failed.
+    """Runs all seeds, and prints violations, a table of the effects that occurred, and totals. Returns whether a seed
+    failed.
 
-    `make_run` is called once in each process, so it must be picklable. `trace` is the number of lines of history that
-    are printed of the first violation. `replay` returns the command that runs a seed again.
+    `make_run` is called once in each process, so it must be picklable. `trace` is how many lines of history are printed
+    for the first violation. `replay` returns the command that runs a seed again.
     """
     console = Console()
     totals: Counter[str] = Counter()
@@ -92,7 +94,7 @@ def parse_range(text: str) -> range:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Returns a context that silences the log, because a simulation causes failures on purpose."""
+    """Returns a context that suppresses the log, because a simulation causes failures intentionally."""
     logger = logging.getLogger("tidegate")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,6 +1,6 @@
 """Helpers that the command groups of `tidegate` share: common options, error messages, JSON output, tables and times.
 
-`main.py` puts the groups together. Rules of every command:
+`main.py` combines the groups. Rules of every command:
 
 - It imports the modules that it needs when it runs, so that `--help` is fast.
 - It ends with 0 on success, 1 for a checkpoint that is damaged or cannot be read, and 2 for wrong usage.
@@ -49,7 +49,7 @@ def explained() -> Iterator[None]:
 
 
 def print_found(found: _Found, as_json: bool, print_text: Callable[[_Found], None]) -> None:
-    """Prints a result as JSON, or for people by calling `print_text`."""
+    """Prints a result as JSON, or as text by calling `print_text`."""
     if as_json:
         print_json(found)
     else:
@@ -78,12 +78,12 @@ def plain_value(value: Any) -> Any:
 
 
 def time_text(at_ms: int) -> str:
-    """Formats a time in ms since the epoch, in UTC, to the millisecond."""
+    """Returns a time in ms since the epoch as text, in UTC, with milliseconds."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
 
 
 def make_console() -> Console:
-    """Returns a console on standard output. If that is not a terminal, it is wide enough for whole paths."""
+    """Returns a console for standard output. If that is not a terminal, it is wide enough for complete paths."""
     from rich.console import Console
 
     console = Console()
@@ -98,7 +98,7 @@ def make_table(*columns: str, title: str | None = None) -> Table:
 
 
 def add_row(table: Table, *cells: object) -> None:
-    """Adds a row of plain text: brackets in it are not read as markup."""
+    """Adds a row of plain text: brackets in it are not interpreted as markup."""
     from rich.markup import escape
 
     table.add_row(*(escape(str(cell)) for cell in cells))

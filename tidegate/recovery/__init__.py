@@ -1,8 +1,9 @@
-"""Checkpoints at rest: find, verify, read and delete them, and decide whether a failed job restarts.
+"""Stored checkpoints: finds, verifies, reads and deletes them, and decides whether a failed job restarts.
 
-`tidegate.recovery` is what people call after a crash, from a script or through the command line (`tidegate/cli/`).
-It needs storage alone, and no running job. Functions that need more, the meaning of events, keys or Spark's types, are
-in `tidegate.recovery.state_processor`; their names are offered here as well.
+`tidegate.recovery` is for users after a crash, in a script or through the command line (`tidegate/cli/`).
+
+It needs only storage, and no running job. Functions that also need the meaning of events, keys or Spark's types are in
+`tidegate.recovery.state_processor`; they can be imported from here as well.
 """
 
 from __future__ import annotations

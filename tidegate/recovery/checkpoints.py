@@ -1,11 +1,11 @@
-"""Lists, verifies and reads stored checkpoints, for people and for jobs that are restored.
+"""Lists, verifies and reads stored checkpoints, for users and for jobs that are restored.
 
 Rules:
 
 - Only completed checkpoints are listed, never an aborted one.
-- A damaged checkpoint is listed as damaged. `latest` skips it for the one before it, with a warning that gives the
+- A damaged checkpoint is listed as damaged. `latest` skips it, uses the one before it, and logs a warning with the
   reason.
-- To verify a checkpoint is to read every byte to which it refers.
+- Verifying a checkpoint reads every byte of every file to which it refers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _logger = logging.getLogger(__name__)
 class CheckpointSummary:
     """One completed checkpoint or savepoint.
 
-    `size_bytes` is the size of the state, in-flight data included. `triggered_at_ms` is in ms since the epoch. Both are
-    -1 if the metadata cannot be read.
+    `size_bytes` is the size of the state, including in-flight data. `triggered_at_ms` is in ms since the epoch. Both
+    are -1 if the metadata cannot be read.
 
-    `verified` is None if only the metadata was read, True if every file was, and False if something is damaged;
-    `reason` then names the damage.
+    `verified` is None if only the metadata was read, True if every file was verified, and False if something is
+    damaged. `reason` then describes the damage.
     """
 
     path: str
@@ -55,14 +55,16 @@ class CheckpointSummary:
     verified: bool | None = None
     reason: str | None = None
     restored_from: str | None = None
-    """Path of the checkpoint from which the job itself was restored."""
+    """Path of the checkpoint from which the job itself was restored, or None."""
     savepoint: bool = False
-    """True for a savepoint, which is self-contained, and never deleted by a job."""
+    """True for a savepoint, which is self-contained and never deleted by a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of `verify`: whether everything is whole, the problems as text, and the files and bytes read."""
+    """The result of `verify`: whether everything is undamaged, the problems as text, and how many files and bytes
+    were read.
+    """
 
     path: str
     ok: bool
@@ -74,10 +76,10 @@ class VerificationReport:
 def list_checkpoints(
     url: str, job: str | None = None, *, open_store: OpenStore = open_store
 ) -> list[CheckpointSummary]:
-    """Returns all completed checkpoints and savepoints directly under a root. `job` selects the job of this name or id.
+    """Returns all completed checkpoints and savepoints directly under a root, oldest first.
 
-    Oldest first. A savepoint comes before the checkpoint of which it is a copy. State files are not read. Raises
-    StorageError.
+    `job` selects the job with this name or id. A savepoint is listed before the checkpoint of which it is a copy. State
+    files are not read. Raises StorageError.
     """
     store = open_store(url)
     ordered: list[tuple[int, CheckpointSummary]] = []
@@ -100,10 +102,10 @@ def list_checkpoints(
 
 
 def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_store) -> CheckpointSummary | None:
-    """Returns the newest checkpoint or savepoint of which every byte verifies, or None if there is none.
+    """Returns the newest checkpoint or savepoint in which every byte is verified, or None if there is none.
 
-    If a job was restored from another one, its checkpoints come first, even if the other job completed newer ones,
-    because the tables belong to the successor. Damaged checkpoints are skipped, with a warning in the log. Raises
+    If a job was restored from another one, its checkpoints are preferred, even if the other job completed newer ones,
+    because the tables belong to the later job. Damaged checkpoints are skipped, with a warning in the log. Raises
     StorageError if the storage does not answer.
     """
     return latest_and_damaged(url, job, open_store=open_store)[0]
@@ -128,8 +130,9 @@ def latest_and_damaged(
 
 
 def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
-    """Returns, for each job, the number of jobs after it in its longest chain of restores. Jobs without a successor are
-    absent.
+    """Returns, for each job, the number of jobs after it in its longest chain of restores.
+
+    Jobs without a successor are absent.
     """
     origin = {s.job_id: parse_pointer(s.restored_from).job_id for s in summaries if s.restored_from is not None}
     after: dict[JobId, int] = {}
@@ -143,7 +146,7 @@ def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
 
 
 def job_name(store: Store, job_id: JobId) -> str:
-    """Returns the name of a job under a root: from its lease, or else from the part of its id that is made from the
+    """Returns the name of a job under a root: from its lease, or else the part of its id that was made from the
     name.
     """
     try:
@@ -161,8 +164,8 @@ def is_of_job(store: Store, job_id: JobId, job: str | None) -> bool:
 def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:
     """Reads every file of a checkpoint or savepoint, and compares it with its checksum. `path` is as for `inspect`.
 
-    Damaged and missing files are problems in the report, not exceptions. Raises ConfigurationError for a path that
-    names no checkpoint, StorageError if the storage does not answer.
+    Damaged and missing files are problems in the report, not exceptions. Raises ConfigurationError if `path` is not the
+    path of a checkpoint, and StorageError if the storage does not answer.
     """
     at = parse_pointer(path)
     store = open_store(at.root)
@@ -201,10 +204,10 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
 def load_operator_state(
     store: Store, metadata: CheckpointMetadata, uid: OperatorUid, key_groups: range | None = None
 ) -> list[StateTable]:
-    """Returns the verified state of one operator: tables of all subtasks, by layer, and in a layer by subtask.
+    """Returns the verified state of one operator: the tables of all subtasks, ordered by layer, then by subtask.
 
     With `key_groups`, keyed tables have only the rows of these groups, and tables without such rows are omitted. Empty
-    if the checkpoint has no state of this uid. Raises CorruptionError, NotFoundError, StorageError.
+    if the checkpoint has no state with this uid. Raises CorruptionError, NotFoundError, StorageError.
     """
     tables: list[StateTable] = []
     for subtask in sorted(metadata.subtasks, key=lambda s: (s.vertex, s.subtask)):
@@ -225,7 +228,7 @@ def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
 
 
 def _summarise(store: Store, at: CheckpointPointer, names: Store) -> CheckpointSummary | None:
-    """Returns the summary of a checkpoint, read from its metadata, or None if it has none or is void.
+    """Returns the summary of a checkpoint from its metadata. None if it has no metadata or is void.
 
     `names` is the store with the job's lease.
     """

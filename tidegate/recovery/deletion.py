@@ -1,22 +1,22 @@
-"""Deletes checkpoints: a checkpoint or savepoint that a user deletes, and at a job's end all except the retained ones.
+"""Deletes checkpoints: one that a user names, or at the end of a job all except the retained ones.
 
 Rules of `delete`:
 
-- Nothing of a living job is deleted: `deletion_permits.py` refuses it and names the reason, or gives the permit. The
-  coordinator of a living job deletes by its own rules (`tidegate/actors/coordinator/invariants.py`).
-- `_metadata` is marked as deleted first, so that a half deleted checkpoint is never found, and is deleted last. The
-  next deletion therefore finishes one that was interrupted, and reads in `_metadata` which files may remain.
-- A shared file stays while another checkpoint of the job refers to it. If the metadata of another checkpoint cannot be
-  read, all shared files stay.
-- Rows that the job has written to tables do not belong to the checkpoint, and stay.
+- It deletes nothing of a running job: `deletion_permits.py` refuses it and names the reason, or returns the permit. The
+  coordinator of a running job deletes by its own rules (`tidegate/actors/coordinator/invariants.py`).
+- `_metadata` is first marked as deleted, so that an incompletely deleted checkpoint is never found, and is deleted
+  last. So the next deletion can complete an interrupted one: `_metadata` shows which files may remain.
+- A shared file is kept while another checkpoint of the job refers to it. If the metadata of another checkpoint cannot
+  be read, all shared files are kept.
+- Rows that the job has written to tables do not belong to the checkpoint, and are kept.
 
-Rules of `sweep_checkpoints`, which runs when a job is over:
+Rules of `sweep_checkpoints`, which runs at the end of a job:
 
-- `_metadata` of a deleted checkpoint is deleted first, so that a half deleted checkpoint is never found.
-- A tombstone stays: a coordinator that was cut off may still try to complete that checkpoint, also after the end.
-- A checkpoint that may still complete stays. If its metadata does not exist yet, all shared files stay with it.
-- Shared files go last, when the files that the retained checkpoints need are known. If the metadata of a retained
-  checkpoint is damaged or gone, no shared file is deleted.
+- `_metadata` of a checkpoint is deleted first, so that an incompletely deleted checkpoint is never found.
+- A tombstone is kept: a coordinator that was cut off may still try to complete that checkpoint, even after the end.
+- A checkpoint that may still complete is kept. If its metadata does not exist yet, all shared files are kept, too.
+- Shared files are deleted last, when the files that the retained checkpoints need are known. If the metadata of a
+  retained checkpoint is damaged or missing, no shared file is deleted.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _logger = logging.getLogger(__name__)
 def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store) -> int:
     """Deletes a checkpoint or savepoint, and returns how many of its files were deleted. `path` is as for `inspect`.
 
-    `force` deletes a checkpoint of a job whose lease has not expired: the caller is sure that the job is dead.
+    `force` deletes a checkpoint of a job whose lease has not expired. Use it only if the job is certainly dead.
 
-    Raises ConfigurationError for a path that names no checkpoint, or one of a job that may be running; NotFoundError if
-    it was never completed; CorruptionError or CodecError if its metadata cannot be read, because then its files are
+    Raises ConfigurationError if `path` is not the path of a checkpoint or its job may be running; NotFoundError if it
+    was never completed; CorruptionError or CodecError if its metadata cannot be read, because then its files are
     unknown; StorageError.
     """
     at = parse_pointer(path)
@@ -65,8 +65,9 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
 
 
 def _without_metadata(store: Store, at: CheckpointPointer) -> str:
-    """Returns the error for a checkpoint without metadata: nothing is deleted. It explains what to do about remaining
-    files.
+    """Returns the error text for a checkpoint without metadata, of which nothing is deleted.
+
+    It explains what to do with remaining files.
     """
     folder = "" if at.savepoint else CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id)
     if not store.list(folder):

@@ -1,7 +1,7 @@
-"""Decides what users and sweeps may delete, where no coordinator decides: nothing of a job that lives.
+"""Decides what users and sweeps may delete without a coordinator: nothing of a job that runs.
 
-A living job needs the checkpoints that it retains, deletes other checkpoints itself, and may be about to refer to their
-files. Its lease shows whether it lives. With `force` the caller vouches that the job is dead. `deletion.py` and
+A running job needs the checkpoints that it retains, deletes other checkpoints itself, and may soon refer to their
+files. Its lease shows whether it runs. With `force` the caller guarantees that the job is dead. `deletion.py` and
 `sweeper.py` request a permit here (`tidegate/storage/checkpoints/permits.py`). Without a permit nothing is deleted.
 """
 
@@ -26,14 +26,15 @@ class WalkableStore(Store, Protocol):
     """A store that can list all files below a folder."""
 
     def walk(self, prefix: str) -> Sequence[FileInfo]:
-        """Returns every file at any depth, by its path relative to the folder."""
+        """Returns every file in a folder and its subfolders, by its path relative to the folder."""
         ...
 
 
 def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
     """Returns whether a job may be running, according to its lease, and to its process if this machine can check it.
 
-    A job that never had a lease may live if it wrote to its event log within the grace period, or at an unknown time.
+    A job that never had a lease may be running if it wrote to its event log within the grace period, or at an unknown
+    time.
     """
     if store.exists(CheckpointLayout(job_id).lease()):
         return may_live(store, job_id, now_ms)
@@ -42,15 +43,15 @@ def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GR
 
 
 def why_may_run(store: Store, job_id: JobId) -> str:
-    """Returns why a job counts as one that may run, as text."""
+    """Returns as text why a job may be running."""
     return why_alive(store, job_id) or "because it wrote to its event log recently"
 
 
 def permit_deletion(store: Store, at: CheckpointPointer, *, force: bool) -> DeletePermit:
-    """Returns the permit to delete a checkpoint of a dead job, or any savepoint, which belongs to the user.
+    """Returns the permit to delete a checkpoint of a dead job, or any savepoint, because savepoints belong to the user.
 
-    With `force` the caller is sure that the job is dead. Raises ConfigurationError for a checkpoint of a job that may
-    be running.
+    With `force` the caller guarantees that the job is dead. Raises ConfigurationError for a checkpoint of a job that
+    may be running.
     """
     if not (at.savepoint or force) and may_live(store, at.job_id, now_ms()):
         raise ConfigurationError(
@@ -62,7 +63,7 @@ def permit_deletion(store: Store, at: CheckpointPointer, *, force: bool) -> Dele
 
 
 def permit_orphans(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int, *, force: bool) -> OrphanPermit:
-    """Returns the permit to delete a dead job's files to which nothing refers.
+    """Returns the permit to delete the files of a dead job to which nothing refers.
 
     Raises ConfigurationError if the job may be running.
     """

@@ -1,15 +1,15 @@
-"""`diff`: reports what has changed between two checkpoints: operators, parallelism, contents, positions, and keys.
+"""`diff`: returns what has changed between two checkpoints: operators, parallelism, contents, positions, and keys.
 
 Rules:
 
 - A state is *same* only if its stored bytes are the same: its chunks and files have equal checksums, in the same order.
   This needs the directories of state files, and no rows.
-- Where the bytes differ, the rows may still be the same: a backend has rewritten its files, or layers were merged. With
+- If the bytes differ, the rows may still be the same: a backend has rewritten its files, or layers were merged. With
   `keys` the rows of keyed states are read and compared, a few key groups of both checkpoints at a time, so that memory
-  stays bounded.
+  is limited.
 - Positions of sources are compared split by split.
 - Rows are compared column by column. A key has one row in each checkpoint. Null equals null, and NaN equals NaN. The
-  order of a map's entries does not count, because each backend has an order of its own.
+  order of a map's entries does not matter, because each backend has its own order.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from tidegate.storage.schemas.arrow_types import comparable
 from tidegate.storage.state.state_file import read_directory
 
 PART_BYTES = 64 * 1024 * 1024
-"""Size, approximately, of the state of one checkpoint that is read at a time to compare keys, in bytes."""
+"""Approximate size of the state of one checkpoint that is read at a time to compare keys, in bytes."""
 
 Change: TypeAlias = Literal["added", "removed", "changed", "same"]
 
 _POSITION_COLUMNS = ("split_id", "next_offset")
-"""Columns of the state of a source with a row for each split: the id of the split, and the next row to read."""
+"""Columns of the state of a source with one row for each split: the id of the split, and the number of its next row."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """Difference of one state of one operator. Pairs are (older, newer), with None on the side that does not have the
+    """The difference of one state of one operator. Pairs are (older, newer), with None if that checkpoint lacks the
     state.
 
-    `keys` is None if keys were not compared: because that was not requested, because the state is not keyed, or because
-    neither checkpoint records the key columns (older versions did not always).
+    `keys` is None if keys were not compared: because that was not requested, the state is not keyed, or neither
+    checkpoint records the key columns (older versions did not always).
     """
 
     uid: OperatorUid
@@ -63,7 +63,7 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class SplitDiff:
-    """Difference of one split of a source: the next row to read as (older, newer), with None where the split is not
+    """The difference of one split of a source: the number of its next row as (older, newer), None if the split is not
     listed.
 
     `read` is whether a finished subtask had read the split to its end, as (older, newer).
@@ -76,10 +76,10 @@ class SplitDiff:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDiff:
-    """Difference of one operator. Pairs are (older, newer), with None (0 for sizes) on the side that does not have it.
+    """The difference of one operator. Pairs are (older, newer), with None (0 for sizes) if that checkpoint lacks it.
 
-    - `splits`: the splits of a source that have moved, by id.
-    - `waiting_splits`: the number of splits that no subtask had taken.
+    - `splits`: the splits of a source whose position has changed, by id.
+    - `waiting_splits`: the number of splits that were not assigned to a subtask yet.
     - `read_splits`: the number of splits that finished subtasks had read to the end.
     """
 
@@ -96,7 +96,7 @@ class OperatorDiff:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDiff:
-    """The result of `diff`. Operators of the older checkpoint come first, followed by new operators."""
+    """The result of `diff`. Operators of the older checkpoint are listed first, followed by new operators."""
 
     old: str
     new: str
@@ -112,9 +112,9 @@ class CheckpointDiff:
 def diff(old: str, new: str, *, keys: bool = False, open_store: OpenStore = open_store) -> CheckpointDiff:
     """Returns what has changed from one checkpoint or savepoint to another. Paths are as for `inspect`.
 
-    They may belong to different jobs. With `keys` keyed states are read, and keys added, removed and changed are
-    counted. Raises as `inspect` does, CorruptionError or NotFoundError if a file of state is damaged or gone, and with
-    `keys` as `read_state` does.
+    They may belong to different jobs. With `keys`, keyed states are read, and added, removed and changed keys are
+    counted. Raises the errors of `inspect`, CorruptionError or NotFoundError if a state file is damaged or missing, and
+    with `keys` the errors of `read_state`.
     """
     before, now = inspect(old, open_store=open_store), inspect(new, open_store=open_store)
     uids = list(dict.fromkeys([*(o.uid for o in before.operators), *(o.uid for o in now.operators)]))
@@ -135,7 +135,7 @@ class _Comparison:
         self._new_contents = _contents(new, open_store)
 
     def operator(self, uid: OperatorUid) -> OperatorDiff:
-        """Compares the operator of this uid, which at least one of the checkpoints has."""
+        """Compares the operator with this uid, which at least one of the checkpoints has."""
         old, new = self._old.operator(uid), self._new.operator(uid)
         olds = {state.state: state for state in old.states} if old is not None else {}
         news = {state.state: state for state in new.states} if new is not None else {}
@@ -207,7 +207,10 @@ class _Comparison:
             yield SplitDiff(split_id, (None, None), (split_id in read[0], split_id in read[1]))
 
     def _positions(self, report: CheckpointReport, uid: OperatorUid, state: str) -> Mapping[str, int]:
-        """Returns the next row of each split, from a state. Empty if the state does not hold positions of a source."""
+        """Returns the number of the next row of each split, from a state.
+
+        Empty if the state does not contain positions of a source.
+        """
         selection = self._selection(report, uid, state)
         if not set(_POSITION_COLUMNS) <= set(selection.schema.names):
             return {}
@@ -248,7 +251,7 @@ def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[
 def _parts(old: StateSelection, new: StateSelection, size_bytes: int) -> Iterator[range | None]:
     """Yields ranges of key groups, which are compared one after the other.
 
-    Yields only None, for all key groups at once, if a key may change its group.
+    If the key groups of keys may differ between the checkpoints, it only yields None: all key groups at once.
     """
     groups = old.operator.max_parallelism
     if groups != new.operator.max_parallelism:
@@ -268,8 +271,8 @@ Flags = NDArray[np.bool_]
 class KeyChanges:
     """The numbers of added, removed, changed and unchanged keys of a state.
 
-    `added` keys are only in the newer checkpoint, `removed` keys only in the older one. Keys in both have another value
-    (`changed`) or the same value (`same`).
+    `added` keys are only in the newer checkpoint, `removed` keys only in the older one. Keys in both have different
+    values (`changed`) or the same value (`same`).
     """
 
     added: int
@@ -290,9 +293,9 @@ NO_CHANGES = KeyChanges(0, 0, 0, 0)
 
 
 def compare_rows(old: pa.Table, new: pa.Table, keys: Sequence[str], what: str) -> KeyChanges:
-    """Compares the keys of two tables of one state. `what` names the state in errors.
+    """Compares the keys of two tables of one state. `what` names the state in error texts.
 
-    Raises ConfigurationError if the tables have other columns, or types that cannot be made equal.
+    Raises ConfigurationError if the tables have different columns, or types that cannot be converted to each other.
     """
     if old.schema.names != new.schema.names:
         raise ConfigurationError(
@@ -332,7 +335,7 @@ def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.Array:
 
 
 def _equal(one: pa.Array, other: pa.Array) -> Flags:
-    """Returns for each row whether the values of two columns of one type are equal."""
+    """Returns for each row whether the values of two columns with the same type are equal."""
     valid, other_valid = _flags(one.is_valid()), _flags(other.is_valid())
     result: Flags = valid == other_valid
     both = np.flatnonzero(valid & other_valid)
@@ -368,7 +371,10 @@ def _equal_values(one: pa.Array, other: pa.Array) -> Flags:
 
 
 def _equal_lists(one: tuple[NDArray[np.int64], pa.Array], other: tuple[NDArray[np.int64], pa.Array]) -> Flags:
-    """Returns for each row whether lists are equal. A list is given by its length and its part of all values."""
+    """Returns for each row whether two lists are equal.
+
+    The arguments are the lengths of the lists and all their values.
+    """
     result: Flags = one[0] == other[0]
     parts = []
     for lengths, values in (one, other):
@@ -386,7 +392,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _lengths_and_entries(column: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    """Returns the sizes of maps, and all their entries as structs. Entries of one map are sorted by key."""
+    """Returns the sizes of maps, and all their entries as structs. The entries of each map are sorted by key."""
     lengths = _lengths(column)
     rows = pa.array(np.repeat(np.arange(len(column)), lengths))
     first = int(column.offsets[0].as_py()) if len(column) else 0

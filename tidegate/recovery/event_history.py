@@ -1,4 +1,4 @@
-"""`EventHistory`: the events of one job's log with their numbers, and the chain of causes that led to one of them.
+"""`EventHistory`: the events in the log of one job with their numbers, and the causes that led to each of them.
 
 It does not interpret events; the modules that print them do. Rules:
 
@@ -6,7 +6,8 @@ It does not interpret events; the modules that print them do. Rules:
   from the log and kept.
 - Older versions wrote no numbers. Their events are numbered from the beginning of the log; if that was cut, they have
   no number.
-- A chain begins with an event that has no cause, where the log was cut, or where an older version wrote no cause.
+- A chain of causes begins with an event that has no cause, where the log was cut, or where an older version wrote no
+  cause.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """An event of the log. `number` is None if it is unknown. `has_causes` is whether its entry records causes."""
+    """An event of the log. `number` is None if it is unknown. `has_causes`: whether its entry records causes."""
 
     number: EventId | None
     event: Any
@@ -40,9 +41,9 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The events that led to an event, which comes last.
+    """The events that led to an event, which is the last one.
 
-    `cut` is the cause of the first event if the log does not have it, and `cut_why` gives the reason.
+    `cut` is the number of the cause of the first event if the log does not contain it, and `cut_why` is the reason.
     """
 
     events: tuple[LoggedEvent, ...]
@@ -52,7 +53,7 @@ class Chain:
 
 @dataclass
 class EventHistory:
-    """The remaining entries of a log: (index, entry, its events, None), or (index, None, (), error text)."""
+    """The existing entries of a log: (index, entry, its events, None), or (index, None, (), error text)."""
 
     job_id: JobId
     entries: list[tuple[int, LogEntry | None, tuple[LoggedEvent, ...], str | None]] = field(default_factory=list)
@@ -61,7 +62,7 @@ class EventHistory:
     def read(log: EventLog, job_id: JobId, from_index: int = 0) -> EventHistory:
         """Reads all entries from `from_index` on that still exist.
 
-        It starts again if a running job cuts its log meanwhile, up to `RACES_MAX` times. Raises StorageError.
+        If a running job cuts its log meanwhile, it starts again, up to `RACES_MAX` times. Raises StorageError.
         """
         for races in itertools.count(1):
             try:
@@ -97,7 +98,7 @@ class EventHistory:
         return sum(entry is None for _, entry, _, _ in self.entries)
 
     def why(self, number: int) -> Chain:
-        """Returns the chain that led to an event. Raises ConfigurationError if the log has no such event."""
+        """Returns the events that led to an event. Raises ConfigurationError if the log does not contain it."""
         known = {logged.number: logged for _, _, events, _ in self.entries for logged in events}
         known.pop(None, None)
         found = known.get(EventId(number))
@@ -126,7 +127,7 @@ class EventHistory:
 
 
 def _readers(log: EventLog, from_index: int) -> list[tuple[int, Callable[[], LogEntry]]]:
-    """Returns a reader for each entry, in order.
+    """Returns a function for each entry, in order, that reads it.
 
     It reads the entry from the log, or from the segments of cut entries.
     """

@@ -1,11 +1,9 @@
-"""`inspect`: reports the content of a checkpoint: its operators, the sizes of their states, and which operators have
-finished.
+"""`inspect`: returns the content of a checkpoint: its operators, the sizes of their states, and which have finished.
 
-It reads metadata, and for a savepoint the names of a few folders. It is therefore quick however large the checkpoint
-is.
+It reads metadata, and for a savepoint the names in a few folders. It is therefore fast for checkpoints of any size.
 
-`find_state` finds one state by name. The error for a wrong name suggests the nearest one and lists all. A state without
-rows leaves nothing in a checkpoint, so it looks like a state that never existed.
+`find_state` finds one state by name. The error for a wrong name suggests the most similar one and lists all. A state
+without rows stores nothing in a checkpoint, so it looks like a state that never existed.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from tidegate.storage.ids import OperatorUid, VertexId
 
 @dataclass(frozen=True, slots=True)
 class OperatorReport:
-    """An operator in a checkpoint. `size_bytes` is its state in all subtasks, layers and shared files included.
+    """An operator in a checkpoint. `size_bytes` is the size of its state in all subtasks, with layers and shared files.
 
     `finished_subtasks` is how many of its subtasks had finished; they do not run again after a restore.
     """
@@ -52,7 +50,7 @@ class OperatorReport:
 
     @property
     def finished(self) -> bool:
-        """Returns True if all of its subtasks had finished."""
+        """Returns whether all of its subtasks had finished."""
         return self.finished_subtasks == self.parallelism
 
 
@@ -64,7 +62,7 @@ class CheckpointReport:
     operators: tuple[OperatorReport, ...]
     metadata: CheckpointMetadata
     needs: tuple[str, ...] = ()
-    """For a savepoint: URLs of the folders outside of it that its restore needs, and of the tables whose files it
+    """For a savepoint: URLs of the folders outside of it that a restore needs, and of the tables with files that it
     covers.
     """
 
@@ -79,14 +77,14 @@ class CheckpointReport:
         return sum(s.in_flight.size_bytes for s in self.metadata.subtasks if s.in_flight is not None)
 
     def operator(self, uid: str) -> OperatorReport | None:
-        """Returns the operator of this uid, or None if there is none."""
+        """Returns the operator with this uid, or None if there is none."""
         return next((operator for operator in self.operators if operator.uid == uid), None)
 
 
 def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointReport:
     """Returns the content of the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N`.
 
-    Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
+    Raises ConfigurationError if the path has another form, NotFoundError if the checkpoint was never completed,
     CorruptionError or CodecError if its metadata cannot be read, StorageError.
     """
     at = parse_pointer(path)
@@ -96,7 +94,7 @@ def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointRepor
 
 
 def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:
-    """Returns the report of metadata that was already read, without `needs`."""
+    """Returns the report for metadata that was already read, without `needs`."""
     states = states_of(metadata)
     sizes: Counter[OperatorUid] = Counter()
     for subtask in metadata.subtasks:
@@ -138,11 +136,11 @@ _LISTED_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """One state of one operator, over all subtasks.
+    """One state of one operator, in all subtasks.
 
-    `rows` is None if the state must be read to count them: it is stored in layers, or in files of a backend.
-    `size_bytes` is None if it shares files with other states. `state` is empty if files of a backend cannot be read by
-    this version.
+    `rows` is None if the state must be read to count them, because it is stored in layers or in files of a backend.
+    `size_bytes` is None if it shares files with other states. `state` is empty if this version cannot read the files of
+    the backend.
     """
 
     uid: OperatorUid
@@ -152,11 +150,9 @@ class StateInfo:
     size_bytes: int | None
     subtasks: int
     layers: int = 0
-    """The number of layers (increments) of this state in the subtask that has the most. 0 if the state was written
-    whole.
-    """
+    """The largest number of layers (increments) of this state in any subtask. 0 if the state was written completely."""
     backend: str | None = None
-    """The backend whose files contain the state, or None if it is in state files."""
+    """The backend whose files contain the state, or None if it is stored in state files."""
 
 
 def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
@@ -170,7 +166,8 @@ def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
 
 
 def find_state(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo]:
-    """Returns the operator of a uid, and its state of that name. `state` None selects the only state that it has.
+    """Returns the operator with a uid, and its state with this name. If `state` is None, the operator must have only
+    one.
 
     Raises ConfigurationError, which lists the states of the checkpoint, if there is no such operator or state.
     """
@@ -228,9 +225,7 @@ def _states_in(subtask: SubtaskState) -> Iterator[StateInfo]:
 
 
 def native_states(native: NativeState) -> tuple[str, ...]:
-    """Returns the names of the states in the files of a backend. Returns one empty name if this version cannot read
-    them.
-    """
+    """Returns the names of the states in the files of a backend, or one empty name if this version cannot read them."""
     # Imported late: only RocksDB has such files, and its library is large.
     from tidegate.storage.state.rocksdb.value_layout import describe
 
@@ -274,9 +269,9 @@ def _holdings(operators: Iterable[OperatorInfo], states: Iterable[StateInfo]) ->
 
 
 def needed_urls(at: CheckpointPointer, metadata: CheckpointMetadata, open_store: OpenStore) -> tuple[str, ...]:
-    """Returns URLs of the folders that a savepoint needs for its restore, and of the tables with files that it covers.
+    """Returns URLs of the folders that a restore of a savepoint needs, and of the tables with files that it covers.
 
-    A folder that cannot be listed is named as a whole, because any of its content may be needed.
+    If a folder cannot be listed, its own URL is returned, because all of its content may be needed.
     """
     folders: dict[str, str] = {}
     if metadata.carried is None:

@@ -1,16 +1,16 @@
 """`RestartStrategy`: decides whether and when a failed job starts again.
 
-A strategy is a value that travels with the job. The coordinator calls it after each failure. Rules:
+A strategy is a value that is stored with the job. The coordinator calls it after each failure. Rules:
 
-- It is pure: times come from events, and chance from a number that the log determines. A coordinator that replays its
-  log therefore reaches the same decisions.
-- It remembers a `FailureHistory`, whose size has a limit however long the job runs. The history is stored with the
+- It has no clock and no random generator: times are from events, and the random number is derived from the log. A
+  coordinator that replays its log therefore makes the same decisions.
+- It stores a `FailureHistory`, whose size is limited however long the job runs. The history is part of the
   coordinator's state.
-- The answer None means: give up, and report the failure to the user.
+- The answer None means: do not restart, and report the failure to the user.
 
-Names, defaults and the arithmetic follow Flink 2, with two exceptions. With `fixed_delay` a completed checkpoint resets
-the count of failures; in Flink the attempts are for the life of the job. And the back-off of `exponential_delay` is
-reset by the time for which all tasks have run. Flink counts from the restart on, so an attempt that takes long to
+Names, defaults and calculations follow Flink 2, with two exceptions. With `fixed_delay` a completed checkpoint resets
+the number of failures; in Flink the attempts are for the whole life of the job. And the back-off of `exponential_delay`
+is reset by the time for which all tasks have run. Flink counts from the restart on, so an attempt that takes long to
 deploy and never runs may reset it there.
 """
 
@@ -40,15 +40,16 @@ class RestartStrategy:
 
     @staticmethod
     def none() -> RestartStrategy:
-        """Never restarts: the first failure fails the job."""
+        """Returns a strategy that never restarts: the first failure fails the job."""
         return NoRestart()
 
     @staticmethod
     def fixed_delay(attempts: int, delay: Duration) -> RestartStrategy:
-        """Restarts up to `attempts` times in a row, `delay` (`"1s"`, a timedelta, or ms) after each failure.
+        """Returns a strategy that restarts up to `attempts` times in a row, each time after `delay` (`"1s"`, a
+        timedelta, or ms).
 
-        Only failures since the newest completed checkpoint count. A job that fails now and then, and completes
-        checkpoints in between, therefore runs forever. Raises ConfigurationError for a negative or unreadable value.
+        Only failures since the newest completed checkpoint count. A job that fails from time to time, and completes
+        checkpoints in between, therefore runs forever. Raises ConfigurationError for a negative or invalid value.
         """
         at_least = _whole("fixed_delay(attempts)", attempts, 0)
         return FixedDelay(at_least, _duration_ms("fixed_delay(delay)", delay, 0))
@@ -63,14 +64,15 @@ class RestartStrategy:
         attempts: int | None = None,
         same_errors: int | None = 4,
     ) -> RestartStrategy:
-        """Restarts after `initial`, and with every further failure after `multiplier` times as long, up to `maximum`.
+        """Returns a strategy that waits for `initial`, and for each further failure `multiplier` times as long, up to
+        `maximum`.
 
-        - A job that has run for `reset_after` without a failure begins with `initial` again.
-        - It is restarted after at most `attempts` failures in a row; None is no limit.
-        - Chance makes a wait longer or shorter by up to `jitter` of it (0 to 1), so that jobs that failed together do
-          not restart together. No wait is longer than `maximum`.
-        - A function that fails `same_errors` times in a row with the same error at the same row fails the job, because
-          such an error does not pass. Errors of connections and timeouts do not count; None restarts without end.
+        - After a job has run for `reset_after` without a failure, the next wait is `initial` again.
+        - It is restarted after at most `attempts` failures in a row; None means no limit.
+        - Each wait is longer or shorter by a random part of up to `jitter` (0 to 1), so that jobs that failed together
+          do not restart together. No wait is longer than `maximum`.
+        - If a function fails `same_errors` times in a row with the same error at the same row, the job fails, because
+          another restart would not help. Errors of connections and timeouts do not count; None means no limit.
 
         Durations are `"1s"`, a timedelta, or ms. Raises ConfigurationError for invalid values.
         """
@@ -98,7 +100,8 @@ class RestartStrategy:
 
     @staticmethod
     def failure_rate(failures: int = 1, interval: Duration = "1min", delay: Duration = "1s") -> RestartStrategy:
-        """Restarts `delay` after each failure, unless the `interval` before it has more than `failures` of them.
+        """Returns a strategy that restarts `delay` after each failure, unless there were more than `failures` of them
+        in `interval`.
 
         The interval ends with the newest failure, which counts. Durations are `"1s"`, a timedelta, or ms. `failures` is
         at most 10,000. Raises ConfigurationError for invalid values.
@@ -115,26 +118,26 @@ class RestartStrategy:
         return 0
 
     def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
-        """Returns the history of failures that still count, with a new failure at `at_ms` added.
+        """Returns the failures that still count, after a new failure at `at_ms` was added to `before`.
 
-        `ran_ms` is how long all tasks had been running, or None if this attempt never had all tasks running.
+        `ran_ms` is for how long all tasks had been running, or None if this attempt never had all tasks running.
         """
         return FailureHistory(before.in_a_row + 1)
 
     @property
     def same_errors_max(self) -> int | None:
-        """How often the same error may occur at the same row before the job fails, or None for no limit."""
+        """Returns how often the same error may occur at the same row before the job fails, or None for no limit."""
         return None
 
     def after_checkpoint(self, before: FailureHistory) -> FailureHistory:
-        """Returns the history of failures that still count after a completed checkpoint."""
+        """Returns the failures that still count after a checkpoint has completed."""
         return before
 
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
-        """Returns the milliseconds to wait before the restart, or None to give up.
+        """Returns how many ms to wait before the restart, or None if the job must not restart.
 
-        `failures` is the result of `count`, the present failure included. `chance` is a number in [0, 1), a different
-        one for each failure, which follows from the log.
+        `failures` is the result of `count`, including the current failure. `chance` is a number in [0, 1) that is
+        derived from the log and differs for each failure.
         """
         raise NotImplementedError
 
@@ -142,7 +145,7 @@ class RestartStrategy:
 @wire
 @dataclass(frozen=True, slots=True)
 class NoRestart(RestartStrategy):
-    """Strategy of `RestartStrategy.none`."""
+    """The strategy of `RestartStrategy.none`."""
 
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
         return None
@@ -151,7 +154,7 @@ class NoRestart(RestartStrategy):
 @wire
 @dataclass(frozen=True, slots=True)
 class FixedDelay(RestartStrategy):
-    """Strategy of `RestartStrategy.fixed_delay`."""
+    """The strategy of `RestartStrategy.fixed_delay`."""
 
     attempts: int
     delay_ms: int
@@ -170,7 +173,7 @@ class FixedDelay(RestartStrategy):
 @wire
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay(RestartStrategy):
-    """Strategy of `RestartStrategy.exponential_delay`."""
+    """The strategy of `RestartStrategy.exponential_delay`."""
 
     initial_ms: int
     maximum_ms: int
@@ -212,7 +215,7 @@ class ExponentialDelay(RestartStrategy):
 @wire
 @dataclass(frozen=True, slots=True)
 class FailureRate(RestartStrategy):
-    """Strategy of `RestartStrategy.failure_rate`."""
+    """The strategy of `RestartStrategy.failure_rate`."""
 
     failures: int
     interval_ms: int
@@ -234,8 +237,8 @@ class FailureRate(RestartStrategy):
 def default_strategy(*, periodic_checkpoints: bool) -> RestartStrategy:
     """Returns the strategy of a job for which none was chosen, as in Flink 2.
 
-    A job that takes checkpoints is restarted without end. A job that takes none would begin from the start each time,
-    so it is never restarted.
+    A job with checkpoints is restarted without limit. A job without checkpoints would start from the beginning each
+    time, so it is never restarted.
     """
     return RestartStrategy.exponential_delay() if periodic_checkpoints else RestartStrategy.none()
 
@@ -262,20 +265,21 @@ def _number(setting: str, value: object) -> float:
 @wire
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """The failures that still count. The strategy decides which failures do, and for how long."""
+    """The failures that still count. The strategy decides which failures count, and for how long."""
 
     in_a_row: int = 0
-    """Number of failures that still count, including the present one."""
+    """How many failures still count, including the current one."""
     times_ms: tuple[int, ...] = ()
-    """Times of the newest of these failures, in ms, oldest first, for a strategy that needs them. Their number is
-    limited.
+    """The times in ms of the newest of these failures, oldest first, for a strategy that needs them.
+
+    Their number is limited.
     """
 
     def moved_before(self, at_ms: int) -> tuple[int, ...]:
         """Returns the times, moved so that none is later than `at_ms`.
 
-        If the wall clock was set back, old failures are in the future, and would count until the clock gets there. The
-        newest one is therefore moved to `at_ms`, and the earlier ones by the same distance.
+        If the wall clock was set back, old failures are in the future, and would count until the clock reaches them.
+        The newest one is therefore moved to `at_ms`, and the earlier ones by the same difference.
         """
         ahead_ms = max(0, self.times_ms[-1] - at_ms) if self.times_ms else 0
         return tuple(time_ms - ahead_ms for time_ms in self.times_ms)

@@ -1,9 +1,9 @@
-"""The chain of jobs that were restored from one another. The last job reads data that the first one staged.
+"""The chain of jobs that were restored from one another. The last job reads data that the first one has staged.
 
     <root>/<job>/taskowned/source-<uid>    a source that was written to storage when its job was submitted
     <root>/<job>/taskowned/collect-<uid>   the rows of `collect()`
 
-A savepoint that was relocated has copies of these folders: its own folder is the root then, and the chain ends there.
+A savepoint that was relocated has copies of these folders. Then its own folder is the root, and the chain ends there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SOURCE, COLLECT = "source-", "collect-"
 def restore_chain(
     at: CheckpointPointer, metadata: CheckpointMetadata, own_root: str, open_store: OpenStore
 ) -> Iterator[tuple[str, JobId]]:
-    """Yields the jobs behind a checkpoint as (root, job id): the job that took it, the job before that, ...
+    """Yields the jobs of a checkpoint as (root, job id): the job that took it, the job from which that one was
+    restored, ...
 
     `own_root` is used as the root of a job whose root is unknown. Raises ConfigurationError for a chain of more than
     1,000 jobs, CorruptionError, CodecError, StorageError.

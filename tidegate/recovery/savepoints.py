@@ -1,4 +1,4 @@
-"""Writes savepoints: self-contained copies of a checkpoint, owned by the user. The coordinator's effects call it.
+"""Writes savepoints: self-contained copies of a checkpoint that belong to the user. The coordinator's effects call it.
 
     <target>/savepoint-<job>-17/_metadata           created last: a savepoint exists once this file does
     <target>/savepoint-<job>-17/<vertex>-<subtask>  the files of chk-17, byte for byte
@@ -7,13 +7,14 @@
 Rules:
 
 - Paths in the metadata are relative to the savepoint's own folder, so it can be moved or copied as a whole.
-- Every byte is verified while it is copied. Memory holds a bounded part of a file.
-- A coordinator that was replaced may still be copying. Its successor creates a tombstone in the place of `_metadata`:
-  the first of the two decides, and both find out which one was first. The tombstone stays. A coordinator that finds it
+- Every byte is verified while it is copied. Memory contains only a limited part of a file.
+- A coordinator that was replaced may still be copying. Its successor creates a tombstone instead of `_metadata`: the
+  first of the two decides, and both find out which one was first. The tombstone is kept. A coordinator that finds it
   deletes its own copy.
-- A copy that is to stop ends before its next part of a file, before `_metadata`, or right after it. It deletes what it
-  has written.
-- Data files of sinks stay in their tables. Staged inputs stay with the job that staged them, in the root `origin_root`.
+- A copy that must stop ends before its next part of a file, before `_metadata`, or immediately after it. It deletes
+  what it has written.
+- Data files of sinks are not copied from their tables. Staged inputs are not copied either; they stay in the root
+  `origin_root`.
 """
 
 from __future__ import annotations
@@ -60,13 +61,12 @@ def write_savepoint(
     stops: Callable[[], bool] = _never,
     contested: bool = False,
 ) -> str:
-    """Copies the state of a checkpoint under `root_url` to a savepoint under `target_url`.
+    """Copies the state of a checkpoint under `root_url` to a savepoint under `target_url`, and returns the savepoint's
+    path.
 
-    Returns the savepoint's path.
-
-    It can be repeated: an interrupted copy is written again, and a complete one stays as it is. `stops` returns whether
-    the copy is to stop, which raises SavepointStoppedError. `contested` is whether a coordinator that was lost may be
-    copying it as well.
+    It can be repeated: an interrupted copy is written again, and a complete one is not changed. `stops` returns whether
+    the copy must stop, which raises SavepointStoppedError. `contested`: whether a lost coordinator may be copying it as
+    well.
 
     Raises AlreadyExistsError if another savepoint, or the rest of one, has its name, FencedError if it was voided, and
     CorruptionError, NotFoundError, StorageError.
@@ -106,10 +106,10 @@ def _create_metadata(target: Store, own: CheckpointMetadata) -> None:
 
 
 def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
-    """Creates `_metadata`, which completes the savepoint. Succeeds if it exists already with exactly this content.
+    """Creates `_metadata`, which completes the savepoint. Succeeds if it already exists with exactly this content.
 
-    A create whose answer was lost has done its work all the same. Raises AlreadyExistsError if another savepoint exists
-    there, FencedError if a tombstone does, StorageError.
+    If the answer of a create is lost, the file was created nevertheless. Raises AlreadyExistsError if another savepoint
+    exists there, FencedError if a tombstone does, StorageError.
     """
     try:
         target.create(METADATA_NAME, encode_metadata(metadata))
@@ -121,7 +121,7 @@ def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
 def void_savepoint(
     open_store: OpenStore, target_url: str, job_id: JobId, job_name: str, now_ms: int, permit: DeletePermit
 ) -> bool:
-    """Makes sure that the savepoint of a permit does not exist, now or later. Only its tombstone remains.
+    """Ensures that the savepoint of a permit does not exist, now or later. Only its tombstone remains.
 
     Returns whether the savepoint had been complete before. A repeated call returns the same. Raises CorruptionError,
     StorageError.
@@ -158,7 +158,7 @@ def clear_folder(store: Store, folder: str = "") -> None:
 
 
 def copy_subtask(source: Store, target: Store, subtask: SubtaskState, path: Callable[[str], str]) -> SubtaskState:
-    """Copies a subtask's files to other paths, and verifies them. Returns the subtask with these paths.
+    """Copies the files of a subtask to other paths, and verifies them. Returns the subtask with these paths.
 
     Raises CorruptionError, NotFoundError, StorageError.
     """
@@ -180,7 +180,7 @@ def _copy(
 
 
 def _parts(parts: Iterable[Buffer], stops: Callable[[], bool]) -> Iterator[Buffer]:
-    """Yields the parts of a file. Stops before the next part if the copy is to stop."""
+    """Yields the parts of a file. Raises SavepointStoppedError before the next part if the copy must stop."""
     _go_on(stops)
     for part in parts:
         yield part
@@ -193,11 +193,12 @@ def _go_on(stops: Callable[[], bool]) -> None:
 
 
 def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> None:
-    """Deletes a copy that was given up, even if it is whole, because its path is not returned and the job may be over.
+    """Deletes a copy that was stopped, even a complete one, because its path is not returned and the job may have
+    ended.
 
-    A tombstone stays, because a coordinator that has taken over created it, and so does another savepoint. If a lost
+    A tombstone is kept, because a coordinator that has taken over created it, and so is another savepoint. If a lost
     coordinator may be copying too, a tombstone replaces `_metadata`: without `_metadata` for a moment, the savepoint
-    could become whole again, and the discard after it would report that it never was.
+    could become complete again, and the later discard would report that it never was.
     """
     try:
         if _is_there(target, own):
@@ -214,14 +215,16 @@ def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> 
 
 
 def _tombstone(of: CheckpointMetadata) -> CheckpointMetadata:
-    """Returns the content that replaces the `_metadata` of a complete savepoint. Its `origin_root` shows that the
-    savepoint was complete.
+    """Returns the content that replaces the `_metadata` of a complete savepoint.
+
+    Its `origin_root` shows that the savepoint was complete.
     """
     return replace(of, operators=(), subtasks=(), hooks=(), void=True, deleted=False)
 
 
 def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, permit: DeletePermit) -> None:
-    """Deletes the savepoint named by the permit, complete or not; `_metadata` first, so that it is never half deleted.
+    """Deletes the savepoint of the permit, complete or not. `_metadata` is first, so that no incomplete savepoint is
+    found.
 
     Raises StorageError.
     """

@@ -1,15 +1,15 @@
-"""Reads the state of a checkpoint or savepoint as Arrow rows, which are the same whatever backend wrote them.
+"""Reads the state of a checkpoint or savepoint as Arrow rows, which are the same for every backend.
 
-`read_state` and `diff` are built on it. Rules:
+`read_state` and `diff` use it. Rules:
 
 - A row of keyed state is one key with its newest value. A row of timers is one timer. A row of operator state is one
   element of a list or one entry of a map.
-- Key columns come first, in their own types.
+- Key columns are first, in their own types.
 - In-flight data is not state, and is not read.
-- Values are returned as they are stored. With a time to live that is `struct<value, updated_ms>`, also when the time is
-  over. Pickled values are the bytes of their pickle, which are never unpickled here.
-- A union list returns what each subtask has put into it. A broadcast map is the same in all subtasks, and is read from
-  one of them.
+- Values are returned as they are stored. With a time to live that is `struct<value, updated_ms>`, even after the time
+  has passed. Pickled values are returned as bytes, which are never unpickled here.
+- A union list returns the elements that each subtask has added. A broadcast map is the same in all subtasks, and is
+  read from one of them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tidegate.storage.state.stored_rows import TIMER_MOMENT, TIMERS_STATE
 from tidegate.storage.state.subtask_state import StoredSchemas, SubtaskStream
 
 BATCH_ROWS_MAX = 65_536
-"""Limit of rows of a state that readers and writers outside of a job hold in memory at a time."""
+"""Limit of the rows of a state that readers and writers outside of a job have in memory at a time."""
 
 AGGREGATE_STATE = "aggregate"
-"""Name of the state of `aggregate(...)`. Its rows have the columns of all its aggregates."""
+"""Name of the state of `aggregate(...)`. Its rows have the columns of all aggregates."""
 
 
 def read_state_batches(
@@ -49,11 +49,11 @@ def read_state_batches(
     key_groups: range | None = None,
     open_store: OpenStore = open_store,
 ) -> pa.RecordBatchReader:
-    """Reads state that is larger than memory: returns a reader of batches of up to 65,536 rows.
+    """Returns a reader of state that is larger than memory, in batches of up to 65,536 rows.
 
-    Memory is bounded: about 16 MB of a state file, and for layers a run of key groups with up to a million rows and 128
-    MB. Files of RocksDB are fetched into the folder for temporary files, one subtask at a time. Arguments and errors
-    are as for `read_state`; damage of a file is raised when it is read.
+    Memory is limited: about 16 MB of a state file, and for layers a range of key groups with up to a million rows and
+    128 MB. Files of RocksDB are downloaded into the folder for temporary files, one subtask at a time. Arguments and
+    errors are as for `read_state`; the error for a damaged file is raised when it is read.
     """
     at = parse_pointer(path)
     store = open_store(at.root)
@@ -63,8 +63,9 @@ def read_state_batches(
 
 @dataclass(frozen=True, slots=True)
 class StateSelection:
-    """One state of one operator in one checkpoint, and the columns that the reader returns. `stored` has all stored
-    columns.
+    """One state of one operator in one checkpoint, and the columns that the reader returns.
+
+    `stored` are all stored columns.
     """
 
     operator: OperatorInfo
@@ -127,7 +128,7 @@ class StateSelection:
         return range(self.operator.max_parallelism)
 
     def reader(self, key_groups: range | None = None) -> pa.RecordBatchReader:
-        """Returns a reader of the rows of some key groups, or of all. Storage errors are raised while it is read."""
+        """Returns a reader of the rows of some key groups, or of all. Storage errors are raised during reading."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches(key_groups))
 
     def batches(self, key_groups: range | None = None) -> Iterator[pa.RecordBatch]:
@@ -161,8 +162,9 @@ class StateSelection:
 
 
 def _aggregate_of(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo] | None:
-    """Returns the aggregate state of an operator, or None. It is needed because `state` may be the name of an
-    aggregate.
+    """Returns the state of `aggregate(...)` of an operator, or None.
+
+    It is used if `state` may be the name of an aggregate.
     """
     if state is None or not any(info.uid == uid and info.state == AGGREGATE_STATE for info in states_of(metadata)):
         return None
@@ -189,7 +191,9 @@ def _row_keys(
     schemas: Sequence[StoredSchemas],
     given: Sequence[str] | None,
 ) -> tuple[str, ...] | None:
-    """Returns the columns that identify rows of a keyed state, from the most reliable source, or None if unknown."""
+    """Returns the columns that identify rows of a keyed state, from the most reliable source, or None if they are
+    unknown.
+    """
     names: list[str] = stored.names
     if info.kind is not StateKind.KEYED:
         return None

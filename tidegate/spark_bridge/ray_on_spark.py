@@ -1,31 +1,37 @@
-"""`RayOnSparkSession`: Ray inside the executors of an existing Spark cluster. Task slots run next to the executors.
+"""`RayOnSparkSession`: Ray inside the executors of an existing Spark cluster. Task slots use cores of the executors.
 
-It starts Ray by `ray.util.spark`: the head next to Spark's driver, and a node in each executor, as a child of a Spark
-task that never ends. Rules:
-* The Spark session is the caller's, and continues when this one stops. Ray is started here, and ends here.
+It starts Ray with `ray.util.spark`: the head next to Spark's driver, and one node in each executor, as a child process
+of a Spark task that never ends. Rules:
+
+* The Spark session belongs to the caller, and continues when this session stops. Ray is started here, and ends here.
 * A cluster in which Ray cannot run is refused before anything starts (`executors.py`).
-* A lost executor takes its Ray node along. Ray requests another node from Spark, wherever there are free cores.
-* Start and stop are bounded in time. A start that fails half-way is undone. `stop` returns when the processes on this
-  machine have ended.
+* If an executor is lost, its Ray node is lost, too. Ray requests another node from Spark, wherever there are free
+  cores.
+* Start and stop have a time limit. If a start fails, its earlier steps are undone. `stop` returns when the processes on
+  this machine have ended.
 * Without Spark's driver, or without any executor for longer than `spark.tidegate.executorTimeout`, no slot is left, and
-  none will come. `SparkGuard` then fails the job with that reason. A single lost executor only restarts the job.
+  none will follow. `SparkGuard` then fails the job with this reason. If a single executor is lost, the job only
+  restarts.
 
-The token: driver, head and nodes share one.
+The token, which driver, head and nodes share:
+
 * The token of this user is used (`RAY_AUTH_TOKEN`, the file `RAY_AUTH_TOKEN_PATH`, or `~/.ray/auth_token`). Without
-  one, a token is made for this cluster alone and never written to a file. If `RAY_AUTH_MODE` switches tokens off, there
-  is none.
-* It is in the environment of this process as long as the cluster lives, because Ray looks for it there. `StartHook`
-  passes it to the nodes, with a `PATH` that has `ray`: Ray on Spark starts the head from this process, and the nodes
+  one, a token is generated for this cluster alone, and never written to a file. If `RAY_AUTH_MODE` switches tokens
+  off, there is none.
+* It is in the environment of this process while the cluster runs, because Ray reads it there. `StartHook` passes it to
+  the nodes, together with a `PATH` that contains `ray`: Ray on Spark starts the head from this process, but the nodes
   from Python workers of Spark, which do not inherit the environment of this process. A hook that was set before, or
   Ray's own hook for Databricks, is called first.
 
-The head: names in Ray's module are replaced while a cluster starts, because Ray has no settings for this. None of them
-is used by the Spark tasks of the nodes, because Spark sends those along. A version of Ray without such a name behaves
-its own way.
+The head: names in Ray's module are replaced while a cluster starts, because Ray has no settings for this. The Spark
+tasks of the nodes do not use any of them, because Spark pickles these tasks. A version of Ray without such
+a name is not changed.
+
 * Ray always waits 20 s for the head, and then the head must answer. Here the session waits until the head answers, has
-  ended, or the caller's time is over: less on a quiet machine, enough on a busy one. Nodes may take as long.
-* The output of the head goes to a file in its folder. If the head ends, the error has its last lines.
-* The dashboard listens where the driver does, not on all addresses.
+  ended, or the time limit of the caller has passed: less on an idle machine, long enough on a busy one. Nodes may take
+  as long.
+* The output of the head is written to a file in its folder. If the head ends, the error contains its last lines.
+* The dashboard listens on the address of the driver, not on all addresses.
 """
 
 from __future__ import annotations
@@ -84,8 +90,9 @@ _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 _ADDRESS = "RAY_ADDRESS"
 _CONTACT = "AUTOSCALER_HEARTBEAT_TIMEOUT_S"
-"""Time after which Ray's head removes a node that does not answer. The default of 30 s is too short on a busy
-machine.
+"""Seconds after which Ray's head removes a node that does not answer.
+
+The default of 30 s is too short on a busy machine.
 """
 _OURS = ("max_worker_nodes", "min_worker_nodes", "num_cpus_worker_node", "object_store_memory_worker_node")
 
@@ -94,13 +101,13 @@ class RayOnSparkSession:
     """Ray in Spark's executors. `start` starts it; `stop`, or the end of a `with` block, stops it."""
 
     def __init__(self, spark: SparkSession, plan: NodePlan) -> None:
-        """Creates the object for `start`, which users call instead."""
+        """Called by `start`, which users call instead."""
         self._spark = spark
         self._plan = plan
         self._placement_group: PlacementGroup | None = None
         self._dashboard_url: str | None = None
         self._settings = ExitStack()
-        """Environment variables that are set in this process while the cluster lives."""
+        """Environment variables that are set in this process while the cluster runs."""
         self._stopped = threading.Event()
 
     @classmethod
@@ -119,13 +126,13 @@ class RayOnSparkSession:
     ) -> RayOnSparkSession:
         """Starts Ray in `executors` of the executors of `spark`, with `slots_per_executor` task slots in each.
 
-        `object_store_bytes` is the size of each node's object store; None for Ray's default. `ray_options` go to
-        `ray.init`, and `cluster_options` to `ray.util.spark.setup_ray_cluster`. `show_log`: shows the log of tidegate's
-        processes here, at every level. Each step (executors, their check, head, each node, reservation) may take
-        `start_timeout_s` seconds.
+        `object_store_bytes` is the size of each node's object store; None for Ray's default. `ray_options` are passed
+        to `ray.init`, and `cluster_options` to `ray.util.spark.setup_ray_cluster`. `show_log` shows the log of
+        tidegate's processes here, at every level. Each step (executors, their check, head, each node, reservation) may
+        take `start_timeout_s` seconds.
 
-        Raises ConfigurationError for an unsuitable cluster, SparkTimeoutError and SparkLostError if Spark is silent,
-        SparkBridgeError if Ray does not start.
+        Raises ConfigurationError for an unsuitable cluster, SparkTimeoutError and SparkLostError if Spark does not
+        answer, and SparkBridgeError if Ray does not start.
         """
         taken = [name for name in _OURS if name in (cluster_options or {})]
         if taken:
@@ -173,19 +180,19 @@ class RayOnSparkSession:
 
     @property
     def spark(self) -> SparkSession:
-        """Returns the Spark session, which is the caller's."""
+        """Returns the Spark session of the caller."""
         return self._spark
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """Returns the reservation of all slots. Raises SparkBridgeError after `stop`."""
+        """Returns the placement group that reserves all slots. Raises SparkBridgeError after `stop`."""
         if self._placement_group is None:
             raise SparkBridgeError("Ray in the executors of Spark is stopped; make a new environment")
         return self._placement_group
 
     @property
     def dashboard_url(self) -> str | None:
-        """Returns the URL of Ray's dashboard, or None."""
+        """Returns the URL of Ray's dashboard, or None if there is none."""
         return self._dashboard_url
 
     @property
@@ -199,11 +206,11 @@ class RayOnSparkSession:
         return self._plan.slots
 
     def guard(self) -> SparkGuard:
-        """Returns the guard that fails a job when Spark is lost."""
+        """Returns the driver service that fails a job when Spark is lost."""
         return SparkGuard(self._spark.sparkContext)
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Returns the index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
+        """Returns the index of the bundle of a slot (from 0). Consecutive slots are in different bundles."""
         return self._plan.bundle_of_slot(slot)
 
     def __enter__(self) -> RayOnSparkSession:
@@ -215,7 +222,10 @@ class RayOnSparkSession:
         self.stop()
 
     def stop(self) -> None:
-        """Ends Ray, in the driver and in the executors, and waits for it. Spark continues. Idempotent and bounded."""
+        """Ends Ray in the driver and in the executors, within a time limit.
+
+        Spark continues. A second call has no effect.
+        """
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -319,8 +329,9 @@ def _request_failed(request: object, address: object) -> None:
 
 
 def _await_end(head: subprocess.Popen[Any], folder: str) -> None:
-    """Waits until Ray's head process has ended, and until its folder of temporary files is deleted. The last Ray node
-    on this machine deletes the folder.
+    """Waits until Ray's head process has ended and its folder of temporary files is deleted.
+
+    The last Ray node on this machine deletes the folder.
     """
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while head.poll() is None or os.path.exists(folder):
@@ -334,7 +345,7 @@ def _await_end(head: subprocess.Popen[Any], folder: str) -> None:
 
 
 def _attempt(what: str, call: Callable[[], object]) -> bool:
-    """Runs one step of `stop`. If the step fails or hangs, logs that and returns False."""
+    """Runs one step of `stop`. If it fails or exceeds its time limit, logs that and returns False."""
     try:
         call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
     except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
@@ -361,11 +372,11 @@ class SparkGuard(DriverService):
         self._context = context
 
     def start(self, fail: Callable[[str], None]) -> None:
-        """Starts the thread that watches Spark."""
+        """Starts the thread that checks Spark."""
         self._begin("tidegate guards a job", lambda: self._look(fail))
 
     def job_ended(self, status: str) -> None:
-        """Ends the guard."""
+        """Stops the thread."""
         self.stop()
 
     @property
@@ -396,7 +407,9 @@ _TOKEN_BYTES = 32
 
 
 def token_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that a process of the cluster needs. Empty if tokens are switched off."""
+    """Returns the environment variables for processes of the cluster: the token, or only the mode if tokens are
+    switched off.
+    """
     mode = environ.get(_MODE, "").strip().lower()
     if mode and mode != "token":
         return {_MODE: mode}
@@ -405,7 +418,7 @@ def token_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def token_of_cluster(environ: MutableMapping[str, str]) -> Iterator[dict[str, str]]:
-    """Sets the token of the cluster in this process within the block. Yields the variables for other processes."""
+    """Sets the token of the cluster in this process during the block. Yields the variables for other processes."""
     settings = token_settings(environ)
     before = {name: environ.get(name) for name in settings}
     environ.update(settings)
@@ -424,14 +437,15 @@ def token_of_cluster(environ: MutableMapping[str, str]) -> Iterator[dict[str, st
 def environment_of_nodes(token: Mapping[str, str], path: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables of every Ray node: the token of the cluster, and `PATH`.
 
-    `path`: the folders in which executors find the command `ray`. They come last, so the head uses its own first.
+    `path`: the folders in which executors find the command `ray`. They are last in `PATH`, so that the head uses its
+    own.
     """
     own = [os.path.dirname(sys.executable), environ.get("PATH", "")]
     return {**token, "PATH": os.pathsep.join(entry for entry in (*own, path) if entry)}
 
 
 def _read_again() -> None:
-    """Makes Ray read the token mode and the token again, by private functions of Ray."""
+    """Makes Ray read the token mode and the token again, with private functions of Ray."""
     if "ray" in sys.modules:
         raylet: Any = import_module("ray._raylet")
         raylet.Config.initialize("")
@@ -443,7 +457,7 @@ VARIABLE = "RAY_ON_SPARK_START_HOOK"
 
 @dataclass(slots=True)
 class _Given:
-    """The variables that the hook adds to nodes, and the hook that was set before."""
+    """The variables that the hook adds for nodes, and the name of the hook that was set before."""
 
     environment: Mapping[str, str]
     before: str | None
@@ -453,14 +467,14 @@ _given: list[_Given] = []
 
 
 class StartHook:
-    """The hook of the session that is starting or running. Ray creates one whenever it needs it."""
+    """The hook of the session that is starting or running. Ray creates an instance whenever it needs it."""
 
     def __init__(self) -> None:
         self._given = _given[-1]
         self._inner = _inner(self._given.before)
 
     def custom_environment_variables(self) -> dict[str, str]:
-        """Returns the variables of the previous hook, and the additional ones."""
+        """Returns the variables of the previous hook together with the added ones."""
         return {**self._inner.custom_environment_variables(), **self._given.environment}
 
     def __getattr__(self, name: str) -> Any:
@@ -503,7 +517,7 @@ _LOGGERS = ("ray.util.spark", "ray._private.worker")
 
 @contextmanager
 def head_waited_for(dashboard_host: str, timeout_s: float) -> Iterator[None]:
-    """Returns a context in which `setup_ray_cluster` starts the head by these rules, and logs only errors."""
+    """Returns a context in which `setup_ray_cluster` starts the head by the rules above, and logs only errors."""
     start = _HeadStart(timeout_s, utils.is_port_in_use)
     with ExitStack() as stack:
         for owner, name, value in (
@@ -532,8 +546,9 @@ class _HeadStart:
     def begin(
         self, command: Sequence[str], synchronous: bool, extra_env: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], _Tail]:
-        """Starts the head process, with its output in a file. Replaces Ray's function. Ctrl-C does not reach the
-        process.
+        """Starts the head process, with its output in a file.
+
+        Replaces a function of Ray. Ctrl-C does not reach the process.
         """
         assert not synchronous, "Ray does not wait for the end of its head"
         folder = next(word.removeprefix(_FOLDER) for word in command if word.startswith(_FOLDER))
@@ -545,8 +560,9 @@ class _HeadStart:
         return self._process, _Tail(printed)
 
     def is_port_in_use(self, host: str, port: int) -> bool:
-        """Returns whether a port is in use. Replaces Ray's function: once the head was started, it waits for the head
-        first.
+        """Returns whether a port is in use. Replaces a function of Ray.
+
+        After the head was started, it first waits until the head uses the port.
         """
         while not self._answers(host, port):
             if self._process is None or self._process.poll() is not None or time.monotonic() > self._deadline:
@@ -556,7 +572,7 @@ class _HeadStart:
 
 
 class _Tail:
-    """Returns the last lines of a file, for the text of Ray's error."""
+    """The last lines of a file, for the text of Ray's error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

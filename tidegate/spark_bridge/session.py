@@ -1,15 +1,16 @@
-"""`RayDPSession`: a Spark session on Ray (by RayDP). Executors and task slots share one reservation.
+"""`RayDPSession`: a Spark session on Ray (with RayDP). Executors and task slots share one reservation.
 
 Rules:
+
 * There is one placement group, with one bundle for each executor. A bundle has space for the executor *and* its task
-  slots. RayDP puts executor i into bundle i; the task actor of slot s goes into bundle `bundle_of_slot(s)`.
-* The session starts Ray on this machine, joins it at `ray_address`, or uses the Ray that the caller initialised. It
-  shuts down only what it started or joined.
-* Start and stop are bounded in time. A start that fails half-way is undone.
-* A process has one session, because Spark allows one context a process.
+  slots. RayDP puts executor i into bundle i. The task actor of slot s runs in bundle `bundle_of_slot(s)`.
+* The session starts Ray on this machine, connects to Ray at `ray_address`, or uses the Ray that the caller has
+  initialised. It shuts down only what it has started or connected.
+* Start and stop have a time limit. If a start fails, its earlier steps are undone.
+* A process has one session, because Spark allows one context for each process.
 * In a cluster that was started elsewhere, Ray starts Java workers in the environment of its own daemon, which cannot be
-  changed here. With a wrong Java the app master would end minutes later, so each node is checked first, and the error
-  names the node.
+  changed from here. With a wrong Java the app master would end minutes later, so each node is checked first, and the
+  error names the node.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class RayDPSession:
     _active_lock = threading.Lock()
 
     def __init__(self, app_name: str, resources: SessionResources) -> None:
-        """Creates the object for `start`, which users call instead."""
+        """Called by `start`, which users call instead."""
         self._app_name = app_name
         self._resources = resources
         self._owns_ray = False
@@ -102,13 +103,14 @@ class RayDPSession:
     ) -> RayDPSession:
         """Starts Ray if needed, reserves the bundles, starts Spark in them, and waits for the executors.
 
-        `executor_memory`, in Spark's notation ("1g") or in bytes, is the heap of an executor and is reserved in its
-        bundle. `placement` decides how bundles are placed on nodes. `spark_configs` override tidegate's Spark settings,
-        and `ray_options` the ones of `ray.init`. `show_log`: shows the log of tidegate's processes here, in full.
-        Each of the three steps after Ray (reservation, Spark, executors) may take `start_timeout_s` seconds.
+        `executor_memory`, in Spark's notation ("1g") or in bytes, is the heap of an executor, which its bundle
+        reserves. `placement` decides how bundles are placed on nodes. `spark_configs` override tidegate's Spark
+        settings, and `ray_options` the arguments of `ray.init`. `show_log` shows the log of tidegate's processes here,
+        at every level. Each of the three steps after Ray (reservation, Spark, executors) may take `start_timeout_s`
+        seconds.
 
         Raises ConfigurationError for wrong arguments, for a second session in the process, and for more resources than
-        a local Ray has; SparkTimeoutError if the cluster has no free resources in time or does not answer.
+        a local Ray has. Raises SparkTimeoutError if the cluster has no free resources in time or does not answer.
         """
         resources = SessionResources.of(executors, executor_cores, executor_memory, slots_per_executor, placement)
         session = cls(app_name, resources)
@@ -137,23 +139,23 @@ class RayDPSession:
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """Returns the reservation that executors and task actors share. Raises SparkBridgeError after `stop`."""
+        """Returns the placement group that executors and task actors share. Raises SparkBridgeError after `stop`."""
         if self._placement_group is None:
             raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
         return self._placement_group
 
     @property
     def dashboard_url(self) -> str | None:
-        """Returns the URL of Ray's dashboard. None without one, and if the caller had initialised Ray."""
+        """Returns the URL of Ray's dashboard, or None if there is none or the caller has initialised Ray."""
         return self._dashboard_url
 
     @property
     def slots(self) -> int:
-        """Returns the number of task slots of all executors together. Each is one CPU of its bundle."""
+        """Returns the number of task slots of all executors together. Each slot is one CPU of its bundle."""
         return self._resources.slots
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Returns the index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
+        """Returns the index of the bundle of a slot (from 0)."""
         return self._resources.bundle_of_slot(slot)
 
     def __enter__(self) -> RayDPSession:
@@ -165,9 +167,11 @@ class RayDPSession:
         self.stop()
 
     def stop(self) -> None:
-        """Stops Spark, releases the reservation, and shuts down or leaves the Ray that was started or joined here.
+        """Stops Spark, releases the reservation, and shuts down or disconnects the Ray that was started or connected
+        here.
 
-        Idempotent and bounded. On a dead cluster Spark may not stop by itself. Then its JVM is killed, with a warning.
+        It has a time limit, and a second call has no effect. In a dead cluster Spark may not stop by itself. Then its
+        JVM is killed, with a warning.
         """
         if self._stopped:
             return
@@ -298,7 +302,7 @@ class RayDPSession:
             ray.kill(ray.get_actor(name))
 
     def _attempt(self, what: str, call: Callable[[], object]) -> bool:
-        """Runs one step of `stop`. If the step fails or hangs, logs that and returns False."""
+        """Runs one step of `stop`. If it fails or exceeds its time limit, logs that and returns False."""
         try:
             call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
         except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
@@ -308,7 +312,7 @@ class RayDPSession:
 
 
 def _start_local_ray(settings: dict[str, Any]) -> Any:
-    """Starts a Ray cluster of our own. Without an address Ray would join the last one seen on this machine."""
+    """Starts our own Ray cluster. Without an address Ray would connect to the newest one on this machine."""
     for _ in range(_RAY_STARTS_MAX - 1):
         try:
             return ray.init(address="local", **settings)
@@ -336,7 +340,7 @@ def _refuse_second_session(active: RayDPSession | None) -> None:
 
 @contextmanager
 def _without_notice_of_tokens() -> Iterator[None]:
-    """Silences Ray's warning that it protects its own cluster by a token, which is intended."""
+    """Suppresses Ray's warning that it protects its own cluster with a token, which is intended."""
     notices = logging.getLogger("ray._private.authentication.authentication_token_setup")
     level = notices.level
     notices.setLevel(logging.ERROR)
@@ -347,7 +351,7 @@ def _without_notice_of_tokens() -> Iterator[None]:
 
 
 def _kill_gateway() -> None:
-    """Kills a Spark driver JVM that does not stop. This process can then start another one."""
+    """Kills the JVM of a Spark driver that does not stop. Afterwards this process can start another one."""
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None:
@@ -363,7 +367,7 @@ def _kill_gateway() -> None:
 
 
 APP_MASTER_CPUS = 1
-"""CPUs of RayDP's app master, which is an actor."""
+"""The number of CPUs of RayDP's app master, which is an actor."""
 
 EXECUTOR_MEMORY_MIN_BYTES = 450 * 2**20
 """Smallest executor memory that Spark accepts, in bytes: 1.5 times the 300 MiB that it reserves for itself."""
@@ -373,7 +377,9 @@ _UNIT_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_executor_memory_bytes(memory: str | int) -> int:
-    """Returns the bytes of a size in Spark's notation ("512m", "1g", "1GB": powers of 1024), or of a number."""
+    """Returns the size in bytes of a text in Spark's notation ("512m", "1g", "1GB": powers of 1024), or of a number
+    of bytes.
+    """
     if isinstance(memory, str):
         match = _MEMORY.fullmatch(memory.strip())
         if match is None:
@@ -392,7 +398,7 @@ def parse_executor_memory_bytes(memory: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SessionResources:
-    """Executors and slots of a session. Build it with `of`, which checks the numbers."""
+    """The executors and slots of a session. Create it with `of`, which checks the numbers."""
 
     executors: int
     executor_cores: int
@@ -410,7 +416,7 @@ class SessionResources:
         slots_per_executor: int,
         placement: Placement = "spread",
     ) -> SessionResources:
-        """Returns checked resources. Raises ConfigurationError, which names the wrong argument."""
+        """Returns resources after a check. Raises ConfigurationError, which names the wrong argument."""
         counts = {
             "executors": executors,
             "executor_cores": executor_cores,
@@ -425,14 +431,12 @@ class SessionResources:
 
     @property
     def slots(self) -> int:
-        """Returns the number of task slots of all executors."""
+        """Returns the number of task slots of all executors together."""
         return self.executors * self.slots_per_executor
 
     @property
     def cluster_cpus(self) -> int:
-        """Returns the number of CPUs of a Ray cluster for this session alone: the CPUs of its bundles and of RayDP's
-        app master.
-        """
+        """Returns how many CPUs a Ray cluster for this session alone needs: for its bundles and RayDP's app master."""
         return self.executors * (self.executor_cores + self.slots_per_executor) + APP_MASTER_CPUS
 
     @property
@@ -446,31 +450,33 @@ class SessionResources:
         return [{"CPU": cpus, "memory": float(self.executor_memory_bytes)} for _ in range(self.executors)]
 
     def wanted(self, app_name: str) -> SlotRequest:
-        """Returns the resources to request from Ray. RayDP puts executor i into bundle i."""
+        """Returns the request for these resources to Ray. RayDP puts executor i into bundle i."""
         labels = ["a Spark executor and its task slots"] * self.executors
         return SlotRequest(f"{app_name} (executors and slots)", self.bundles(), labels, strategy_of(self.placement))
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Returns the bundle of a slot: in turn, so that few subtasks spread over executors, or packed into few."""
+        """Returns the index of the bundle of a slot.
+
+        Depending on `placement`, consecutive slots are spread over executors, or packed into as few as possible.
+        """
         if not 0 <= slot < self.slots:
             raise ConfigurationError(f"slot {slot} is not one of the {self.slots} slots 0..{self.slots - 1}")
         return slot_order(self.executors, self.slots_per_executor, self.placement)[slot]
 
 
 _CHECK_TIMEOUT_S = 120.0
-"""Time limit, in seconds, for starting a process on each node and running `java -version`, which take a minute on a
-busy machine.
-"""
+"""Time limit for running `java -version` in a process on each node, in seconds. It takes a minute on a busy machine."""
 _JAVA_TIMEOUT_S = 150.0
-"""Time limit, in seconds, of `java -version`. It is longer than the driver waits, so that the driver reports the
-timeout.
+"""Time limit of `java -version`, in seconds.
+
+It is longer than the limit of the driver, so that the driver reports a timeout.
 """
 _STRONG_ENCAPSULATION_MAJOR = 16
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJava:
-    """The `java` on the PATH of a node (path and major version, None if there is none), and its options."""
+    """The `java` on the `PATH` of a node, its major version (each None if unknown), and its options."""
 
     path: str | None
     major: int | None

@@ -1,16 +1,16 @@
-"""Calls into Spark and Ray with a time limit, and Spark actions that end when Spark is lost.
+"""Calls to Spark and Ray with a time limit, and Spark actions that end when Spark is lost.
 
-`SparkRules` decides whether a call that waits for Spark can still end, and `SparkWatch` looks at Spark for it. Rules:
+`SparkRules` decides whether a call that waits for Spark can still end. `SparkWatch` checks Spark for it. Rules:
 
-* A call runs in a daemon thread, which cannot keep the process alive, and the caller waits for a bounded time:
-  `raydp.stop_spark`, for example, may never return on a dead cluster.
-* A Spark action has the Spark properties and the session of its caller, and a job group. When its time is over, or
-  Spark is lost, its jobs are cancelled. Cancelling is bounded in time too.
+* A call runs in a daemon thread, which does not keep the process alive, and the caller waits for a limited time:
+  `raydp.stop_spark`, for example, may never return in a dead cluster.
+* A Spark action has the Spark properties and the session of its caller, and a job group. When its time limit has
+  passed, or Spark is lost, its jobs are cancelled. Cancelling has a time limit, too.
 * Spark waits without limit for an executor, and Python for Spark's driver, which is a Java process. So a call that
   needs a lost one would never end. Spark is lost when the driver's process has ended or the session was stopped, when
   the driver has not answered for `driver_s`, or when there has been no executor for `executors_s`. Each executor that
-  registers restarts that time. As long as there are executors, an action may take as long as its caller allows.
-* Time counts only while this process runs: a process that was stopped for an hour receives the answers first.
+  registers restarts that time. While there are executors, an action may take as long as its caller allows.
+* Time counts only while this process runs: a process that was suspended for an hour receives the answers first.
 
 `spark.tidegate.executorTimeout` and `spark.tidegate.driverTimeout` in Spark's configuration set the two times.
 """
@@ -39,14 +39,15 @@ from tidegate.storage.units import parse_duration_ms
 _logger = logging.getLogger(__name__)
 
 CANCEL_S = 10.0
-"""The time limit for cancelling the jobs of an action."""
+"""Time limit for cancelling the jobs of an action, in seconds."""
 
 T = TypeVar("T")
 
 
 class _ActionThread(InheritableThread):
-    """The thread that runs an action. Before it starts, PySpark copies the caller's properties, which fails if Spark is
-    gone.
+    """The thread that runs an action.
+
+    Before it starts, PySpark copies the caller's properties, which fails if Spark is gone.
     """
 
     def __init__(self, outcome: Outcome[Any], name: str) -> None:
@@ -63,10 +64,10 @@ class _ActionThread(InheritableThread):
 def run_spark_action(
     spark: SparkSession, action: Callable[[], T], *, timeout_s: float | None, what: str, job_group: str | None = None
 ) -> T:
-    """Returns the result of a Spark action. Without `timeout_s` the action may take any time while Spark is alive.
+    """Returns the result of a Spark action. If `timeout_s` is None, it has no time limit while Spark is alive.
 
-    Its job group is `job_group`, or a new one. Ctrl-C in the caller cancels its jobs too. Raises SparkTimeoutError when
-    the time is over, SparkLostError when Spark's driver or all executors are lost, and whatever the action raises.
+    Its job group is `job_group`, or a new one. Ctrl-C in the caller cancels its jobs, too. Raises SparkTimeoutError
+    after the time limit, SparkLostError when Spark's driver or all executors are lost, and the errors of the action.
     """
     context = spark.sparkContext
     group = job_group or f"tidegate-{uuid.uuid4().hex[:12]}"
@@ -98,8 +99,8 @@ def run_spark_action(
 def _activate(spark: SparkSession) -> None:
     """Makes a session the active one of this thread.
 
-    Spark reads settings of the active session, such as the mode of ANSI casts, where an expression is made. Without one
-    a new thread has Spark's defaults.
+    When an expression is created, Spark reads settings of the active session, such as the mode of ANSI casts. A new
+    thread without an active session would use Spark's defaults.
     """
     of_java = getattr(spark, "_get_j_spark_session_class", None)  # PySpark 4.
     jvm: Any = spark.sparkContext._jvm
@@ -108,7 +109,7 @@ def _activate(spark: SparkSession) -> None:
 
 
 def cancel_jobs(context: SparkContext, group: str) -> None:
-    """Cancels the jobs of a group, if Spark answers. Does not wait for their end."""
+    """Cancels the jobs of a group, if Spark answers. Does not wait until they have ended."""
     if driver_gone(context):
         return
     try:
@@ -125,7 +126,7 @@ def cancel_jobs(context: SparkContext, group: str) -> None:
 
 
 class Outcome(Generic[T]):
-    """The result of a call in another thread: a value or an error, and an event that is set when it is available."""
+    """The result of a call in another thread: a value or an error."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -134,7 +135,7 @@ class Outcome(Generic[T]):
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Runs the call in this thread, and keeps any error for the caller."""
+        """Runs the call in this thread, and stores its value or error."""
         try:
             self._values.append(self._call())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller by `result`
@@ -143,16 +144,16 @@ class Outcome(Generic[T]):
             self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Records that the thread could not start the call."""
+        """Stores the error with which the thread could not start the call."""
         self._error = error
         self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether the call ended within the time."""
+        """Waits up to `timeout_s` seconds. Returns whether the call has ended."""
         return self._done.wait(timeout_s)
 
     def result(self) -> T:
-        """Returns the value. Raises the error of the call in the caller."""
+        """Returns the value of the call, or raises its error."""
         if self._error is not None:
             raise self._error
         return self._values[0]
@@ -161,7 +162,8 @@ class Outcome(Generic[T]):
 def call_bounded(call: Callable[[], T], *, timeout_s: float, what: str, advice: str) -> T:
     """Runs `call` in a daemon thread and returns its result. Raises SparkTimeoutError after `timeout_s` seconds.
 
-    Errors of `call` pass through. After a timeout the thread continues alone. `what` and `advice` are in the message.
+    Errors of `call` are raised unchanged. After a timeout the thread continues. The message contains `what` and
+    `advice`.
     """
     outcome = Outcome(call)
     threading.Thread(target=outcome.run, name=f"tidegate {what}", daemon=True).start()
@@ -177,9 +179,9 @@ DRIVER_TIMEOUT_DEFAULT = "1min"
 LOOK_S = 1.0
 """Seconds between two checks of Spark."""
 STEP_S_MAX = 5.0
-"""Longest time, in seconds, between two checks that counts. If more has passed, this process was stopped meanwhile."""
+"""Longest time between two checks that counts, in seconds. If more has passed, this process was suspended meanwhile."""
 END_S = 2.0
-"""How many seconds to wait for the end of a process after its connection broke, because the connection breaks first."""
+"""How many seconds to wait for the end of a process after its connection has broken, because that happens first."""
 
 _NEW_SESSION = '. Close the environment, and execute the job again in a new one with restore="latest"'
 
@@ -189,7 +191,10 @@ _SESSION_STOPPED = "the Spark session was stopped"
 
 @dataclass(frozen=True, slots=True)
 class SparkLimits:
-    """How long Spark may be without a driver or executors. `executors_s` is None for no limit."""
+    """For how many seconds the driver may be silent, and Spark may be without executors.
+
+    `executors_s` is None for no limit.
+    """
 
     driver_s: float
     executors_s: float | None
@@ -197,14 +202,14 @@ class SparkLimits:
 
 @dataclass(frozen=True, slots=True)
 class SparkLook:
-    """An answer of Spark's driver. `executors` is None if Spark runs in the driver's process alone."""
+    """An answer of Spark's driver. `executors` is their number, or None if Spark runs only in the driver's process."""
 
     executors: int | None
     stopped: bool = False
 
 
 class SparkRules:
-    """Decides whether a call that waits for Spark can still end. It has no clock: `now_s` comes from outside."""
+    """Decides whether a call that waits for Spark can still end. It has no clock: the caller passes `now_s`."""
 
     def __init__(self, limits: SparkLimits, now_s: float) -> None:
         self._limits = limits
@@ -213,8 +218,9 @@ class SparkRules:
         self._without_executors_s = 0.0
 
     def over(self, now_s: float, answer: SparkLook | None) -> str | None:
-        """Returns why a call can no longer end, or None. `answer` is the newest answer of Spark's driver since the last
-        call, or None.
+        """Returns why a call can no longer end, or None if it can.
+
+        `answer` is the newest answer of Spark's driver since the last call, or None.
         """
         self._silent_s += min(max(0.0, now_s - self._now_s), STEP_S_MAX)
         self._now_s = now_s
@@ -242,10 +248,10 @@ class SparkRules:
 
 
 class SparkWatch:
-    """Checks a Spark session from its own thread, from the first question on, until it is closed."""
+    """Checks a Spark session from its own thread, from `begin` until `close`."""
 
     def __init__(self, context: SparkContext, *, needs_executors: bool, clock: Callable[[], float] = time.monotonic):
-        """Creates the watch. `needs_executors` is whether Spark counts as lost without executors."""
+        """Creates the watch. `needs_executors`: whether Spark without executors counts as lost."""
         self._context = context
         self._needs_executors = needs_executors
         self._clock = clock
@@ -257,7 +263,7 @@ class SparkWatch:
     def begin(self) -> None:
         """Requests the state of Spark for the first time and waits for the answer.
 
-        Raises SparkLostError without one.
+        Raises SparkLostError if there is none.
         """
         if gone := driver_gone(self._context):
             raise SparkLostError(gone)
@@ -276,7 +282,7 @@ class SparkWatch:
         threading.Thread(target=self._look_on, name="tidegate looks at Spark", daemon=True).start()
 
     def over(self) -> str | None:
-        """Returns why a call to Spark can no longer end, or None. Never waits."""
+        """Returns why a call to Spark can no longer end, or None if it can. Never waits."""
         assert self._rules is not None, "it was begun"
         if gone := driver_gone(self._context):
             return gone
@@ -286,7 +292,7 @@ class SparkWatch:
         return self._rules.over(self._clock(), answer)
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops the checks."""
         self._closed.set()
 
     def _limits(self) -> SparkLimits:
@@ -305,7 +311,10 @@ class SparkWatch:
 
 @contextmanager
 def watched(context: SparkContext, what: str, *, needs_executors: bool = True) -> Iterator[SparkWatch]:
-    """Watches Spark during the block. Raises an error due to a lost driver as SparkLostError, with `what`."""
+    """Checks Spark during the block.
+
+    Converts an error that a lost driver has caused to SparkLostError, with `what` in its text.
+    """
     watch = SparkWatch(context, needs_executors=needs_executors)
     try:
         watch.begin()
@@ -323,7 +332,7 @@ def watched(context: SparkContext, what: str, *, needs_executors: bool = True) -
 
 
 def limits_of(context: SparkContext, needs_executors: bool) -> SparkLimits:
-    """Returns the limits that Spark's configuration sets. Raises ConfigurationError for an invalid duration."""
+    """Returns the time limits in Spark's configuration. Raises ConfigurationError for an invalid duration."""
     conf = context.getConf()
     driver_s, executors_s = (
         parse_duration_ms(conf.get(key) or default, setting=key) / 1_000
@@ -333,7 +342,7 @@ def limits_of(context: SparkContext, needs_executors: bool) -> SparkLimits:
 
 
 def look_at(context: SparkContext) -> SparkLook:
-    """Requests the state of Spark's driver. Waits for the answer without a limit."""
+    """Requests the state of Spark's driver. Waits for the answer without a time limit."""
     scala: Any = context._jsc.sc()
     if scala.isStopped():
         return SparkLook(0, stopped=True)
@@ -341,13 +350,13 @@ def look_at(context: SparkContext) -> SparkLook:
 
 
 def registered_executors(context: SparkContext) -> int:
-    """Returns the number of executors that are registered, without the driver."""
+    """Returns the number of registered executors, without the driver."""
     status = context._jsc.sc().getExecutorMemoryStatus()
     return int(status.size()) - 1
 
 
 def driver_gone(context: SparkContext, within_s: float = 0.0) -> str | None:
-    """Returns why Spark's driver is gone, or None if it still lives after `within_s` seconds."""
+    """Returns why Spark's driver is gone, or None if it is still alive after `within_s` seconds."""
     gateway: Any = context._gateway
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is not None:
@@ -378,8 +387,9 @@ _levels: dict[str, object] = {}
 
 @contextmanager
 def without_logs_of(context: SparkContext, names: Sequence[str]) -> Iterator[None]:
-    """Returns a context that silences some loggers. Blocks may overlap: the end of the last one restores the level of a
-    logger.
+    """Returns a context that silences some loggers of the JVM.
+
+    Blocks may overlap: the end of the last one restores the level of a logger.
     """
     jvm: Any = context._jvm
     log4j = jvm.org.apache.logging.log4j

@@ -1,7 +1,7 @@
 """Refuses environments in which Spark cannot run tidegate's code: Spark Connect, and workers with another Python.
 
-The first is found when a DataFrame or a session is given to tidegate, the second before workers are needed. Spark's own
-errors come later, after pages of traces, and name neither the setting nor what to do.
+Spark Connect is found when a DataFrame or a session is passed to tidegate, another Python before workers are needed.
+Spark's own errors would come later, after pages of stack traces, and name neither the setting nor a solution.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _PROBE = (
 
 
 def refuse_connect(given: object, what: str) -> None:
-    """Raises ConfigurationError for a DataFrame or SparkSession of Spark Connect. `what` names the call."""
+    """Raises ConfigurationError for a DataFrame or SparkSession of Spark Connect.
+
+    `what` names the call in the error text.
+    """
     kind = f"{type(given).__module__}.{type(given).__name__}"
     if kind.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
@@ -38,9 +41,9 @@ def refuse_connect(given: object, what: str) -> None:
 
 
 def refuse_unfit_workers(spark: SparkSession, what: str) -> None:
-    """Raises ConfigurationError if Spark's workers are on this machine and cannot run tidegate's code.
+    """Raises ConfigurationError if Spark's workers run on this machine and cannot run tidegate's code.
 
-    `what` names the call, such as "from_dataframe". Workers of other machines are not checked.
+    `what` names the call, such as "from_dataframe". Workers on other machines are not checked.
     """
     context = spark.sparkContext
     if str(context.master).startswith("local"):
@@ -63,7 +66,7 @@ def refuse_other_python(executable: str, what: str) -> None:
 
 
 def other_python_advice() -> str:
-    """Returns the advice for workers with another Python."""
+    """Returns the advice for error texts about workers with another Python."""
     return (
         f"Set PYSPARK_PYTHON={sys.executable} (or spark.pyspark.python) before the SparkSession is made: workers need "
         "the Python environment of the driver"

@@ -1,2 +1,1 @@
-"""Jobs by HTTP: the data that is shown (`model`), the queries of jobs (`watch`), access (`security`), and the
-server."""
+"""Jobs over HTTP: the shown data (`model`), the state of jobs (`watch`), access (`security`), and the server."""

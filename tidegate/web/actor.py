@@ -1,14 +1,15 @@
 """`WebActor`: the web server of a Ray cluster, one small actor that all drivers and clients share.
 
 Rules:
-- A driver that needs the server and does not find it starts it on its own node, so that its address belongs to that
+
+- If a driver needs the server and does not find it, it starts it on its own node, so that the address belongs to that
   machine. Its name is `tidegate/web`; Ray's dashboard shows it with its address.
 - It reserves no resources and runs with the lowest priority of the machine.
-- No driver owns it: it ends with its cluster. On a cluster that outlives the driver it stops when no job has run for
-  `IDLE_MS`.
-- `RayJobs` finds coordinators by their actor names. Each has at most one pending question, so a slow one delays no
-  other.
-- The coordinator of a job that is over goes soon. `RayJobs` then reads the event log of the job, once.
+- No driver owns it: it ends with its cluster. In a cluster that runs longer than the driver it stops when no job has
+  run for `IDLE_MS`.
+- `RayJobs` finds coordinators by their actor names. Each has at most one pending question, so a slow one does not delay
+  other ones.
+- The coordinator of a job that has ended soon disappears. `RayJobs` then reads the event log of the job, once.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ START_TIMEOUT_S = 60.0
 IDLE_MS = 600_000
 IDLE_CHECK_S = 15.0
 ANSWER_S = 1.0
-"""Seconds that a look waits for the answers of all coordinators."""
+"""How many seconds a look waits for the answers of all coordinators."""
 CALL_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The URL of a web server, and whether its token is the same as the caller's."""
+    """The URL of a web server, and whether it uses the same token as the caller."""
 
     url: str
     same_token: bool
@@ -80,12 +81,12 @@ class WebActor:
         return f"tidegate.web({self._server.url})"
 
     def served(self, digest: bytes) -> Served:
-        """Returns its URL, and whether it has this token."""
+        """Returns the URL of the server, and whether it uses this token."""
         self._used_ms = monotonic_ms()
         return Served(self._server.url, digest == self._digest)
 
     def _leave(self) -> None:
-        """Waits until the server is idle for `IDLE_MS`, and ends the actor."""
+        """Waits until the server has been idle for `IDLE_MS`, and ends the actor."""
         pause = threading.Event()
         while self._server.alive:
             pause.wait(IDLE_CHECK_S)
@@ -191,7 +192,7 @@ class RayJobs:
         self._coordinators.clear()
 
     def _find(self) -> list[_Coordinator]:
-        """Finds new coordinators. Returns the coordinators that have gone."""
+        """Adds new coordinators. Returns the coordinators that no longer exist."""
         names = {
             actor["name"]
             for actor in ray.util.list_named_actors(all_namespaces=True)
@@ -204,7 +205,10 @@ class RayJobs:
         return [self._coordinators.pop(name) for name in self._coordinators.keys() - names]
 
     def _end_of(self, coordinator: _Coordinator) -> JobSnapshot | None:
-        """Returns the end of a job whose coordinator has gone, from its log; None if it is known or unreadable."""
+        """Returns the final state of a job from its log, after its coordinator has disappeared.
+
+        None if it is already known or cannot be read.
+        """
         card = coordinator.card
         if card is None or coordinator.over:
             return None
@@ -240,7 +244,7 @@ class RayJobs:
 
 @dataclass(slots=True)
 class _Coordinator:
-    """One coordinator. `asked`: the pending question, if any."""
+    """One coordinator. `asked` is the pending question, or None."""
 
     handle: Handle
     card: JobCard | None = None

@@ -2,10 +2,11 @@
 
 Rules:
 
-- A server requests from a job only what it does not have yet (`Question`), and keeps the rest.
-- `View` and `SeenJob` are immutable. All clients are answered from one view.
-- A `Sample` covers ten seconds: rows per second, lag and checkpoint durations, for the charts. An hour of them is kept.
-  The server looks at a job every second while a client watches and every 11 s otherwise, so an hour has up to 360.
+- A server requests from a job only the data that it does not have yet (`Question`), and keeps the rest.
+- `View` and `SeenJob` are immutable. Answers to all clients use the same view.
+- A `Sample` covers ten seconds: rows per second, lag and checkpoint durations, for the charts. The samples of one hour
+  are kept. The server looks at a job every second while a client watches and every 11 s otherwise, so an hour has up to
+  360.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ HOUR_MS = 3_600_000
 
 
 class NotReachedError(TidegateError):
-    """The job does not answer now. A later request may be answered."""
+    """Raised if a job does not answer now. It may answer a later request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request to one job for what the server does not have yet, and for the answers to these requests."""
+    """A request to one job for the data that the server does not have yet, and for the answers to these requests."""
 
     known: Known = Known()  # noqa: RUF009 (frozen)
     requests: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The result of one look. `nameless` is True if a job has not answered yet, so its id is unknown."""
+    """The result of one look at all jobs. `nameless`: whether a job has not answered yet, so that its id is unknown."""
 
     snapshots: tuple[JobSnapshot, ...] = ()
     nameless: bool = False
@@ -50,11 +51,14 @@ class Look:
 class Jobs(Protocol):
     """The jobs of a runtime.
 
-    Calls block for a bounded time and run on threads of the server. `look` runs on one thread only.
+    Calls block for a limited time and run in threads of the server. `look` runs in one thread only.
     """
 
     def look(self, questions: Mapping[JobId, Question]) -> Look:
-        """Queries every job, including new ones. The end of a job that has gone is included once."""
+        """Requests the state of every job, including new ones.
+
+        The end of a job that has disappeared is included once.
+        """
         ...
 
     def request(self, job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
@@ -73,26 +77,26 @@ class Jobs(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends all requests."""
+        """Ends all pending requests."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SeenJob:
-    """One job: its newest snapshot, and what earlier snapshots contained. Times are in ms since the epoch.
+    """One job: its newest snapshot, and data from earlier snapshots. Times are in ms since the epoch.
 
-    `now_ms` is the time of its view. `reachable`: its coordinator answers, or the job is over.
+    `now_ms` is the time of its view. `reachable`: its coordinator answers, or the job has ended.
     """
 
     snapshot: JobSnapshot
     about: About
     ended: tuple[EndedCheckpoint, ...]
-    """Checkpoints that are over, oldest first."""
+    """The checkpoints that have ended, oldest first."""
     past: Past
     now_ms: int
     reachable: bool = True
     samples: tuple[Sample, ...] = ()
-    """Samples of the last hour, oldest first."""
+    """The samples of the last hour, oldest first."""
 
     @property
     def job_id(self) -> JobId:
@@ -104,7 +108,7 @@ class SeenJob:
 
     @property
     def stale_ms(self) -> int:
-        """Returns the age of the snapshot in ms; 0 if the job is over or its coordinator answers."""
+        """Returns the age of the snapshot in ms; 0 if the job has ended or its coordinator answers."""
         return 0 if self.reachable else max(0, self.now_ms - self.snapshot.at_ms)
 
 
@@ -116,7 +120,7 @@ class View:
     at_ms: int = 0
 
     def job(self, job_id: str) -> SeenJob | None:
-        """Returns the job of this id, or None."""
+        """Returns the job with this id, or None if there is none."""
         return self.jobs.get(JobId(job_id))
 
     def at(self, now_ms: int) -> View:
@@ -125,7 +129,7 @@ class View:
 
 
 def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
-    """Returns a job after another snapshot, or None as long as the parts that are sent only once are missing."""
+    """Returns a job after another snapshot, or None while the parts that are sent only once are missing."""
     about = snapshot.about if before is None or snapshot.about is not None else before.about
     past = snapshot.past if before is None or snapshot.past is not None else before.past
     if about is None or past is None:
@@ -146,7 +150,7 @@ def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
 
 
 def known_of(job: SeenJob | None) -> Known:
-    """Returns what a job need not send again."""
+    """Returns which data a job does not have to send again."""
     return Known() if job is None else job.snapshot.known
 
 
@@ -154,8 +158,9 @@ def known_of(job: SeenJob | None) -> Known:
 class Sample:
     """Figures of the looks at a job within `SAMPLE_MS` of `at_ms` (since the epoch). None if nothing was reported.
 
-    `rows_per_second`: rows that its sources read, the mean of `looks` looks. `lag_ms`: how far the event time of its
-    slowest vertex is behind the clock. `checkpoint_ms`: the duration of its slowest checkpoint. Both are maxima.
+    - `rows_per_second`: rows that its sources read, the mean of `looks` looks.
+    - `lag_ms`: how far the event time of its slowest vertex is behind the clock, the maximum.
+    - `checkpoint_ms`: the duration of its slowest checkpoint.
     """
 
     at_ms: int
@@ -166,7 +171,7 @@ class Sample:
 
 
 def with_sample(samples: tuple[Sample, ...], snapshot: JobSnapshot, about: About) -> tuple[Sample, ...]:
-    """Returns the samples after another snapshot. The samples of a job that is over do not change."""
+    """Returns the samples after another snapshot. The samples of a job that has ended do not change."""
     if snapshot.status.terminal:
         return samples
     now = _sample(snapshot, about)

@@ -1,7 +1,7 @@
 """`LocalJobs`: the jobs of this process, for the web server of a local runtime.
 
-Rule: the state in a look is older than the answers that come with it. So a request that ended its job, such as a stop,
-has its answer in the look that shows the end. Later the job answers no more.
+Rule: the state in a look is older than the answers in it. So a request that ended its job, such as a stop, has its
+answer in the look that shows the end. Later the job gives no more answers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,24 @@ log = logging.getLogger(__name__)
 REQUEST_THREADS = 4
 REQUEST_TIMEOUT_S = 600.0
 END_WAIT_S = 10.0
-"""Seconds that a look waits for an answer of a job that is over, because its thread may not have delivered it yet."""
+"""How many seconds a look waits for an answer of a job that has ended, because its thread may not have delivered it
+yet.
+"""
 
 
 class LocalJobs:
     """The jobs of this process (a `Jobs`)."""
 
     def __init__(self, ended: Callable[[], Sequence[LocalJob]] = lambda: ()) -> None:
-        """`ended` returns jobs that are over and must be shown even if no look saw them run."""
+        """Creates the object.
+
+        `ended` returns jobs that have ended and must be shown even if no look has seen them running.
+        """
         self._ended = ended
         self._known: dict[JobId, LocalJob] = {}
-        """Jobs that a look has found, until a look has seen their end."""
+        """The jobs that a look has found, until a look has seen their end."""
         self._reported: set[JobId] = set()
-        """Jobs whose end was part of a look."""
+        """The jobs whose end was part of a look."""
         self._answers: dict[str, tuple[JobId, Future[Answer]]] = {}
         self._requests = ThreadPoolExecutor(REQUEST_THREADS, "tidegate-web-request")
 

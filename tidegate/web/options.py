@@ -1,4 +1,4 @@
-"""`WebOptions`: where a web server listens; and the token that its clients need."""
+"""`WebOptions`: the address of a web server. Also finds the token that its clients need."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.private_folders import make_private, open_private
 
 PORT = 8081
-"""The port of Flink's web UI."""
+"""Flink's web UI uses the same port."""
 PORTS_TRIED = 17
-"""Number of ports that are tried, beginning with the given one."""
+"""How many ports are tried, starting with the given one."""
 TOKEN_VARIABLE = "TIDEGATE_REST_TOKEN"
 TOKEN_FILE = "rest_token"
 _TOKEN_BYTES = 32
@@ -27,7 +27,10 @@ _TOKEN_FORM = "16 to 200 letters, digits, dots, dashes, _ and ~"
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """The address and port of a server. `port` 0 is any free port, else the first free port from `port` on is used."""
+    """The address and port of a server.
+
+    `port` 0 means any free port. Otherwise the first free port from `port` on is used.
+    """
 
     port: int = PORT
     address: str = "127.0.0.1"
@@ -45,12 +48,12 @@ class WebOptions:
 
     @property
     def open_to_others(self) -> bool:
-        """Returns True if other machines may reach the server. Then every request needs the token."""
+        """Returns whether other machines may reach the server. Then every request needs the token."""
         return not is_loopback(self.address)
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach the host of this name or address."""
+    """Returns whether only this machine can reach a host with this name or address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -63,7 +66,7 @@ def token_file() -> Path:
 
 
 def find_token() -> tuple[str, str]:
-    """Returns the token that changes a job, and where it is stored, for people.
+    """Returns the token for requests that change a job, and where it is stored, for messages to the user.
 
     The token is the value of `TIDEGATE_REST_TOKEN`, or else the content of a file of this user, which is created if it
     does not exist. Raises ConfigurationError for a file that other users can read or change.
@@ -108,12 +111,15 @@ def _of_file(path: str) -> str:
 
 
 def digest_of(token: str) -> bytes:
-    """Returns the hash of the token, which is all a server keeps."""
+    """Returns the hash of a token. A server stores only the hash."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def listen(options: WebOptions) -> socket.socket:
-    """Returns a listening socket. Raises ConfigurationError for an address of another machine or a taken port."""
+    """Returns a listening socket.
+
+    Raises ConfigurationError if the address belongs to another machine or no port is free.
+    """
     ports = [0] if options.port == 0 else range(options.port, min(65_536, options.port + PORTS_TRIED))
     problem: OSError | None = None
     for port in ports:
@@ -143,7 +149,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket, options: WebOptions) -> str:
-    """Returns the URL for people. A server that listens on all addresses is named by its machine."""
+    """Returns the URL for users. For a server that listens on all addresses it has the name of the machine."""
     port = listening.getsockname()[1]
     host = options.address.strip("[]")
     try:

@@ -1,9 +1,11 @@
-"""The REST API: Flink's paths, answered from the model (`Reading`), and the requests that change a job (`Changing`).
+"""The REST API: Flink's paths, with answers from the model (`Reading`), and the requests that change a job
+(`Changing`).
 
 Rules:
-- An answer is made once per view of the jobs, for any number of clients.
-- The gate has checked the token before a request that changes a job arrives here.
-- A change is answered with the id of its request at once. A path with that id reports the result.
+
+- Each answer is created once for each view of the jobs, for any number of clients.
+- The gate has already checked the token of a request that changes a job.
+- A request for a change is answered immediately, with its id. A path with that id returns the result.
 - Errors have Flink's form: `{"errors": ["..."]}`.
 """
 
@@ -39,12 +41,12 @@ from tidegate.web.watch import KEPT_MAX, OPEN_MAX, JobWatch
 log = logging.getLogger(__name__)
 
 TEXT_CHARACTERS_MAX = 300
-"""Number of characters of a client's text that an error repeats."""
+"""How many characters of a client's text an error repeats at most."""
 
 TARGET_CHARACTERS_MAX = 2_000
 
 ANSWERS_MAX = 500
-"""Number of answers that are kept for the current view."""
+"""How many answers are kept for the current view at most."""
 
 DIGITS_MAX = 18
 _OfView = Callable[[View], Any]
@@ -86,7 +88,7 @@ _OF_JOB: dict[str, _OfJob] = {
 
 
 class Reading:
-    """The routes of one server that only read: each path with the function of the model that answers it."""
+    """The routes of one server that only read: each path with the function of the model for its answer."""
 
     def __init__(self, watch: JobWatch) -> None:
         self._watch = watch
@@ -138,7 +140,7 @@ class Reading:
 
 
 async def job_of(watch: JobWatch, job_id: str) -> SeenJob:
-    """Returns the job of this id. Raises RefusedError (404) if it is unknown."""
+    """Returns the job with this id. Raises RefusedError (404) if it is unknown."""
     job = await watch.job(job_id)
     if job is None:
         raise RefusedError(404, f"Job {quoted(job_id)} not found: it does not run here, and did not run recently")
@@ -146,7 +148,7 @@ async def job_of(watch: JobWatch, job_id: str) -> SeenJob:
 
 
 def _named(request: Request) -> list[str] | None:
-    """Returns the metrics that a client chose with `get`, or None without a choice."""
+    """Returns the names of metrics that a client has chosen with `get`, or None if it has not."""
     given = request.query_params.get("get")
     return None if given is None else [name for name in given.split(",") if name][:ANSWERS_MAX]
 
@@ -179,7 +181,7 @@ def _vertex(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request of a client, checked. `ends`: the job ends with the savepoint."""
+    """A request of a client after all checks. `ends`: whether the job ends with the savepoint."""
 
     trigger_id: str
     target: str | None = None
@@ -228,7 +230,7 @@ class Changing:
         return json_answer({"request-id": trigger_id}, 202)
 
     async def _delete(self, path: str) -> str | None:
-        """Deletes a savepoint. Returns why it could not be deleted, or None."""
+        """Deletes a savepoint. Returns why that was impossible, or None if it succeeded."""
         try:
             await self._watch.delete_savepoint(path)
         except TidegateError as error:
@@ -311,7 +313,7 @@ class Changing:
 
 @dataclass(frozen=True, slots=True)
 class _Disposal:
-    """The deletion of a savepoint. Its task returns the reason of a failure, or None."""
+    """The deletion of a savepoint. The task returns the reason of a failure, or None."""
 
     path: str
     deletion: asyncio.Task[str | None]
@@ -377,7 +379,7 @@ def checkpoint_wanted(body: bytes) -> Wanted:
 
 
 def disposal_wanted(body: bytes) -> tuple[str, str]:
-    """Parses the body of `POST /savepoint-disposal`. Returns trigger id and path. Raises RefusedError."""
+    """Parses the body of `POST /savepoint-disposal`. Returns the trigger id and the path. Raises RefusedError."""
     fields = _object(body, _DISPOSAL)
     path = _target(fields.get("savepoint-path"), "savepoint-path")
     if path is None:
@@ -391,14 +393,17 @@ def disposal_wanted(body: bytes) -> tuple[str, str]:
 
 
 def trigger_id_of(text: str) -> str:
-    """Checks an id in a path. Raises RefusedError."""
+    """Returns a trigger id from a URL path. Raises RefusedError if its form is wrong."""
     if not _TRIGGER.fullmatch(text):
         raise bad_request(f"{quoted(text)!r} is not a trigger id: give 32 hexadecimal digits in lower case")
     return text
 
 
 def _object(body: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
-    """Parses a body as a JSON object with these fields only. An empty body is an empty object; null is dropped."""
+    """Parses a body as a JSON object that has only these fields.
+
+    An empty body is an empty object; fields with null are dropped.
+    """
     if not body.strip():
         return {}
     try:
@@ -445,7 +450,7 @@ def _target(given: str | None, name: str) -> str | None:
 
 
 class RefusedError(Exception):
-    """A request that is refused, with the reason as its text."""
+    """Raised if a request is refused. The text is the reason."""
 
     def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
@@ -495,10 +500,10 @@ def as_json(content: object) -> bytes:
 
 
 def quoted(text: str) -> str:
-    """Returns a client's text for an error: cut, and without control characters."""
+    """Returns the text of a client for an error message: cut off, and without control characters."""
     cut = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}…"
     return "".join(character if character.isprintable() else "?" for character in cut)
 
 
 ERRORS = (RefusedError, BodyTooLargeError, NotKnown, ConfigurationError, NotReachedError, HTTPException)
-"""Errors whose text a client may read. Any other error is a fault of the server, which the gate logs."""
+"""Errors whose text is sent to clients. Any other error is a fault of the server, which the gate logs."""

@@ -1,16 +1,17 @@
-"""Protection of a web server: who may do what (`Access`), the gate before all routes (`Gate`), and connection limits.
+"""The protection of a web server: access rules (`Access`), the gate before all routes (`Gate`), and connection limits.
 
 Rules:
+
 - A request that changes a job needs the token in the header `Authorization: Bearer ...`, which no other site can send.
-- A server on loopback answers everyone who only reads. The header `Host` must name a loopback host, so that no other
-  site can read by giving its own name the address of this machine.
-- A server that other machines reach needs the token for everything, in the header or, for reading, in the cookie.
-- A refused request is answered with the reason. In a flood of requests the answer comes after a pause, which slows down
-  clients that ask in a loop. Body size, concurrent requests and the time of each are limited.
-- A connection *waits* while its client has yet to send something: the rest of its headers or body, or a next request.
-  A client has `input_s` seconds to finish a request; single bytes do not extend them. When too many connections wait,
-  the one that has waited longest is closed, first of the same client, then of all. A browser sends its request at once,
-  so it is served while another client holds hundreds of connections open.
+- A server on loopback answers everyone who only reads. The header `Host` must contain a loopback host, so that another
+  site cannot read by using the address of this machine for its own name.
+- A server that other machines can reach needs the token for everything, in the header or, for reading, in the cookie.
+- The answer to a refused request has the reason. If a client sends too many requests, it gets the answer after a pause,
+  which slows down clients that repeat them in a loop. Body size, concurrent requests and the time for each are limited.
+- A connection *waits* while its client still has to send something: the rest of its headers or body, or the next
+  request. A client has `input_s` seconds to finish a request; single bytes do not extend this time. When too many
+  connections wait, the one that has waited longest is closed, first of the same client, then of all. A browser sends
+  its requests at once, so it is served even if another client holds hundreds of connections open.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ READING = ("GET", "HEAD", "OPTIONS")
 _CHALLENGE = {"www-authenticate": 'Bearer realm="tidegate"'}
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^][:/@\s]+))(?::[0-9]{1,5})?", re.ASCII)
-"""A host and optionally a colon and a port (RFC 9110, section 7.2)."""
+"""Matches a host, optionally followed by a colon and a port (RFC 9110, section 7.2)."""
 
 CLIENTS_MAX = 1_000
 
@@ -77,12 +78,12 @@ _WRONG = "That is not the token of this server."
 _LOGIN_HEADERS = {"content-security-policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'"}
 
 _WAITS_IN = (h11.IDLE, h11.SEND_BODY)
-"""States of h11 in which the client sends the next bytes."""
+"""The states of h11 in which the client has to send the next bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The access rules of one server, a pure function of a request. `digest`: hash of its token."""
+    """The access rules of one server. They only depend on the request. `digest` is the hash of its token."""
 
     digest: bytes
     open_to_others: bool
@@ -93,8 +94,8 @@ class Access:
     def refuse_host(self, headers: Mapping[str, str]) -> Refusal | None:
         """Returns why a server on loopback refuses a request for this host, or None if it answers.
 
-        The rule holds for every path, the login included: a site with the address of this machine sends its own name.
-        Header names are in lower case.
+        The rule applies to every path, including the login: a site that uses the address of this machine sends its own
+        name. Header names are in lower case.
         """
         if self.open_to_others or is_loopback(host_of(headers.get("host", ""))):
             return None
@@ -103,7 +104,7 @@ class Access:
         )
 
     def refuse(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Returns why a request has no right to an answer, or None if it has.
+        """Returns why a request is not allowed, or None if it is.
 
         Header names are in lower case.
         """
@@ -119,7 +120,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The status and reason of a refused request."""
+    """The status and the reason with which a request is refused."""
 
     status: int
     reason: str
@@ -147,7 +148,7 @@ def _given(headers: Mapping[str, str], *, cookie: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server. `pause_s`: how long a request of a flood waits for its refusal."""
+    """The limits of a server. `pause_s`: after how many seconds the refusal of too many requests is sent."""
 
     body_bytes: int = 16 * 1024
     at_once: int = 64
@@ -158,7 +159,7 @@ class Limits:
 
 
 class BodyTooLargeError(Exception):
-    """A body is larger than the limit. Raised when a route reads the body; the answer has status 413."""
+    """Raised if the body of a request is larger than the limit. The answer has status 413."""
 
 
 class Gate:
@@ -221,7 +222,7 @@ class Gate:
         await self._limited(scope, receive, send, headers)
 
     async def _log_in(self, scope: Scope, send: Send, token: str) -> None:
-        """Moves the token from the link that a person opened into the cookie, so that no address shows it."""
+        """Moves the token from an opened link to a cookie, so that it no longer appears in the URL."""
         if not self._access.is_token(token):
             await _refuse(send, Refusal(403, "this is not the token of this server"))
             return
@@ -270,7 +271,7 @@ class Gate:
 
 
 def login_routes(access: Access) -> list[Route]:
-    """Returns the routes of `/ui/login`, where a person gives the token to a browser."""
+    """Returns the routes of `/ui/login`, where a user enters the token in a browser."""
 
     async def show_form(request: Request) -> Response:
         return HTMLResponse(_LOGIN_PAGE.format(message=_ASK), headers=_LOGIN_HEADERS)
@@ -286,12 +287,12 @@ def login_routes(access: Access) -> list[Route]:
 
 
 def cookie(token: str) -> str:
-    """Returns the header that makes a browser keep the token for reading."""
+    """Returns the header with which a browser stores the token for reading."""
     return f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"
 
 
 def error_body(reason: str) -> bytes:
-    """Returns a reason in the form of Flink's errors."""
+    """Returns a JSON body with the reason, in the form of Flink's errors."""
     return json.dumps({"errors": [reason]}).encode()
 
 
@@ -336,7 +337,10 @@ def _with_headers(send: Send) -> Send:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of connections that wait. `for_one_client` is less than the requests that run at once (`Limits`)."""
+    """The limits of connections that wait.
+
+    `for_one_client` is smaller than the number of concurrent requests (`Limits`).
+    """
 
     input_s: float = 10.0
     waiting: int = 128
@@ -344,9 +348,10 @@ class ConnectionLimits:
 
 
 class Buckets:
-    """A token bucket per client: `a_second` requests a second, and `burst` at once. Pure: the caller passes the time.
+    """A token bucket for each client: `a_second` requests per second, and up to `burst` at once. The caller passes the
+    time.
 
-    The `clients_max` most recent clients are remembered.
+    The `clients_max` most recent clients are stored.
     """
 
     def __init__(self, a_second: float, burst: int, clients_max: int = CLIENTS_MAX) -> None:
@@ -359,7 +364,7 @@ class Buckets:
         return len(self._buckets)
 
     def take(self, client: str, now_s: float) -> bool:
-        """Counts a request of a client, and returns whether the client may make it now."""
+        """Counts a request of a client, and returns whether it is within the limits."""
         bucket = self._buckets.pop(client, None) or _Bucket(self._burst, now_s)
         self._buckets[client] = bucket
         while len(self._buckets) > self._clients_max:
@@ -379,7 +384,7 @@ class _Bucket:
 
 
 class LimitedConnections:
-    """The connections of one server that wait. An instance is a factory of protocols for uvicorn (`http=`)."""
+    """The waiting connections of one server. An instance is a factory of protocols for uvicorn (`http=`)."""
 
     def __init__(self, limits: ConnectionLimits = ConnectionLimits()) -> None:
         self.limits = limits
@@ -387,11 +392,11 @@ class LimitedConnections:
         self._of_clients: Counter[str] = Counter()
 
     def __call__(self, **arguments: Any) -> asyncio.Protocol:
-        """Returns the protocol of a new connection; uvicorn passes its configuration and state."""
+        """Returns the protocol of a new connection. uvicorn passes its configuration and state."""
         return _Connection(self, **arguments)
 
     def add(self, connection: _Connection, client: str) -> None:
-        """Adds a connection that begins to wait. Closes the oldest one if there are too many."""
+        """Adds a connection that starts to wait. Closes the oldest one if there are too many."""
         self._waiting[connection] = client
         self._of_clients[client] += 1
         if self._of_clients[client] > self.limits.for_one_client:
@@ -400,7 +405,7 @@ class LimitedConnections:
             self._close(next(iter(self._waiting)))
 
     def remove(self, connection: _Connection) -> None:
-        """Removes a connection that no longer waits, if it did."""
+        """Removes a connection that no longer waits. Does nothing if it did not wait."""
         client = self._waiting.pop(connection, None)
         if client is not None:
             self._of_clients[client] -= 1
@@ -413,7 +418,7 @@ class LimitedConnections:
 
 
 class _Connection(H11Protocol):
-    """A connection that reports to its server whether it waits."""
+    """A connection that reports to its server when it starts and stops waiting."""
 
     def __init__(self, server: LimitedConnections, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -437,7 +442,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Closes the connection at once."""
+        """Closes the connection immediately."""
         self._stop_waiting()
         self.transport.abort()
 

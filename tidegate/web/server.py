@@ -1,4 +1,4 @@
-"""`WebServer`: serves the jobs of a runtime over HTTP, on a thread with an event loop of its own."""
+"""`WebServer`: serves the jobs of a runtime over HTTP, in a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tidegate.web.watch import JobWatch
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
-"""Connections beyond this number are answered with 503 at once."""
+"""Further connections are immediately answered with status 503."""
 KEEP_ALIVE_S = 5
 STOP_S = 5.0
 
 
 class WebServer:
-    """A server that listens until `stop`. Raises ConfigurationError if it cannot listen.
+    """A server that listens until `stop` is called. Raises ConfigurationError if it cannot listen.
 
     `digest` is the hash of the token.
     """
@@ -82,7 +82,7 @@ class WebServer:
 
 
 PREFIXES = ("", "/v1")
-"""Flink's paths also work with the version of its API as a prefix."""
+"""Prefixes of all paths: Flink's paths also work with the version of its API."""
 
 
 def make_app(
@@ -91,9 +91,9 @@ def make_app(
     pages: Sequence[BaseRoute] = (),
     limits: Limits = Limits(),  # noqa: B008 (frozen)
 ) -> ASGIApp:
-    """Returns the ASGI application: REST, login, `pages` (routes of the job page), and the gate before them.
+    """Returns the ASGI application: REST API, login, `pages` (routes of the job pages), and the gate before them.
 
-    The watch looks at the jobs as long as the application runs.
+    The watch looks at the jobs while the application runs.
     """
     reading = Reading(watch)
     changing = Changing(watch)

@@ -1,13 +1,13 @@
-"""`JobWatch`: queries the jobs at intervals and answers all clients from the answers.
+"""`JobWatch`: requests the state of the jobs at intervals, and answers all clients from it.
 
 Rules:
 
-- A job is queried at most once per `refresh_s`, for any number of clients, and not again before it has answered.
-- Without clients, jobs are queried rarely, but often enough to see how a job ended before its coordinator goes.
-- A client waits a short time for news, then gets the last view, which contains its age.
-- The newest `OVER_MAX` jobs that are over are kept.
+- A job is requested at most once in `refresh_s`, for any number of clients, and not again before it has answered.
+- Without clients, jobs are requested rarely, but often enough to see how a job ended before its coordinator disappears.
+- A client waits for a short time for a new view. Then it gets the last view, which contains its age.
+- The newest `OVER_MAX` jobs that have ended are kept.
 
-All methods except the methods of `Jobs` run on the event loop of the server.
+All methods except the methods of `Jobs` run in the event loop of the server.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 KEPT_MAX = 200
 
 OPEN_MAX = 10
-"""The most open requests of one job."""
+"""How many open requests one job may have."""
 
 REFRESH_S = 1.0
 IDLE_S = 10.0
 
 ACTIVE_MS = 15_000
-"""For this many ms after the last request of a client, jobs are queried often."""
+"""For this many ms after the last request of a client, jobs are requested often."""
 
 PATIENCE_S = 2.0
 OVER_MAX = 20
@@ -45,7 +45,7 @@ CALL_THREADS = 4
 
 
 class JobWatch:
-    """The state of all jobs, as last seen by a server."""
+    """The state of all jobs, as a server has last seen it."""
 
     def __init__(
         self, jobs: Jobs, refresh_s: float = REFRESH_S, idle_s: float = IDLE_S, clock_ms: Callable[[], int] = now_ms
@@ -68,7 +68,7 @@ class JobWatch:
         self._deletions = ThreadPoolExecutor(1, "tidegate-web-delete")
 
     async def view(self) -> View:
-        """Returns all jobs as of about now. Raises NotReachedError before the first answer."""
+        """Returns the current state of all jobs. Raises NotReachedError before the first answer."""
         self._asked_ms = monotonic_ms()
         view = self._view
         if view is None or monotonic_ms() - self._looked_ms > 1_500 * self.refresh_s:
@@ -79,9 +79,9 @@ class JobWatch:
         return view
 
     async def job(self, job_id: str) -> SeenJob | None:
-        """Returns the job of this id, or None. Waits a short time for a job that may just have begun.
+        """Returns the job with this id, or None. Waits a short time for a job that may have just started.
 
-        Raises NotReachedError if a job has not answered yet, which may be this one.
+        Raises NotReachedError if a job has not answered yet, because it may be this one.
         """
         if (job := (await self.view()).job(job_id)) is not None:
             return job
@@ -107,7 +107,7 @@ class JobWatch:
 
     @property
     def runs_jobs(self) -> bool:
-        """Returns True if a job runs, according to the last view. Safe to read from any thread."""
+        """Returns whether a job runs, according to the last view. Any thread may call it."""
         view = self._view
         return view is not None and any(not job.over for job in view.jobs.values())
 
@@ -135,7 +135,7 @@ class JobWatch:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Looks at the jobs as long as the block runs."""
+        """Looks at the jobs while the block runs."""
         task = asyncio.create_task(self._run(), name="tidegate-web-watch")
         try:
             yield
@@ -164,7 +164,7 @@ class JobWatch:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Waits until the next look is due: `refresh_s` while clients ask, up to `idle_s` longer otherwise."""
+        """Waits until the next look is due: `refresh_s` if clients are active, otherwise up to `idle_s` longer."""
         await asyncio.sleep(self.refresh_s)
         if monotonic_ms() - self._asked_ms > ACTIVE_MS and not self._wanted.is_set():
             try:
@@ -177,7 +177,7 @@ class JobWatch:
         return {job_id: Question(known_of(job), self._asked_of(job_id)) for job_id, job in jobs.items() if not job.over}
 
     def _asked_of(self, job_id: JobId) -> tuple[str, ...]:
-        """Returns the open requests that a job has received. A request on its way is not known there, but not lost."""
+        """Returns the open requests that a job has received. A request that is still being sent is not included."""
         return tuple(name for name in self.triggers.open_of(job_id) if name not in self._on_the_way)
 
     def _update(self, look: Look) -> None:
@@ -203,19 +203,19 @@ class JobWatch:
         news.set()
 
     def _answer_for_ended(self, jobs: dict[JobId, SeenJob]) -> None:
-        """Answers the open requests of jobs that are over: such a job answers no more."""
+        """Answers the open requests of jobs that have ended, because such a job no longer answers."""
         for job_id, job in jobs.items():
             for request in self._asked_of(job_id) if job.over else ():
                 self.triggers.answer(request, Answer(None, f"the job is {job.snapshot.progress.status}"))
 
     def _unreachable(self, view: View) -> View:
-        """Returns the last view, with the jobs that did not answer in time as unreachable."""
+        """Returns the last view, with all running jobs as unreachable."""
         jobs = {name: job if job.over else replace(job, reachable=False) for name, job in view.jobs.items()}
         return View(jobs).at(self._clock_ms())
 
 
 def _newest(jobs: dict[JobId, SeenJob]) -> dict[JobId, SeenJob]:
-    """Returns the jobs that run, and the newest jobs that are over."""
+    """Returns the running jobs, and the newest jobs that have ended."""
     over = sorted((job for job in jobs.values() if job.over), key=ended_at_ms)
     dropped = {job.job_id for job in over[: max(0, len(over) - OVER_MAX)]}
     return {job_id: job for job_id, job in jobs.items() if job_id not in dropped}
@@ -223,7 +223,7 @@ def _newest(jobs: dict[JobId, SeenJob]) -> dict[JobId, SeenJob]:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A request; `answer` is None while it is open."""
+    """A request of a client. `answer` is None until the job has answered."""
 
     job_id: JobId
     kind: SnapshotKind
@@ -233,7 +233,7 @@ class Trigger:
 class Triggers:
     """The requests of clients to one server, until the answer is fetched. Not thread-safe.
 
-    An id stands for one request, so a client that repeats a request gets the same one. The newest answered requests are
+    An id belongs to one request, so a client that repeats a request gets the same one. The newest answered requests are
     kept.
     """
 
@@ -244,7 +244,7 @@ class Triggers:
         return len(self._all)
 
     def get(self, trigger_id: str) -> Trigger | None:
-        """Returns the request of this id, or None if it is unknown or no longer kept."""
+        """Returns the request with this id, or None if it is unknown or no longer kept."""
         return self._all.get(trigger_id)
 
     def open_of(self, job_id: JobId) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ class Triggers:
         return tuple(name for name, t in self._all.items() if t.job_id == job_id and t.answer is None)
 
     def add(self, trigger_id: str, job_id: JobId, kind: SnapshotKind) -> None:
-        """Adds a request. The caller has checked that the job may have another one."""
+        """Adds a request. The caller has checked that the job may have one more."""
         assert trigger_id not in self._all, "an id stands for one request"
         assert len(self.open_of(job_id)) < OPEN_MAX, "the number of open requests has a limit"
         self._all[trigger_id] = Trigger(job_id, kind)
@@ -261,11 +261,11 @@ class Triggers:
             del self._all[name]
 
     def drop(self, trigger_id: str) -> None:
-        """Removes a request that did not reach its job."""
+        """Removes a request that was not sent to its job."""
         self._all.pop(trigger_id, None)
 
     def answer(self, trigger_id: str, answer: Answer) -> None:
-        """Stores the answer of the job. The first answer stays."""
+        """Stores the answer of the job. Only the first answer is stored."""
         trigger = self._all.get(trigger_id)
         if trigger is not None and trigger.answer is None:
             self._all[trigger_id] = replace(trigger, answer=answer)

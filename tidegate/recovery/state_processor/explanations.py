@@ -1,7 +1,7 @@
 """`explain` and `history`: why the coordinator of a job made a decision, and all events of the job, as data.
 
-The event log is their only source. Old events are folded into a snapshot and cut. They can no longer be explained, and
-the answer states that.
+They only use the event log. Old events are folded into a snapshot and cut. They can no longer be explained, and the
+result states that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HISTORY = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event of a chain: its number in the log, when it happened (ms since the epoch), its kind, and its text."""
+    """One event of a chain: its number in the log, its time (ms since the epoch), its kind, and its description."""
 
     event: int
     at_ms: int
@@ -54,7 +54,7 @@ class Step:
 class Explanation:
     """The events that led to a decision: `steps`, the first cause first.
 
-    `missing` is why the chain does not begin earlier. It is empty if the chain is whole.
+    `missing` is why the chain does not begin earlier. It is empty if the chain is complete.
     """
 
     job_id: JobId
@@ -82,8 +82,13 @@ def explain(
     """Returns the events that led to a decision, as a readable chain (`print(explain(...))`).
 
     `path` is a checkpoint root, a job's folder in it, or `<root>/<job>/chk-17`, which is short for `checkpoint=17`.
-    Give one of these: `checkpoint`, to find out why it was completed or given up; `attempt`, why it was started;
-    `event`, by its number, why it happened. `job` is a name or id, needed if there are several jobs.
+    Give one of these:
+
+    - `checkpoint`: why this checkpoint was completed or aborted.
+    - `attempt`: why this attempt was started.
+    - `event`: why the event with this number happened.
+
+    `job` is a name or id, needed if there are several jobs.
 
     Raises ConfigurationError if none or several of these are given, if the job has no log, or if the log does not
     contain the event. Raises StorageError.
@@ -114,7 +119,7 @@ def explain(
 def history(path: str, job: str | None = None, *, open_store: OpenStore = open_store) -> pa.Table:
     """Returns all events of the jobs under a root, or of one job, as an Arrow table with columns `HISTORY`.
 
-    One row is an event. Entries that cannot be read are omitted; `tidegate events` names them. Raises
+    Each row is one event. Entries that cannot be read are omitted; `tidegate events` lists them. Raises
     ConfigurationError if there is no log; StorageError.
     """
     logs = logs_under(path, job, open_store)
@@ -146,7 +151,7 @@ def _rows(found: EventHistory) -> Iterator[dict[str, Any]]:
 
 
 def _about_checkpoint(found: EventHistory, events: list[LoggedEvent], checkpoint: int) -> tuple[int, str]:
-    """Returns the event that decided about a checkpoint, and the decision."""
+    """Returns the number of the event that decided about a checkpoint, and the decision as text."""
     about = [logged for logged in events if getattr(logged.event, "checkpoint_id", None) == checkpoint]
     about += [
         logged

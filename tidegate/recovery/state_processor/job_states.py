@@ -1,9 +1,8 @@
 """`job_state`: returns the state of a job's coordinator at any time, computed from the events before that time.
 
-The event log is the only source. A coordinator computes its state from the events of the log, and a restarted
-coordinator computes the same state. Old events are folded into a snapshot and cut, unless the job keeps them
-(`keep_events`). The state before the oldest remaining snapshot is unknown, and the error names the first event from
-which on it is known.
+It only uses the event log. A coordinator computes its state from the events of the log, and a restarted coordinator
+computes the same state. Old events are folded into a snapshot and cut, unless the job keeps them (`keep_events`). The
+state before the oldest existing snapshot is unknown, and the error names the first event for which it is known.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ class JobState:
     event: EventId
     at_ms: int
     status: str
-    """Status of the job, as `Job.status()` returns it."""
+    """The status of the job, as `Job.status()` returns it."""
     attempt: int
-    """The number of the newest attempt, from 0 on; -1 before the first one."""
+    """The number of the newest attempt, starting with 0; -1 before the first one."""
     generation: int
-    """The number of coordinators so far."""
+    """How many coordinators there have been so far."""
     tasks: int
-    """Number of tasks. `ready` of them had restored their state, and `finished` of them had finished."""
+    """How many tasks the job has. `ready` of them had restored their state, and `finished` of them had finished."""
     ready: int
     finished: int
     completed_checkpoints: int
     failed_checkpoints: int
     retained: tuple[CheckpointId, ...]
-    """Completed checkpoints that were available for a restore, newest last."""
+    """The completed checkpoints that were available for a restore, newest last."""
     pending: dict[CheckpointId, tuple[str, ...]]
-    """Checkpoints in progress, each with the tasks that had not acknowledged it."""
+    """The checkpoints in progress, each with the tasks that had not acknowledged it yet."""
     last_failure: str | None
     reason: str | None
-    """Why the job ended or was about to end, or None."""
+    """Why the job ended or was about to end, or None if it was not."""
     coordinator: CoordinatorState
     """The complete state of the coordinator."""
 
@@ -60,14 +59,14 @@ def job_state(
     """Returns the state of a job after an event, or at a moment.
 
     `path` is a checkpoint root, or a job's folder in it. `at` is the number of an event, as `tidegate events` prints
-    them, or a moment (without a zone: UTC); None is the end of the log. `job` is a name or id, needed if there are
+    it, or a moment (UTC if it has no time zone); None is the end of the log. `job` is a name or id, needed if there are
     several jobs.
 
     Raises ConfigurationError if there is no such job, event or moment in the log; CorruptionError if an entry before it
     cannot be read; StorageError.
 
-            state = recovery.job_state("s3://bucket/checkpoints", at=datetime(2026, 11, 23, 16, 27))
-            print(state.status, state.retained)
+        state = recovery.job_state("s3://bucket/checkpoints", at=datetime(2026, 11, 23, 16, 27))
+        print(state.status, state.retained)
     """
     log, job_id = only_one(logs_under(path, job, open_store), path, job)
     history = EventHistory.read(log, job_id)
@@ -151,7 +150,7 @@ def logs_under(path: str, job: str | None, open_store: OpenStore = open_store) -
 
 
 def _root_of(path: str, job: str | None, open_store: OpenStore) -> tuple[Store, str | None]:
-    """Returns the root and the job. `path` may be a root, or the folder of a job."""
+    """Returns the store of the root, and the job. `path` may be a root, or the folder of a job."""
     store = open_store(path)
     root, _, name = store.url.rpartition("/")
     if job is None and root and name and any(entry.isdigit() for entry in store.list("events")):
@@ -160,7 +159,7 @@ def _root_of(path: str, job: str | None, open_store: OpenStore) -> tuple[Store, 
 
 
 def no_log(path: str, job: str | None) -> str:
-    """Returns the text of an error about a missing event log."""
+    """Returns the error text for a missing event log."""
     of_job = f" of job {job}" if job else ""
     return (
         f"there is no event log under {path}{of_job}; give the root of the checkpoints, the folder that has a folder "
@@ -169,9 +168,7 @@ def no_log(path: str, job: str | None) -> str:
 
 
 def only_one(logs: dict[JobId, EventLog], path: str, job: str | None) -> tuple[EventLog, JobId]:
-    """Returns the event log and the id of the only job. Raises ConfigurationError if there is no job, or more
-    than one.
-    """
+    """Returns the event log and the id of the only job. Raises ConfigurationError if there are none or several."""
     of_job = f" of job {job}" if job else ""
     if not logs:
         raise ConfigurationError(no_log(path, job))

@@ -1,4 +1,4 @@
-"""`relocate`: copies a savepoint, with all that it needs, to another place. The stores may be different ones.
+"""`relocate`: copies a savepoint, with everything that it needs, to another place, possibly in another kind of storage.
 
     <target>/savepoint-<job>-17/...                     the savepoint's own files, under the same names
     <target>/savepoint-<job>-17/<job>/taskowned/...     data staged and collected for the job, or an earlier one
@@ -7,9 +7,9 @@
 
 Rules:
 
-- Every byte is verified while it is copied. Memory holds a bounded part of a file.
-- Nothing at the old place is changed. Files in output tables stay where they are.
-- An interrupted copy can be made again.
+- Every byte is verified while it is copied. Memory contains only a limited part of a file.
+- Nothing at the old place is changed. Files in output tables are not copied.
+- An interrupted copy can be repeated.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from tidegate.storage.tables.table_log import TableLog
 
 
 def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store) -> str:
-    """Copies a savepoint into a folder of its own under `target`, and returns its path there.
+    """Copies a savepoint into its own folder under `target`, and returns its path there.
 
-    The copy does not need the old place any more. Raises ConfigurationError for a path that names no savepoint, or one
-    that its job has given up, NotFoundError if something that it needs is gone, CorruptionError for damage,
-    AlreadyExistsError if there is a savepoint of its name under `target`, StorageError.
+    The copy no longer needs the old place. Raises ConfigurationError for a path that is not a savepoint, or one that
+    its job has aborted, NotFoundError if something that it needs is missing, CorruptionError for damage,
+    AlreadyExistsError if `target` already has a savepoint with its name, StorageError.
     """
     at = parse_pointer(savepoint)
     if not at.savepoint:
@@ -92,7 +92,7 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
 class _Move:
     """Copies the data of earlier jobs that a savepoint needs.
 
-    `line` are these jobs, beginning with the job that took the savepoint.
+    `line` has these jobs, beginning with the job that took the savepoint.
     """
 
     job_id: JobId
@@ -103,8 +103,8 @@ class _Move:
 
     @property
     def tables(self) -> Mapping[str, str]:
-        """For each table of collected rows, its URL at the old place, and the placeholder that replaces it in
-        the copy.
+        """For each table of collected rows, its URL at the old place, and the placeholder that replaces it in the
+        copy.
         """
         uids = {info.uid for metadata in self.covering for info in metadata.operators}
         return {
@@ -114,7 +114,10 @@ class _Move:
         }
 
     def source(self, uid: OperatorUid) -> Iterator[NativeFile]:
-        """Copies the data that was staged for a source, from the first job of the line that has any."""
+        """Copies the data that was staged for a source, from the first job in `line` that has any.
+
+        Yields the copied files.
+        """
         folder = taskowned_path(self.job_id, SOURCE, uid)
         for root, job_id in self.line:
             store = self.open_store(taskowned_url(root, job_id, SOURCE, uid))
@@ -132,7 +135,10 @@ class _Move:
             return
 
     def collected(self, uid: OperatorUid) -> Iterator[NativeFile]:
-        """Copies the rows of a sink of `collect()`, both committed rows and rows that a checkpoint covers."""
+        """Copies the rows of a `collect()` sink: the committed ones, and the ones that a checkpoint covers.
+
+        Yields the copied files.
+        """
         folder = taskowned_path(self.job_id, COLLECT, uid)
         for root, job_id in self.line:
             store = self.open_store(taskowned_url(root, job_id, COLLECT, uid))

@@ -1,13 +1,13 @@
-"""`SavepointWriter`: makes a savepoint from rows, or a changed copy of one, without running a job.
+"""`SavepointWriter`: creates a savepoint from rows, or a changed copy of one, without running a job.
 
-This is Flink's State Processor API. Rules:
+It is like Flink's State Processor API. Rules:
 
 - The base is never changed, and an existing savepoint never overwritten.
-- Vertices in which nothing changes are copied and verified, byte for byte. In other vertices the states that stay are
-  read from the base, and written again together with the states that were put, in the form that every backend reads.
-- Files go into a folder of this writer's own, and `_metadata` is created last. Until then the savepoint does not exist.
-  A writer that fails deletes its files.
-- Data that the base's job has staged and committed stays where it is.
+- Vertices without changes are copied and verified, byte for byte. In other vertices the unchanged states are read from
+  the base, and written again together with the added states, in the form that every backend reads.
+- Files are written into a folder of this writer, and `_metadata` is created last. Until then the savepoint does not
+  exist. A writer that fails deletes its files.
+- Data that the base's job has staged and committed is not copied.
 """
 
 from __future__ import annotations
@@ -62,14 +62,16 @@ log = logging.getLogger(__name__)
 class SavepointWriter:
     """Collects the content of a savepoint, and writes it at the end of its `with` block. `path` is then its path.
 
-    `target` is the folder in which the savepoint gets a folder of its own. Give `job` or `base`. With `job`, the name
-    of a job, it begins empty. With `base`, a savepoint or checkpoint (a path as for `recovery.inspect`), it begins with
-    all content of the base. It also keeps the base's name, so it must be in another folder. `parallelism` is the
-    parallelism of new operators; a job may restore the savepoint at another one. An exception in the block writes
-    nothing.
+    - `target`: the folder in which the savepoint gets its own folder.
+    - `job`: the name of a job. The savepoint begins without state. Give either `job` or `base`.
+    - `base`: the path of a savepoint or checkpoint, as for `recovery.inspect`. The savepoint begins with all content of
+      the base. It also has the same name, so `target` must be another folder.
+    - `parallelism`: the parallelism of new operators. A job may restore the savepoint with another one.
 
-    Raises ConfigurationError for settings that contradict each other, a base that cannot be changed, and later for rows
-    that do not fit; AlreadyExistsError if the folder has a savepoint of that name; StorageError.
+    An exception in the block writes nothing.
+
+    Raises ConfigurationError for settings that contradict each other, for a base that cannot be changed, and later for
+    rows that do not fit; AlreadyExistsError if the folder already has a savepoint with that name; StorageError.
     """
 
     def __init__(
@@ -116,21 +118,22 @@ class SavepointWriter:
         return self._path
 
     def keys_of(self, uid: str) -> tuple[str, ...]:
-        """Returns the key columns of an operator, from the states that were put, or the base. Empty if unknown."""
+        """Returns the key columns of an operator, from the added states or the base. Empty if they are unknown."""
         known = (*self._changes.new_operators.values(), *self._metadata.operators)
         return next((info.keys for info in known if info.uid == uid), ())
 
     def with_keyed_state(self, *, uid: str, keys: Sequence[str], state: KeyedState | str, rows: Any) -> Self:
-        """Puts a keyed state. It replaces one of the same name.
+        """Adds a keyed state. It replaces a state with the same name.
 
-        `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame. Its columns are `keys`, each key once,
-        and one with the name of the state, which is converted to the declared type. Rows whose value is null, or an
-        empty list or map, are dropped, because they are not state. `state` may also be a name: then rows have the form
-        that `read_state` returns. The name is "aggregate" for running aggregates, and "_tidegate_timers" for timers.
+        `rows` is an Arrow table, batch or reader, or a polars or Spark DataFrame. Its columns are `keys`, each key
+        once, and one with the name of the state, which is converted to the declared type. Rows whose value is null, or
+        an empty list or map, are dropped, because they are not state. `state` may also be a name: then rows have the
+        form that `read_state` returns. The name is "aggregate" for running aggregates, and "_tidegate_timers" for
+        timers.
 
-        Rows of a reader or a Spark DataFrame pass through the driver a batch at a time; more than 64 MB wait in its
-        temporary files. Executors first write the rows of a DataFrame to the target, so it must be storage that they
-        can reach. Raises ConfigurationError for rows that do not fit, StorageError.
+        Rows of a reader or a Spark DataFrame are processed in the driver one batch at a time; if they exceed 64 MB,
+        they are kept in temporary files. Executors first write the rows of a DataFrame to the target, so it must be
+        storage that they can reach. Raises ConfigurationError for rows that do not fit, StorageError.
         """
         info = self._operator(uid, tuple(keys))
         known = self._stored_keys(info.uid)
@@ -144,23 +147,26 @@ class SavepointWriter:
     def with_operator_state(
         self, *, uid: str, state: ListState, rows: Any, kind: Literal["list", "union"] = "list"
     ) -> Self:
-        """Puts operator state that is a list. `rows` has one column, with the name of the state.
+        """Adds operator state that is a list. `rows` has one column, with the name of the state.
 
-        A restored job distributes the elements of a "list" over its subtasks, and gives all of a "union" to each of
-        them. Raises ConfigurationError for rows that do not fit.
+        A restored job distributes the elements of a "list" over its subtasks. With "union", each subtask gets all
+        elements. Raises ConfigurationError for rows that do not fit.
         """
         self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind(kind), rows))
         return self
 
     def with_broadcast_state(self, *, uid: str, state: MapState, rows: Any) -> Self:
-        """Puts a broadcast map. `rows` has the columns `key` and `value`, each key once. Raises ConfigurationError."""
+        """Adds a broadcast map. `rows` has the columns `key` and `value`, each key once.
+
+        Raises ConfigurationError for rows that do not fit.
+        """
         self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind.BROADCAST, rows))
         return self
 
     def without_operator(self, uid: str) -> Self:
-        """Drops an operator of the base with all its state. A job that has the operator starts it without state.
+        """Removes an operator of the base with all its state. A job that has the operator starts it without state.
 
-        Raises ConfigurationError if the base has no operator of this uid.
+        Raises ConfigurationError if the base has no operator with this uid.
         """
         self._changes.refuse_put(uid)
         if not any(info.uid == uid for info in self._metadata.operators):
@@ -169,7 +175,7 @@ class SavepointWriter:
         return self
 
     def without_state(self, uid: str, state: str) -> Self:
-        """Drops one state of an operator of the base. Raises ConfigurationError if the base has no such state."""
+        """Removes one state of an operator of the base. Raises ConfigurationError if the base has no such state."""
         self._changes.refuse_put(uid, state)
         find_state(self._metadata, uid, state)
         self._changes.dropped_states.add((OperatorUid(uid), state))
@@ -206,7 +212,7 @@ class SavepointWriter:
             self._waiting.close()
 
     def _waiting_folder(self) -> str:
-        """Returns a temporary folder for rows that are not written yet. The writer deletes it."""
+        """Returns a temporary folder for rows that are not written yet. The writer deletes it at its end."""
         return self._waiting.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
 
     def _create(self, folder: str) -> None:
@@ -219,8 +225,9 @@ class SavepointWriter:
         complete_savepoint(self._store, written)
 
     def _leave_nothing(self, folder: str) -> None:
-        """Deletes the written files, unless the savepoint may exist: a create may have succeeded although it raised an
-        error.
+        """Deletes the written files, unless the savepoint may exist.
+
+        A create may have succeeded although it raised an error.
         """
         try:
             if METADATA_NAME not in self._store.list("") or not self._is_ours(folder):
@@ -245,7 +252,7 @@ class SavepointWriter:
             )
 
     def _operator(self, uid: str, keys: tuple[str, ...]) -> OperatorInfo:
-        """Returns the operator that gets a state: one of the base, or a new one."""
+        """Returns the operator to which a state is added: one of the base, or a new one."""
         if not uid:
             raise ConfigurationError("an operator needs a uid: the job finds its state by the uid")
         if uid in self._changes.dropped_operators:
@@ -270,7 +277,7 @@ class SavepointWriter:
         self._changes.put(info, put, is_new=all(known.uid != info.uid for known in self._metadata.operators))
 
     def _stored_keys(self, uid: OperatorUid) -> pa.Schema | None:
-        """Returns the key columns of an operator's states, put or in the base, or None if there are none."""
+        """Returns the key columns of an operator's states, added or in the base, or None if there are none."""
         given = self._changes.keys_of(uid)
         if given is not None or self._base_store is None:
             return given
@@ -311,7 +318,7 @@ def _empty(job: str) -> CheckpointMetadata:
 
 @dataclass(slots=True)
 class Changes:
-    """The changes to a base: states that are put, and operators and states that are dropped."""
+    """The changes to a base: states that are added, and operators and states that are removed."""
 
     puts: dict[tuple[OperatorUid, str], PutState]
     dropped_operators: set[OperatorUid]
@@ -319,7 +326,7 @@ class Changes:
     new_operators: dict[OperatorUid, OperatorInfo] = field(default_factory=dict)
 
     def put(self, info: OperatorInfo, put: PutState, *, is_new: bool) -> None:
-        """Puts a state. Raises ConfigurationError if it was put before."""
+        """Adds a state. Raises ConfigurationError if it was added before."""
         if (info.uid, put.state) in self.puts:
             raise ConfigurationError(f"state {put.state!r} of operator {info.uid!r} is put twice; put it once")
         self.puts[info.uid, put.state] = put
@@ -327,15 +334,16 @@ class Changes:
             self.new_operators[info.uid] = info if info.keys else replace(info, keys=put.keys)
 
     def refuse_put(self, uid: str, state: str | None = None) -> None:
-        """Raises ConfigurationError if the state, or any state of the operator, was put. It cannot be dropped
-        as well.
+        """Raises ConfigurationError if the state, or any state of the operator, was added.
+
+        Then it cannot be removed.
         """
         for put_uid, name in self.puts:
             if put_uid == uid and state in (None, name):
                 raise ConfigurationError(f"state {name!r} of operator {uid!r} was put; do not drop it as well")
 
     def keys_of(self, uid: OperatorUid) -> pa.Schema | None:
-        """Returns the key columns of the states that were put for an operator, or None if there are none."""
+        """Returns the key columns of the states that were added to an operator, or None if there are none."""
         for (put_uid, _), put in self.puts.items():
             if put_uid == uid and put.keys:
                 return put.key_schema
@@ -352,18 +360,18 @@ class Changes:
         return None
 
     def touches(self, uid: OperatorUid) -> bool:
-        """Returns whether anything changes in the state of an operator."""
+        """Returns whether anything in the state of an operator changes."""
         keyed = (*self.puts, *self.dropped_states)
         return uid in self.dropped_operators or any(changed == uid for changed, _ in keyed)
 
     def leaves(self, uid: OperatorUid, state: str) -> bool:
-        """Returns whether a state of the base stays."""
+        """Returns whether a state of the base is kept unchanged."""
         changed = (uid, state) in self.puts or (uid, state) in self.dropped_states
         return uid not in self.dropped_operators and not changed
 
 
 def hashed_columns(selection: StateSelection) -> tuple[str, ...] | None:
-    """Returns the columns whose hash gives the key group of a stored row, or None if they are unknown."""
+    """Returns the columns whose hash determines the key group of a stored row, or None if they are unknown."""
     keys = selection.keys
     if selection.info.state == TIMERS_STATE and keys is not None:
         return keys[: -len(TIMER_COLUMNS)]
@@ -372,7 +380,7 @@ def hashed_columns(selection: StateSelection) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class ChangedVertices:
-    """Writes the files below `folder` of the new savepoint."""
+    """Writes the files of the new savepoint into `folder`."""
 
     base_store: Store | None
     store: Store
@@ -450,7 +458,7 @@ class ChangedVertices:
             yield info.uid, _Stored(info.state, info.kind, (selection, stream), keys, self.max_parallelism)
 
     def _put(self, vertex: VertexId, subtask: SubtaskIndex) -> Iterator[tuple[OperatorUid, FrozenState]]:
-        """Yields this subtask's part of each state that was put."""
+        """Yields the part of this subtask of each state that was added."""
         operators = {info.uid: info for info in (*self.base.operators, *self.changes.new_operators.values())}
         for (uid, _), put in self.changes.puts.items():
             info = operators[uid]
@@ -460,7 +468,7 @@ class ChangedVertices:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One subtask's part of a state in the base, as a `FrozenState`."""
+    """The part of one subtask of a state in the base, as a `FrozenState`."""
 
     state: str
     kind: StateKind
@@ -485,7 +493,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One subtask's part of a state that was put, as a `FrozenState`."""
+    """The part of one subtask of a state that was added, as a `FrozenState`."""
 
     put: PutState
     subtask: SubtaskIndex
@@ -504,7 +512,7 @@ class _Given:
         return self.put.kind
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows, a bounded number at a time. Rows of keyed state are sorted by key group.
+        """Yields the rows, a limited number at a time. Rows of keyed state are sorted by key group.
 
         Raises ConfigurationError for a key that occurs twice.
         """

@@ -3,8 +3,8 @@
 Rules with Spark:
 
 - The driver reads metadata, and one chunk of each file to find the columns.
-- Executors read everything else through tidegate's store, and verify it: each the key groups of its partitions.
-- Files of RocksDB: a partition is the key groups of one former subtask, so that no database is fetched twice.
+- Executors read and verify everything else through tidegate's store: each executor the key groups of its partitions.
+- Files of RocksDB: a partition has the key groups of one former subtask, so that no database is downloaded twice.
 - Operator state is one partition.
 """
 
@@ -70,16 +70,16 @@ def read_state(
     """Returns one state of one operator in a checkpoint or savepoint as an Arrow table.
 
     Each row is one key, key columns first. `path` is as for `inspect`. `state` may be omitted if the operator has only
-    one. It may also be the name of one running aggregate, whose result is then shown next to the keys. `key_groups`
-    reads only the keys of these groups. `keys` names the key columns, which checkpoints of older versions do not always
-    record.
+    one. It may also be the name of one running aggregate, whose result is then the only column next to the keys. With
+    `key_groups`, only the keys of these groups are read. `keys` names the key columns, which checkpoints of older
+    versions do not always record.
 
     With `spark` it returns a lazy DataFrame: executors read it in parallel, by key group, and its columns have Spark's
-    types. Without it memory must hold the whole table; `read_state_batches` reads it in batches.
+    types. Without it the whole table must fit into memory; `read_state_batches` reads it in batches.
 
     Raises ConfigurationError for a wrong path, uid or state, and lists the existing ones; with `spark` also for a type
     that Spark lacks, or a checkpoint in memory. Also raises NotFoundError, CorruptionError, CodecError and StorageError
-    of the store.
+    from the store.
     """
     if spark is None:
         return read_state_batches(
@@ -142,7 +142,7 @@ def _reader(
     parts: Sequence[range | None],
     open_store: OpenStore,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """Returns the function that runs in Spark's Python workers: each reads the parts whose numbers it receives."""
+    """Returns the function that runs in Spark's Python workers. It reads the parts whose numbers it receives."""
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(at.root)

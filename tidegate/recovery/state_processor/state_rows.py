@@ -1,14 +1,14 @@
-"""Converts rows that a user gives to `SavepointWriter` into the stored form of a state.
+"""Converts rows that a user gives to `SavepointWriter` to the stored form of a state.
 
 Rules:
 
-- Key columns get the form in which keys are stored, and the types that they have in the operator's other states.
+- Key columns are converted to the stored form of keys, and to the types that they have in the operator's other states.
 - Each key occurs once.
 - Values are cast to the declared type. A value that does not fit is an error.
 - Everything is done column by column, never row by row.
-- Rows of a reader that are too large for memory wait in local files, one file per run of key groups, in their stored
-  form (`SpilledRows`). The rows of a few key groups can then be read together.
-- Executors write a Spark DataFrame to files, and the driver reads these a batch at a time (`staged_rows`). Collecting
+- Rows of a reader that are too large for memory are kept in local files in their stored form, one file for each range
+  of key groups (`SpilledRows`). The rows of a few key groups can then be read together.
+- Executors write a Spark DataFrame to files, and the driver reads these one batch at a time (`staged_rows`). Collecting
   it would need memory for all of it in the driver. It is staged like the input of a job, in a folder that is deleted
   afterwards.
 """
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 MEMORY_BYTES = 64 * 1024 * 1024
-"""Size in bytes up to which rows of a reader stay in memory. Above it they are written to files."""
+"""Size in bytes up to which rows of a reader are kept in memory. Larger ones are written to files."""
 _SHOWN_MAX = 3
 
 
@@ -69,11 +69,11 @@ class PutState:
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The key columns as they are stored."""
+        """The key columns in their stored form."""
         return pa.schema([self.rows.schema.field(name).remove_metadata() for name in self.keys])
 
     def tables(self, owned: range) -> Iterator[pa.Table]:
-        """Yields the rows, in tables that fit into memory. Of keyed state it yields at least the key groups `owned`.
+        """Yields the rows, in tables that fit into memory. For keyed state it yields at least the key groups `owned`.
 
         Raises ConfigurationError for a key that occurs twice.
         """
@@ -94,11 +94,11 @@ def keyed_rows(
     max_parallelism: int,
     folder: Callable[[], str],
 ) -> PutState:
-    """Returns the stored form of a keyed state.
+    """Converts rows to the stored form of a keyed state.
 
-    `stored_keys` are the key columns of the operator's other states, or None without any. Rows of a reader that exceed
-    `MEMORY_BYTES` go to files in `folder()`. Raises ConfigurationError for columns, types or keys that do not fit,
-    StorageError.
+    `stored_keys` are the key columns of the operator's other states, or None if there are none. If the rows of a reader
+    exceed `MEMORY_BYTES`, they are written to files in `folder()`. Raises ConfigurationError for columns, types or keys
+    that do not fit, StorageError.
     """
     if isinstance(rows, pa.RecordBatchReader):
         first = _first_of(rows)
@@ -164,7 +164,7 @@ def _in_memory(
 
 
 def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> PutState:
-    """Returns the stored form of operator state.
+    """Converts rows to the stored form of operator state.
 
     Raises ConfigurationError for columns, types or keys that do not fit.
     """
@@ -189,7 +189,10 @@ def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> Pu
 
 
 def as_table(rows: Any, where: str) -> pa.Table:
-    """Returns rows as an Arrow table. They may be Arrow, polars, a Spark DataFrame, or have an Arrow stream."""
+    """Converts rows to an Arrow table.
+
+    They may be Arrow, polars, a Spark DataFrame, or any object with an Arrow stream.
+    """
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
@@ -221,7 +224,10 @@ def _check_columns(table: pa.Table, wanted: Sequence[str], where: str) -> None:
 
 
 def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
-    """Returns the table with the value column in its declared type, without null and empty values (not state)."""
+    """Casts the value column to its declared type.
+
+    Drops rows with null and empty values, because they are not state.
+    """
     position = table.column_names.index(state.name)
     column = table.column(position)
     kept = column.is_valid()
@@ -240,7 +246,7 @@ def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
 
 
 def widened_column(column: pa.Array) -> pa.Array:
-    """Returns a column in the form in which values are stored."""
+    """Converts a column to the form in which values are stored."""
     return widened(pa.RecordBatch.from_arrays([column], names=["value"])).column(0)
 
 
@@ -255,7 +261,7 @@ def _as_list(data_type: pa.DataType, where: str) -> pa.DataType:
 def _with_keys(
     table: pa.Table, keys: tuple[str, ...], values: Sequence[str], stored_keys: pa.Schema | None, where: str
 ) -> pa.Table:
-    """Returns the table with the key columns first, as keys are stored, followed by the values."""
+    """Returns the table with the key columns first, in their stored form, followed by the values."""
     try:
         expected = key_schema(table.schema, keys) if stored_keys is None else stored_keys
     except ConfigurationError as error:
@@ -280,9 +286,7 @@ def _with_keys(
 
 
 def _resting(found: pa.Schema, fields: Sequence[pa.Field]) -> pa.Schema:
-    """Returns the schema of the rows in files. Columns that were dictionaries have the type to which they were
-    widened.
-    """
+    """Returns the schema of the rows in files. Dictionary columns have the type of their values."""
     return pa.schema(
         [
             field.with_type(before.type) if pa.types.is_dictionary(before.type) else field
@@ -322,11 +326,11 @@ def check_unique(keys: pa.Table, where: str) -> None:
 FILES_MAX = 64
 
 Groups = Callable[[pa.RecordBatch], NDArray[np.uint16]]
-"""A function that returns the key group of each row."""
+"""A function that returns the key group of each row of a batch."""
 
 
 class SpilledRows:
-    """Rows in stored form, with one `schema`, in temporary files below `folder`."""
+    """Rows in their stored form, all with the same `schema`, in temporary files in `folder`."""
 
     def __init__(self, folder: str, schema: pa.Schema, max_parallelism: int) -> None:
         self.schema = schema
@@ -336,7 +340,7 @@ class SpilledRows:
         """The first key group of each file, and the end of the key groups of the last file."""
 
     def take_in(self, batches: Iterable[pa.RecordBatch], groups: Groups) -> None:
-        """Writes all rows. Raises StorageError if the folder cannot be used."""
+        """Writes all rows to the files. Raises StorageError if the folder cannot be used."""
         try:
             with ExitStack() as stack:
                 writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
@@ -354,7 +358,7 @@ class SpilledRows:
             raise StorageError(f"cannot keep rows in {self._folder}: {error}. Free some space there") from error
 
     def tables(self, owned: range) -> Iterator[pa.Table]:
-        """Yields the rows of each file that has some of these key groups, in the order of key groups."""
+        """Yields the rows of each file that contains some of these key groups, in the order of key groups."""
         for file, (first, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
             path = self._path(file)
             if first < owned.stop and owned.start < end and os.path.exists(path):
@@ -367,9 +371,9 @@ class SpilledRows:
 
 @contextmanager
 def staged_rows(df: DataFrame, store: Store) -> Iterator[pa.RecordBatchReader]:
-    """Yields a reader of the rows, which are staged in a folder of `store` while the block runs.
+    """Yields a reader of the rows of a DataFrame. During the block they are staged in a folder of `store`.
 
-    Raises ConfigurationError for a store that executors cannot reach, or a type that cannot be stored;
+    Raises ConfigurationError for a store that executors cannot reach or a type that cannot be stored, and
     SparkBridgeError.
     """
     from tidegate.spark_bridge.dataframes.staging import stage_dataframe

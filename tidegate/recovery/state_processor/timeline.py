@@ -1,12 +1,12 @@
-"""`TimelineReader`: the decisions of a job's coordinator, line by line, replayed from its event log.
+"""`TimelineReader`: the decisions of a job's coordinator, one line each, replayed from its event log.
 
-The log stores events; decisions follow from them. The reader therefore passes the events to a `CoordinatorMachine`, as
-a coordinator that takes over does, and a `DecisionLog` describes the decisions. Rules:
+The log stores events; decisions follow from them. The reader therefore passes the events to a `CoordinatorMachine`,
+like a coordinator that takes over, and a `DecisionLog` describes the decisions. Rules:
 
 - Old entries may have been folded into a snapshot and cut. Then the timeline begins with the oldest snapshot after
-  which the log is whole.
-- An entry that cannot be read leaves a hole, and so does an event that the machine refuses. Before the snapshot, and
-  after a hole, only the events themselves are described.
+  which the log is complete.
+- An entry that cannot be read leaves a gap, and so does an event that the machine refuses. Before the snapshot, and
+  after a gap, only the events themselves are described.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class TimelineLine:
-    """A line, and the number of the event from which it follows, or None if the number is unknown."""
+    """A line, and the number of the event from which it follows, or None if that is unknown."""
 
     number: EventId | None
     line: Line
@@ -34,26 +34,29 @@ class TimelineLine:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The remaining history of one job. `state` is the coordinator's state at its end, or None if unknown."""
+    """The existing history of one job. `state` is the coordinator's state at its end, or None if it is unknown."""
 
     job_id: JobId
     lines: tuple[TimelineLine, ...]
     state: CoordinatorState | None
     notes: tuple[str, ...]
-    """Notes about gaps in the history, with their reasons."""
+    """Descriptions of the gaps in the history, with their reasons."""
     unreadable: int
 
 
 class TimelineReader:
-    """The timeline of one job, with all details. Each call of `read` returns the lines since the previous call."""
+    """Reads the timeline of one job, with all details.
+
+    Each call of `read` returns the lines since the previous call.
+    """
 
     def __init__(self, log: EventLog, job_id: JobId) -> None:
         self._log = log
         self._job_id = job_id
         self._next = 0
-        """Index of the first entry of the log that has not been read."""
+        """Index of the first entry of the log that was not read yet."""
         self._start = 0
-        """Index of the first entry from which on decisions are known."""
+        """Index of the first entry for which decisions are known."""
         self._begun = False
         self._whole = True
         self._unreadable = 0
@@ -77,7 +80,7 @@ class TimelineReader:
         return lines
 
     def timeline(self, lines: tuple[TimelineLine, ...] = ()) -> Timeline:
-        """Returns the history as of the last call of `read`, with these lines."""
+        """Returns the timeline with these lines, and the coordinator's state after the last call of `read`."""
         state = self._machine.state if self._whole else None
         return Timeline(self._job_id, lines, state, tuple(self._notes), self._unreadable)
 
@@ -112,10 +115,10 @@ class TimelineReader:
 
 
 def fold_start(log: EventLog, history: EventHistory) -> tuple[int, CoordinatorState] | None:
-    """Returns the index of the entry from which on the state can be computed, and the state before it.
+    """Returns the index of the first entry from which the state can be computed, and the state before it.
 
-    If all cut entries were kept, that is the first entry and an empty state. Else it is the oldest snapshot after which
-    the entries are contiguous. Returns None if there is none. Raises StorageError.
+    If all cut entries were kept, that is the first entry and an empty state. Otherwise it is the oldest snapshot after
+    which no entry is missing. Returns None if there is none. Raises StorageError.
     """
     first = first_whole_entry(history)
     if first <= 0:

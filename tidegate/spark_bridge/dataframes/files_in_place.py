@@ -1,29 +1,32 @@
-"""`FilesInPlace`: the Parquet files of a DataFrame as a source, read where they are, without Spark.
+"""`FilesInPlace`: the Parquet files of a DataFrame as a source. They are read where they are, without Spark.
 
-`files_of` asks Spark for the plan of a DataFrame, and `place_files` writes down at submission what the job reads. Rules
-of the plan:
+`files_of` requests the plan of a DataFrame from Spark. At submission `place_files` stores a manifest of the files and
+rows that the job reads. Rules of the plan:
 
-- A DataFrame that is not surely understood is a `NeedsSparkError` with the reason. Then Spark has to do the work.
-- Spark's optimized plan counts: it includes cached data, and filters as they are evaluated. Understood are a relation
-  over Parquet files, a choice of its columns under any names, and conditions that compare columns with constants.
-- Files, and the values of columns in names of folders, are taken from Spark.
-- Settings that change what Spark reads from a file must have their usual value.
+- A DataFrame whose plan is not fully supported raises NeedsSparkError with the reason. Then Spark reads it.
+- Spark's optimized plan is used: it includes cached data, and filters in the form in which Spark evaluates them.
+  Supported are a relation over Parquet files, a choice of its columns under any names, and conditions that compare
+  columns with constants.
+- The list of files, and the column values in folder names, come from Spark.
+- Settings that change what Spark reads from a file must have their default value.
 
 Rules of the files:
 
-- What the job reads is written down before it starts: files with size and time of change, columns, the filter. A
-  restored job continues with that, even if the DataFrame has changed.
-- A split is a run of row groups of a file. Its rows are the rows of the file before the filter: offsets count them all.
-- A file that differs from the one written down fails the job.
-- The footer of every file is checked. If one file is for Spark to read, all are: a column that Spark finds by another
-  spelling, or that is stored in a type which Spark and Arrow may read differently. A missing column is null.
+- The manifest is stored before the job starts: files with size and time of change, columns, the filter. A restored job
+  uses the same manifest, even if the DataFrame has changed.
+- A split is a sequence of row groups of a file. Its offsets count all rows of the file, also rows that the filter
+  drops.
+- A file that differs from the manifest fails the job.
+- The footer of every file is checked. If one file needs Spark, Spark reads all of them: for example, if Spark finds a
+  column under another spelling, or if it is stored in a type which Spark and Arrow may read differently. A missing
+  column is null.
 - Dates and timestamps of old writers may be in the Julian calendar, which Spark converts or refuses. Accepted are files
-  that Spark 3.1 or later wrote without it, and other files whose statistics show no such old value. Nested columns are
-  accepted if Spark 3.1 or later wrote them and Arrow gives them the same type.
+  that Spark 3.1 or later wrote without it, and other files whose statistics show that they have no such old values.
+  Nested columns are accepted if Spark 3.1 or later wrote them and Arrow gives them the same type.
 
-Rules of the filter (`RowCondition`), which Arrow evaluates with Spark's results:
+Rules of the filter (`RowCondition`), which Arrow evaluates with the same results as Spark:
 
-- It has SQL's three values. A row is kept if the condition is true, and dropped if it is false or null.
+- It uses the three values of SQL. A row is kept if the condition is true, and dropped if it is false or null.
 - A comparison has a column on its left and constants of the column's type on its right, none of them null or NaN.
 - In Spark NaN is greater than any number; in Arrow it is neither greater nor less.
 - In Spark 0.0 equals -0.0 in every comparison; Arrow's `is_in` distinguishes them.
@@ -60,7 +63,7 @@ from tidegate.storage.files.store import Store
 MANIFEST_PATH = "_files"
 MANIFEST_VERSION = 1
 SPLIT_ROWS = 1_000_000
-"""Number of rows at which a split ends: it ends with the row group that reaches this number."""
+"""Number of rows at which a split ends. It always ends together with a row group."""
 _MAGIC = b"TGFILES"
 _LOOKS_AT_ONCE = 16
 _STAGE = (
@@ -74,7 +77,10 @@ _ADVICE = Advice(_STAGE, _STAGE, "Shorten the values, or drop the column, before
 @wire
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Rows of a file from `first` on, and one row with the values of the partition columns of its folder."""
+    """The rows of a file from row `first` on.
+
+    `constants` is one row with the values of the partition columns of its folder.
+    """
 
     file: FileAt
     first: int
@@ -85,8 +91,9 @@ class PlacedRows:
 @wire
 @dataclass(frozen=True, slots=True)
 class FilesManifest:
-    """The stored description of a job's input: files below `url` with columns `relation`. `stored` has, for each column
-    of `schema`, its name in the files.
+    """The stored description of a job's input: files below `url` with the columns `relation`.
+
+    `stored` has, for each column of `schema`, its name in the files.
     """
 
     url: str
@@ -99,7 +106,7 @@ class FilesManifest:
 
 @dataclass(frozen=True, slots=True)
 class FilesInPlace:
-    """A bounded source over the files of a manifest. Every batch has `schema`."""
+    """A bounded source over the files of a manifest. All batches have `schema`."""
 
     manifest: FilesManifest
     schema: pa.Schema
@@ -112,14 +119,14 @@ class FilesInPlace:
         return FilesInPlace(manifest, manifest.schema)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns the splits in the order of files."""
+        """Returns the splits in the order of the files."""
         return tuple(
             SourceSplit(f"{each.file.path}:{each.first}" if each.first else each.file.path, encode(each), each.rows)
             for each in self.manifest.splits
         )
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
-        """Checks the files that a restored job has still to read. Raises UnreadableFileError, StorageError."""
+        """Checks the files that a restored job still has to read. Raises UnreadableFileError, StorageError."""
         store = open_store(self.manifest.url)
         files = {placed.file for placed in map(_placed_rows, splits)}
         with ThreadPoolExecutor(_LOOKS_AT_ONCE, "files") as threads:
@@ -131,11 +138,11 @@ class FilesInPlace:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def filtered(self, rows: Rows) -> FilesInPlace:
-        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
+        """Returns the source restricted to these rows. It may skip all other rows, but does not have to."""
         return replace(self, needed=rows)
 
     def reader(self) -> SourceReader:
-        """Returns a reader for one subtask."""
+        """Returns a reader of splits for one subtask."""
         return _Reader(self)
 
 
@@ -155,7 +162,7 @@ class _Reader:
         self._open: OpenFile | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows of a file for which the condition is true. Raises UnreadableFileError, StorageError."""
+        """Returns the rows of a file for which the condition is true. Raises UnreadableFileError, StorageError."""
         placed = _placed_rows(split)
         if not 0 <= offset <= placed.rows:
             raise ConfigurationError(
@@ -192,9 +199,9 @@ class _Reader:
 
 
 def place_files(plan: FilesOfPlan, url: str) -> FilesInPlace:
-    """Checks every file of a plan, and stores under `url` which rows and columns of them a job reads.
+    """Checks every file of a plan, and stores under `url` the manifest of the rows and columns that a job reads.
 
-    Raises NeedsSparkError if Spark reads one of the files differently, and StorageError.
+    Raises NeedsSparkError if Spark would read one of the files differently, and StorageError.
     """
     root, files = _below_one_folder([(file, _url_of(file.path)) for file in plan.files])
     store = open_store(root)
@@ -214,7 +221,7 @@ def place_files(plan: FilesOfPlan, url: str) -> FilesInPlace:
 
 
 def placed_files(store: Store) -> FilesInPlace | None:
-    """Returns the source that `place_files` stored in this store, or None."""
+    """Returns the source whose manifest `place_files` has stored in this store, or None if there is none."""
     if not store.exists(MANIFEST_PATH):
         return None
     where = join_url(store.url, MANIFEST_PATH)
@@ -239,7 +246,7 @@ def _placed_rows(split: SourceSplit) -> PlacedRows:
 def _placed(
     store: FileSystemStore, file: FoundFile, path: str, stored: pa.Schema, constants: pa.RecordBatch
 ) -> Iterator[PlacedRows]:
-    """Yields the splits of a file. Raises NeedsSparkError."""
+    """Yields the splits of a file. Raises NeedsSparkError if Spark might read it differently."""
     try:
         at = FileAt.of(store.info(path))
         if at.size_bytes != file.size_bytes:
@@ -261,7 +268,7 @@ def _placed(
 
 
 def _url_of(path: str) -> tuple[str, str]:
-    """Returns the URL of a file in the form that tidegate's storage uses."""
+    """Splits the URL of a file from Spark into the scheme and the path that tidegate's storage uses."""
     scheme, _, rest = path.partition(":")
     if scheme == "file" and rest.startswith("/"):
         return "", "/" + rest.lstrip("/")
@@ -291,14 +298,14 @@ def _may_have_rows(condition: RowCondition | None, constants: pa.RecordBatch) ->
 
 
 def _both(rows: Rows, tests: tuple[ColumnTest, ...]) -> Rows:
-    """Returns the rows that the program needs and that also pass the filter of the DataFrame."""
+    """Returns the rows that the program needs, restricted to rows that pass the filter of the DataFrame."""
     if rows is None:
         return (tests,) if tests else None
     return tuple((*each, *tests) for each in rows)
 
 
 FILES_MAX = 10_000
-"""Limit of files. Checking more, one by one, would let the driver wait too long."""
+"""Limit of the number of files. The driver checks each file, and more would take too long."""
 CONSTANTS_MAX = 1_000
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical."
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
@@ -325,7 +332,9 @@ _SETTINGS = {
 }
 _DEFAULT = "EXISTS_DEFAULT"
 _COLLATED = " COLLATE "
-"""Metadata keys that mark a default value for columns missing in old files, and strings with a collation."""
+"""Texts that mark a default value for columns missing in old files (in metadata), and a string type with a
+collation.
+"""
 _COMPARISONS = {
     "EqualTo": "=",
     "LessThan": "<",
@@ -338,7 +347,7 @@ _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "<=>": "<=>"}
 
 
 class NeedsSparkError(Exception):
-    """Raised with the reason why a DataFrame can be read only by Spark."""
+    """Raised if only Spark can read a DataFrame. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,22 +364,22 @@ class FilesOfPlan:
     """The files, columns and filter of a DataFrame that only reads files."""
 
     schema: pa.Schema
-    """Schema of the DataFrame."""
+    """The columns of the DataFrame."""
     stored: tuple[str, ...]
-    """Names of these columns in the files or in the names of folders."""
+    """The names of these columns in the files or in folder names."""
     relation: pa.Schema
-    """The columns whose values are in the names of folders."""
+    """The columns of the files and of folder names."""
     partitions: pa.Schema
-    """The filter, over columns of `relation`."""
+    """The columns whose values are in folder names."""
     condition: RowCondition | None
-    """The values of `partitions` for each folder, one row each."""
+    """The filter, over columns of `relation`. None: all rows."""
     files: tuple[FoundFile, ...]
     folders: tuple[pa.RecordBatch, ...]
-    """One row each: the values of `partitions`."""
+    """The values of `partitions` for each folder, one row each."""
 
 
 def files_of(df: DataFrame) -> FilesOfPlan:
-    """Returns the files that a DataFrame reads. Raises NeedsSparkError, and errors of Spark."""
+    """Returns the files that a DataFrame reads. Raises NeedsSparkError, and errors from Spark."""
     session = df.sparkSession
     for name, usual in _SETTINGS.items():
         if (value := str(session.conf.get(name, usual) or "").lower()) != usual.lower():
@@ -379,12 +388,12 @@ def files_of(df: DataFrame) -> FilesOfPlan:
 
 
 class _Reading:
-    """Walks through the plan of a DataFrame, from its columns down to the files."""
+    """Reads the plan of a DataFrame, from its columns down to the files."""
 
     def __init__(self, df: DataFrame) -> None:
         self._df = df
         self._given: dict[int, int] = {}
-        """Ids of renamed columns, each with the id of the original column."""
+        """The ids of renamed columns, each with the id of the original column."""
         self._names: dict[int, str] = {}
         self._types: dict[str, pa.DataType] = {}
 
@@ -514,7 +523,7 @@ def _columns_of(schema: Any) -> pa.Schema:
 
 
 def _array_of(values: list[Any], kind: pa.DataType, where: str, *, nulls: bool = False) -> pa.Array:
-    """Returns constants in Spark's representation as an array of a column's type."""
+    """Converts constants from Spark's representation to an array of the column's type."""
     types = pa.types
     if None in values and not nulls:
         raise NeedsSparkError(f"it compares with null ({where})")
@@ -569,7 +578,7 @@ class RowCondition:
     parts: tuple[RowCondition, ...] = ()
     column: str = ""
     constants: pa.RecordBatch | None = None
-    """One column with the constant of a comparison, or with several constants for `in`."""
+    """One column with the constant of a comparison, or with all constants of `in`."""
 
     @property
     def columns(self) -> set[str]:
@@ -578,7 +587,7 @@ class RowCondition:
 
 
 def compared(test: str, column: str, constants: pa.Array) -> RowCondition:
-    """Returns the condition node for a comparison of a column: `=`, `<`, `<=`, `>`, `>=`, `<=>` or `in`."""
+    """Returns the condition that compares a column with constants: `=`, `<`, `<=`, `>`, `>=`, `<=>` or `in`."""
     return RowCondition(test, (), column, pa.record_batch([constants], [_CONSTANTS]))
 
 
@@ -596,7 +605,7 @@ def mask_of(condition: RowCondition, batch: pa.RecordBatch) -> pa.Array:
 
 
 def conjuncts(condition: RowCondition | None) -> list[RowCondition]:
-    """Splits a condition into parts that must all be true."""
+    """Splits a condition into the parts that must all be true."""
     if condition is None:
         return []
     if condition.test == "and":
@@ -605,7 +614,7 @@ def conjuncts(condition: RowCondition | None) -> list[RowCondition]:
 
 
 def column_tests(condition: RowCondition | None) -> tuple[ColumnTest, ...]:
-    """Returns tests of columns that hold for every row that the condition keeps, and maybe for other rows."""
+    """Returns tests of columns that every kept row passes. Dropped rows may pass them, too."""
     found = (_test_of(each) for each in conjuncts(condition))
     return tuple(test for test in found if test is not None)
 
@@ -648,13 +657,16 @@ def _test_of(condition: RowCondition) -> ColumnTest | None:
 _WRITER = b"org.apache.spark.version"
 _OLD_CALENDARS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _NEW_CALENDAR = (3, 1)
-"""Version of Spark from which on files state whether their values are in the old calendar."""
+"""First version of Spark whose files record whether their values use the old calendar."""
 _GREGORIAN_SINCE = dt.date(1900, 1, 1)
-"""Date from which on all calendars and time zones agree, with the same margin as Spark uses."""
+"""From this date on all calendars and time zones agree, with the same margin as in Spark."""
 
 
 def why_only_spark(parquet: pq.ParquetFile, wanted: pa.Schema) -> str | None:
-    """Returns None if Arrow reads these columns as Spark does, else a reason that completes the name of the file."""
+    """Returns why Arrow might read these columns differently from Spark, or None if it reads them in the same way.
+
+    The reason continues a sentence that begins with the name of the file.
+    """
     keys = parquet.metadata.metadata or {}
     by_spark = _spark_version(keys) >= _NEW_CALENDAR and not any(old in keys for old in _OLD_CALENDARS)
     stored = parquet.schema_arrow
@@ -687,7 +699,9 @@ def _leaf(parquet: pq.ParquetFile, name: str) -> Any:
 
 
 def _reads_alike(column: Any, kind: pa.DataType) -> bool:
-    """Returns whether a plain column is stored in a form that Spark and Arrow read alike for a type."""
+    """Returns whether Spark and Arrow read a column of simple values in this stored form in the same way, for a
+    type.
+    """
     types = pa.types
     logical = json.loads(column.logical_type.to_json())
     name = logical.get("Type", "None")
@@ -717,11 +731,13 @@ _PLAIN: dict[str, Callable[[pa.DataType], bool]] = {
     "BYTE_ARRAY": pa.types.is_binary,
     "INT96": lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
 }
-"""Types of columns that need no logical type in the file, such as Spark's usual timestamps."""
+"""For each physical type, the types of columns that need no logical type in the file, such as Spark's usual
+timestamps.
+"""
 
 
 def _is_modern(parquet: pq.ParquetFile, name: str) -> bool:
-    """Returns whether statistics prove that all values are after the change of calendars."""
+    """Returns whether statistics prove that all values are later than the change of calendars."""
     at = next(at for at in range(len(parquet.schema)) if parquet.schema[at].path == name)
     for group in range(parquet.metadata.num_row_groups):
         statistics = parquet.metadata.row_group(group).column(at).statistics
@@ -738,7 +754,7 @@ def _is_modern(parquet: pq.ParquetFile, name: str) -> bool:
 
 
 def _same(stored: pa.DataType, kind: pa.DataType) -> bool:
-    """Returns whether nested types are equal except for the names of elements, and for nullability."""
+    """Returns whether nested types are equal, apart from the names of list elements and nullability."""
     types = pa.types
     if types.is_list(kind):
         return types.is_list(stored) and _same(stored.value_type, kind.value_type)

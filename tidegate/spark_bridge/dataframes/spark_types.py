@@ -1,9 +1,10 @@
 """Translates Spark schemas into Arrow schemas, and back.
 
 Rules:
-* A column keeps its values exactly, or an error names it.
-* Fields of a struct that may be null may be null (`without_false_promises`).
-* Timestamps are in microseconds. Those with a time zone are in UTC.
+
+* A column keeps its values exactly. If that is impossible, an error names the column.
+* Fields of a nullable struct are nullable (`without_false_promises`).
+* Timestamps are in microseconds. If they have a time zone, it is UTC.
 * An Arrow type that Spark lacks (unsigned or half-precision numbers, nanoseconds, …) becomes a larger or similar type
   that Spark has (`for_spark`). A cast to it is checked for overflow.
 """
@@ -40,8 +41,8 @@ _WIDENED = {
 def arrow_schema_of(schema: StructType) -> pa.Schema:
     """Returns the Arrow schema of a Spark schema.
 
-    Raises ConfigurationError if there are no columns, or two of one name. The error names a column whose type Arrow
-    cannot hold, that has no type (void), or that has a user-defined type.
+    Raises ConfigurationError if there are no columns, or two with the same name. For a column whose type Arrow does not
+    support, that has no type (void) or a user-defined type, the error names the column.
     """
     if not schema.fields:
         raise ConfigurationError("the DataFrame has no columns; select at least one")
@@ -57,7 +58,7 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
 
 
 def without_false_promises(field: pa.Field) -> pa.DataType:
-    """Returns a type in which the fields of a nullable struct are nullable, too.
+    """Returns the type of a field in which the fields of nullable structs are nullable, too.
 
     Spark declares the fields of a struct as never null if they are not null in structs that are not null. Arrow, files
     and kernels check that for null structs as well.
@@ -78,7 +79,7 @@ def without_false_promises(field: pa.Field) -> pa.DataType:
 
 
 def readable_schema(df: DataFrame) -> StructType:
-    """Returns `df.schema`. Raises ConfigurationError for a column with a type that only Spark's JVM has."""
+    """Returns `df.schema`. Raises ConfigurationError for a column with a type that only exists in Spark's JVM."""
     try:
         return df.schema
     except PySparkValueError:
@@ -93,17 +94,17 @@ def readable_schema(df: DataFrame) -> StructType:
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:
-    """Returns the Spark schema of an Arrow schema. Rows must have its Arrow form, `for_spark(schema)`.
+    """Returns the Spark schema of an Arrow schema. Rows must have the Arrow schema `for_spark(schema)`.
 
-    Raises ConfigurationError, which names the column, for a type without a counterpart in Spark.
+    Raises ConfigurationError, which names the column, for a type without an equivalent in Spark.
     """
     return from_arrow_schema(for_spark(schema), prefer_timestamp_ntz=True)
 
 
 def for_spark(schema: pa.Schema) -> pa.Schema:
-    """Returns the Arrow schema in which Spark accepts rows of `schema`. Types that Spark has are unchanged.
+    """Returns the Arrow schema in which Spark accepts rows of `schema`. Types that Spark supports are unchanged.
 
-    Raises ConfigurationError, which names the column, for a type without a counterpart in Spark.
+    Raises ConfigurationError, which names the column, for a type without an equivalent in Spark.
     """
     fields = [pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema]
     return pa.schema([field.with_type(without_false_promises(field)) for field in fields])

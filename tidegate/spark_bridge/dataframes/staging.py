@@ -1,14 +1,16 @@
-"""`DataFrameSource`: a bounded DataFrame as a source, and `stage_dataframe`, which writes its rows to Parquet files.
+"""`DataFrameSource`: a bounded DataFrame as a source. `stage_dataframe` writes its rows to Parquet files.
 
-A DataFrame that only reads Parquet files is read from them (`files_in_place.py`), if that surely gives the same rows.
-Any other DataFrame is a recipe: to run it twice may give other rows, or another order. A job must be able to read its
-input again, so Spark's executors first write the rows to files. Rules:
+A DataFrame that only reads Parquet files is read directly from them (`files_in_place.py`), if that certainly gives the
+same rows.
 
-* Executors write through tidegate's own store (any url that `open_store` accepts). So S3 needs no Hadoop jars.
-* Each attempt of a Spark task has its own file names. Only files that a successful attempt reported count. Files of
-  other attempts in this staging's folder are deleted.
+Any other DataFrame describes a computation: a second run may give other rows, or another order. A job must be able to
+read its input again, so Spark's executors first write the rows to files (staging). Rules:
+
+* Executors write through tidegate's own store (any URL that `open_store` accepts). So S3 needs no Hadoop jars.
+* Each attempt of a Spark task has its own file names. Only files that a successful attempt has reported count. Files
+  of other attempts in the folder are deleted.
 * At the end, one conditional create of the manifest turns the folder into a source.
-* The one Spark action is bounded in time, and ends when Spark has lost its driver or all executors.
+* The one Spark action has a time limit, and ends when Spark has lost its driver or all executors.
 """
 
 from __future__ import annotations
@@ -56,18 +58,19 @@ from tidegate.storage.user_values import marked
 
 log = logging.getLogger(__name__)
 _PLAN_S = 300.0
-"""Time limit, in seconds, for requesting the plan of a DataFrame. Spark has listed its files already."""
+"""Time limit for requesting the plan of a DataFrame, in seconds. Spark has already listed its files."""
 
 
 class DataFrameSource:
-    """A bounded DataFrame as a source. It can be read once it is staged, or once its files are known.
+    """A bounded DataFrame as a source. It can be read after `stage`.
 
     Raises ConfigurationError for a streaming DataFrame.
     """
 
     def __init__(self, df: DataFrame, stage: bool | None = None) -> None:
-        """Creates the source. `stage` is whether to write the rows to files: True always, False never (an error if
-        Spark is needed), None only if Spark is needed.
+        """Creates the source. `stage` decides whether the rows are written to files.
+
+        True: always. False: never (an error if Spark is needed). None: only if Spark is needed.
         """
         refuse_connect(df, "from_dataframe")
         if df.isStreaming:
@@ -82,7 +85,7 @@ class DataFrameSource:
         return self._schema
 
     def stage(self, url: str) -> Source:
-        """Returns the source of the rows: the files in place, or files that Spark's executors write under `url`."""
+        """Returns the source of the rows: the existing files, or files that Spark's executors write under `url`."""
         if self._stage:
             return stage_dataframe(self._df, url)
         try:
@@ -96,15 +99,15 @@ class DataFrameSource:
         return stage_dataframe(self._df, url)
 
     def reopen(self, url: str) -> Source:
-        """Returns the source that an earlier job wrote under `url`. Raises NotFoundError without one."""
+        """Returns the source that an earlier job stored under `url`. Raises NotFoundError if there is none."""
         return placed_files(open_store(url)) or ParquetSource.open(url)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Raises an error, because only the staged source has splits."""
+        """Raises SparkBridgeError, because only the staged source has splits."""
         raise SparkBridgeError("a DataFrame is read only after it was staged")
 
     def reader(self) -> SourceReader:
-        """Raises an error, because only the staged source can be read."""
+        """Raises SparkBridgeError, because only the staged source can be read."""
         raise SparkBridgeError("a DataFrame is read only after it was staged")
 
     def _in_place(self, url: str) -> FilesInPlace:
@@ -138,13 +141,14 @@ def stage_dataframe(
     files_max_rows: int = FILE_ROWS_MAX,
     timeout_s: float = 1800.0,
 ) -> ParquetSource:
-    """Writes a bounded DataFrame under `url` and returns it as a replayable source.
+    """Writes the rows of a bounded DataFrame to files under `url`, and returns them as a source.
 
-    Each partition of `df` becomes files of up to `files_max_rows` rows, or none if it is empty. Each file is one
-    split, so repartition `df` for more parallelism. Rows keep their order within a partition.
+    Each partition of `df` becomes files of up to `files_max_rows` rows, or none if it is empty. Each file is one split,
+    so repartition `df` for more parallelism. Rows keep their order within a partition.
 
-    Raises ConfigurationError for a streaming DataFrame or an unsupported column type, AlreadyExistsError if `url` has
-    staged data, SparkTimeoutError after `timeout_s` seconds, SparkLostError, and SparkBridgeError if Spark fails.
+    Raises ConfigurationError for a streaming DataFrame or an unsupported column type, AlreadyExistsError if `url`
+    already has staged data, SparkTimeoutError after `timeout_s` seconds, SparkLostError, and SparkBridgeError if Spark
+    fails.
     """
     refuse_connect(df, "staging a DataFrame")
     if df.isStreaming:
@@ -189,9 +193,9 @@ def stage_files(
     advice: str = "",
     marks: bool = False,
 ) -> tuple[StagedFile, ...]:
-    """Writes the rows of a DataFrame as files in `folder`, in the order of its partitions. Writes no manifest.
+    """Writes the rows of a DataFrame as files in `folder`, in the order of its partitions. Does not write a manifest.
 
-    `marks`: whether errors put marks around Spark's reason, as logs need it (`marked_reason`).
+    `marks`: whether error texts mark the text that comes from Spark, because logs need it (`marked_reason`).
 
     After an error the files are deleted. Raises SparkTimeoutError, SparkLostError, SparkBridgeError with Spark's
     reason, or StorageError.
@@ -238,7 +242,8 @@ def _write_from_executors(
 def reason_of(error: Exception) -> str:
     """Returns the line of a Spark error that names the cause, without the stack traces of Python and the JVM.
 
-    It is the last line that begins with the name of an error, or else the first line, because hints follow the cause.
+    It is the last line that begins with the name of an error. If there is none, it is the first line, because hints
+    follow the cause.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _NAMES_CAUSE.match(line)]
@@ -246,9 +251,9 @@ def reason_of(error: Exception) -> str:
 
 
 def marked_reason(reason: str) -> str:
-    """Returns a reason of Spark with marks around its text, which may contain values of rows.
+    """Returns an error text from Spark in which the part that may contain values of rows is marked.
 
-    The name of the error stays unmarked.
+    The name of the error is not marked.
     """
     name = _NAME_OF_ERROR.match(reason)
     end = 0 if name is None else name.end()
@@ -256,7 +261,7 @@ def marked_reason(reason: str) -> str:
 
 
 def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: FileLimits) -> BatchFunction:
-    """Returns the function that runs in Spark's Python workers, once for each task attempt."""
+    """Returns the function that writes one partition. It runs in Spark's Python workers, once for each task attempt."""
 
     def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
@@ -270,7 +275,7 @@ def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: File
 
 
 def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) -> None:
-    """Deletes files of failed or repeated task attempts. A failure here costs space, not correctness."""
+    """Deletes files of failed or repeated task attempts. If that fails, they only waste space."""
     wanted = {file.path for file in files}
     try:
         for name in store.list(folder):
@@ -281,7 +286,7 @@ def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) 
 
 
 def _delete_abandoned(store: Store, folder: str) -> None:
-    """Deletes the files of a failed staging. An error here is logged, so that the caller sees the first one."""
+    """Deletes the files of a failed staging. An error here is only logged, so that the caller gets the first error."""
     try:
         store.delete_tree(folder)
     except StorageError as error:

@@ -1,11 +1,12 @@
-"""Shows the committed rows of a tidegate table as a Spark DataFrame.
+"""Returns the committed rows of a tidegate table as a Spark DataFrame.
 
 Rules:
-* A DataFrame shows the files of one snapshot of the table's log, whatever is committed later.
-* Columns that files lack, because the table got them later, are nulls. Spark's reader does that by itself.
-* In upsert mode it has one row for each key: the one with the highest version. The version column is never shown.
-* Spark's own Parquet reader reads local files, if Spark and Parquet share all column types. Executors read anything
-  else through tidegate's store, which needs no Hadoop jars and verifies checksums.
+
+* A DataFrame has the files of one snapshot of the table's log. Later commits do not change it.
+* A column that was added to the table later is null in older files. Spark's reader does that by itself.
+* In upsert mode it has one row for each key: the one with the highest version. The version column is never included.
+* Spark's own Parquet reader reads local files, if Spark and Parquet share all column types. In all other cases
+  executors read through tidegate's store, which needs no Hadoop jars and verifies checksums.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _AS_WRITTEN = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
-"""Reader option: dates and times are in the Gregorian calendar, whatever the session's setting for old files is."""
+"""Reader options: dates and times use the Gregorian calendar, independent of the session's setting for old files."""
 _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
 _FILES_PER_PARTITION = 16
 
@@ -47,12 +48,12 @@ def table_to_dataframe(
     filters: Sequence[PartitionFilter] = (),
     timeout_s: float = 120.0,
 ) -> DataFrame:
-    """Returns the rows of the table at `url` as committed now or at `as_of`. Later commits do not change it.
+    """Returns the rows of the table at `url` as committed now or at `as_of`. Later commits do not change the result.
 
     It has the columns of the table, all nullable, with the types of `spark_schema_of`. It is lazy. With `filters` it
-    has only files of matching partitions. `timeout_s` bounds the time in which Spark lists the files.
+    only reads files of matching partitions. `timeout_s` limits the time in seconds for listing the files.
 
-    Raises TableError if there is no table or no such commit, SparkTimeoutError and SparkLostError; ConfigurationError
+    Raises TableError if there is no table or no such commit, SparkTimeoutError, SparkLostError, and ConfigurationError
     for a column type that Spark lacks, a table in memory, or an invalid filter.
     """
     _check_readable(url)
@@ -72,9 +73,9 @@ def table_to_dataframe(
 def files_to_dataframe(
     spark: SparkSession, url: str, schema: pa.Schema, files: tuple[DataFile, ...], *, timeout_s: float = 120.0
 ) -> DataFrame:
-    """Returns the rows of some files, at least one, of the append table at `url` with this schema.
+    """Returns the rows of files of the append table at `url` with this schema. At least one file is required.
 
-    Raises ConfigurationError, SparkTimeoutError and SparkLostError as `table_to_dataframe` does.
+    Raises ConfigurationError, SparkTimeoutError and SparkLostError in the same cases as `table_to_dataframe`.
     """
     _check_readable(url)
     # Opened anew, because it is sent to executors, and the caller's store may be tied to the driver.
@@ -111,7 +112,7 @@ def _rows_of(
 
 
 def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False) -> pa.Schema:
-    """Returns the schema with which the data files are read.
+    """Returns the schema for reading the data files.
 
     All columns are nullable and without metadata. In upsert mode it includes the hidden columns.
     """
@@ -121,9 +122,9 @@ def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False)
 
 
 def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
-    """Returns whether Spark's Parquet reader returns the same values.
+    """Returns whether Spark's own Parquet reader returns the same values.
 
-    It lacks some types, reads some paths as glob patterns, and merges columns with names that differ only in case.
+    It lacks some types, interprets some paths as glob patterns, and merges columns with names that differ only in case.
     """
     if len({name.lower() for name in schema.names}) < len(schema):
         return False

@@ -1,1 +1,3 @@
-"""Streaming DataFrames: a query writes Spark's micro-batches to a log, tasks read it, and checkpoints free it."""
+"""Streaming DataFrames: a query writes Spark's micro-batches to a log, tasks read it, and rows that no checkpoint
+needs are deleted.
+"""

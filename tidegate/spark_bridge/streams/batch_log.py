@@ -2,23 +2,24 @@
 
     <log>/_log                            the header: columns, number of lanes, place of Spark's checkpoint
     <log>/batches/000000000017            the commit of batch 17: its files, and how many rows each lane has after it
-    <log>/data/000000000017-3f9a…/part…   files of batch 17, staged by one attempt to write it
-    <log>/claims/00000003                 the claim of the third job, or run of a job, that has fed the log
+    <log>/data/000000000017-3f9a…/part…   files of batch 17, written by one attempt
+    <log>/claims/00000003                 the claim of the third job, or run of a job, that writes the log
     <log>/spark/…                         Spark's own checkpoint, if the log is a local folder
 
 `StreamFeed` writes it and deletes batches, `LogSource` reads it. Rules:
+
 * A batch is in the log when its commit exists. The commit is one conditional create, after all files are complete. So
-  of several attempts to write a batch, one counts.
-* Commits have consecutive numbers. They are deleted oldest first, and the newest always stays.
-* File i of batch n is in lane (n + i) % lanes. So the commits alone decide the order of a lane's rows. A lane is a
+  only one of several attempts to write a batch counts.
+* Commits have consecutive numbers. They are deleted oldest first, and the newest is never deleted.
+* File i of batch n is in lane (n + i) % lanes. So the commits alone determine the order of a lane's rows. A lane is a
   split; its offsets are row numbers in the lane.
-* A commit is deleted before its files, so that no reader sees half a batch.
-* A log has one writer, whichever jobs were restored from one another. The newest claim counts. It is taken by a
-  conditional create, and only if the job of the previous claim is dead. A writer checks before it writes or deletes
-  that its claim is still the newest, so a writer that counted as dead stops when it returns. If it writes between two
-  checks, the conditional create of the commit lets one of the two win.
-* The log is in the folder of the first job that read the stream. Later jobs have a note in their own folder: the
-  checkpoints that lead to the log are deleted in time.
+* A commit is deleted before its files, so that no reader finds an incomplete batch.
+* A log has one writer, even if jobs were restored from one another. The newest claim counts. It is created by a
+  conditional create, and only if the job of the previous claim is dead. Before a writer writes or deletes, it checks
+  that its claim is still the newest. So a writer that was considered dead stops when it continues. If it writes between
+  two checks, the conditional create of the commit accepts only one of the two.
+* The log is in the folder of the first job that read the stream. Later jobs have a note with its URL in their own
+  folder, because the checkpoints that contain it will be deleted.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ T = TypeVar("T")
 @wire
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """The settings of a log that never change. `spark_checkpoint` is None if Spark's checkpoint is in the folder of the
-    log.
+    """The settings of a log that never change.
+
+    `spark_checkpoint` is None if Spark's checkpoint is in the folder of the log.
     """
 
     log_id: str
@@ -67,10 +69,12 @@ class LogHeader:
 @wire
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """The commit of a micro-batch: its files, in order. `ends` has, for each lane, the number of rows up to and
-    including this batch.
+    """The commit of a micro-batch: its files, in order.
 
-    `query_id` is the id of the query that wrote it. Spark's checkpoint stores it, so a restarted query keeps it.
+    `ends` has, for each lane, the number of rows up to and including this batch.
+
+    `query_id` is the id of the query that wrote it. Spark's checkpoint stores this id, so it is the same after a
+    restart of the query.
     """
 
     batch_id: int
@@ -84,7 +88,7 @@ class LogBatch:
         return sum(file.size_bytes for file in self.files)
 
     def in_lane(self, lane: int) -> Iterator[tuple[int, StagedFile]]:
-        """Returns the files in a lane, each with its first row number in the lane."""
+        """Yields the files in a lane, each with the number of its first row in the lane."""
         files = self.files[(lane - self.batch_id) % len(self.ends) :: len(self.ends)]
         start = self.ends[lane] - sum(file.rows for file in files)
         for file in files:
@@ -92,14 +96,14 @@ class LogBatch:
             start += file.rows
 
     def start_of(self, lane: int) -> int:
-        """Returns the row number of a lane at which this batch begins."""
+        """Returns the number of the first row of this batch in a lane."""
         return self.ends[lane] - sum(file.rows for _, file in self.in_lane(lane))
 
 
 def batch_after(
     previous: LogBatch | None, batch_id: int, query_id: str, files: tuple[StagedFile, ...], lanes: int
 ) -> LogBatch:
-    """Returns the commit that follows `previous`, which is None for the first batch."""
+    """Returns the commit after `previous`, which is None for the first batch."""
     ends = [0] * lanes if previous is None else list(previous.ends)
     for index, file in enumerate(files):
         ends[(batch_id + index) % lanes] += file.rows
@@ -112,7 +116,7 @@ def data_folder(batch_id: int, attempt: str) -> str:
 
 
 class BatchLog:
-    """A log in a store. Any method may raise StorageError, or CorruptionError and CodecError for unreadable data."""
+    """A log in a store. Any method may raise StorageError, or CorruptionError and CodecError for damaged data."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -132,7 +136,7 @@ class BatchLog:
         self._store.create(HEADER_PATH, seal(_MAGIC, LOG_VERSION, encode(header)))
 
     def header(self) -> LogHeader:
-        """Reads the header. Raises NotFoundError without a log."""
+        """Returns the header. Raises NotFoundError if there is no log."""
         try:
             return self._read(HEADER_PATH, LogHeader)
         except NotFoundError as error:
@@ -147,24 +151,24 @@ class BatchLog:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def read(self, batch_id: int) -> LogBatch:
-        """Returns a commit. Raises NotFoundError if it does not exist yet, or was deleted."""
+        """Returns the commit of a batch. Raises NotFoundError if it does not exist yet, or was deleted."""
         return self._read(_path(batch_id), LogBatch)
 
     def commit(self, batch: LogBatch) -> None:
-        """Adds a batch to the log. Raises AlreadyExistsError if another writer did."""
+        """Adds a batch to the log. Raises AlreadyExistsError if another writer has added one with this number."""
         self._store.create(_path(batch.batch_id), seal(_MAGIC, LOG_VERSION, encode(batch)))
 
     def delete(self, batches: Iterable[LogBatch]) -> None:
-        """Deletes these batches, which must be the oldest ones, in their order."""
+        """Deletes these batches in their order. They must be the oldest ones."""
         for batch in batches:
             self._store.delete(_path(batch.batch_id))
             for folder in sorted({file.path.rpartition("/")[0] for file in batch.files}):
                 self._store.delete_tree(folder)
 
     def delete_leftovers(self, batches: Iterable[LogBatch]) -> int:
-        """Deletes data folders up to the newest batch that no batch uses. Returns how many.
+        """Deletes data folders that no batch uses, if they are not newer than the newest batch. Returns how many.
 
-        `batches` must be all batches of the log. An attempt to write or delete a batch may have been cut short.
+        `batches` must be all batches of the log. Such folders remain if writing or deleting a batch was interrupted.
         """
         known = list(batches)
         if not known:
@@ -206,9 +210,7 @@ _CLAIM_VERSION = 1
 @wire
 @dataclass(frozen=True, slots=True)
 class LogClaim:
-    """A claim to write a log: the run of a job that feeds it. `root` is the checkpoint root of the job, with
-    its lease.
-    """
+    """The right of one run of a job to write a log. `root` is the checkpoint root of the job, which has its lease."""
 
     root: str
     job_id: JobId
@@ -216,14 +218,14 @@ class LogClaim:
 
 
 class HeldClaim:
-    """A claim that this process has taken."""
+    """A claim that this process has created."""
 
     def __init__(self, store: Store, number: int) -> None:
         self._store = store
         self._number = number
 
     def check(self) -> None:
-        """Raises SparkBridgeError if another job has claimed the log since."""
+        """Raises SparkBridgeError if another job has claimed the log since then."""
         if self._store.exists(_claim_path(self._number + 1)):
             newer = newest_claim(self._store)[1]
             who = "another job" if newer is None else f"job {newer.job_name!r} ({newer.job_id})"
@@ -234,7 +236,7 @@ class HeldClaim:
 
 
 def newest_claim(store: Store) -> tuple[int, LogClaim | None]:
-    """Returns the newest claim with its number first, or (0, None). Raises StorageError, CorruptionError."""
+    """Returns the number of the newest claim and the claim, or (0, None). Raises StorageError, CorruptionError."""
     numbers = [int(name) for name in store.list(CLAIMS_FOLDER) if name.isascii() and name.isdigit()]
     if not numbers:
         return 0, None
@@ -249,9 +251,9 @@ def newest_claim(store: Store) -> tuple[int, LogClaim | None]:
 
 
 def check_free(store: Store, job_name: str, open_store: OpenStore, now_ms: int) -> int:
-    """Returns the number of the newest claim. Raises ConfigurationError while its job may live.
+    """Returns the number of the newest claim. Raises ConfigurationError if its job may still run.
 
-    An earlier job of the same name is dead for certain: a job checks that before it uses a name.
+    An earlier job with the same name is certainly dead: a job checks that before it uses a name.
     """
     number, claim = newest_claim(store)
     if claim is None or claim.job_name == job_name:
@@ -267,7 +269,10 @@ def check_free(store: Store, job_name: str, open_store: OpenStore, now_ms: int) 
 
 
 def take_claim(store: Store, claim: LogClaim, open_store: OpenStore, now_ms: int) -> HeldClaim:
-    """Claims the log. Raises ConfigurationError if the job of the newest claim lives, or another job was faster."""
+    """Claims the log.
+
+    Raises ConfigurationError if the job of the newest claim may run, or if another job was faster.
+    """
     number = check_free(store, claim.job_name, open_store, now_ms) + 1
     try:
         store.create(_claim_path(number), seal(_CLAIM_MAGIC, _CLAIM_VERSION, encode(claim)))
@@ -287,7 +292,7 @@ PLACE_PATH = "_log_at"
 
 
 def remember_log(folder: str, url: str) -> None:
-    """Writes a note into the folder of a job's source, unless the log itself is there."""
+    """Stores the URL of the log in the folder of a job's source, unless the log itself is there."""
     store = open_store(folder)
     if store.url == url:
         return
@@ -298,7 +303,7 @@ def remember_log(folder: str, url: str) -> None:
 
 
 def log_at(folder: str) -> Store:
-    """Returns the store of the log for a job with this source folder. It may have no log."""
+    """Returns the store of the log for a job with this source folder. The log may not exist."""
     store = open_store(folder)
     try:
         return open_store(store.read(PLACE_PATH).decode())

@@ -2,19 +2,21 @@
 
 Rules:
 
-- A row never changes its place. `(split, offset, rows_max)` therefore decides which rows a read returns; only whether
-  they exist yet depends on the moment.
-- A subtask reads its lanes in the order of batches: no lane runs ahead of a lane that has rows of an older batch.
-  Otherwise a subtask that catches up would mix old with new rows, and watermarks would make the old ones late.
-- A failed query writes a note for the run of the job that it fed. A reader that has read the whole log finds the note,
-  and fails with Spark's cause. The failure is permanent, because the query does not come back in this run.
-- `LogWindow` keeps a run of consecutive commits around the rows that are read now. It grows at its end, one commit at a
-  time, without listing the log, and shrinks at its front. A row before the window starts it again, by bisection.
-- After a missing commit, the next request waits for a pause. An idle log therefore costs a bounded number of requests,
+- A row never changes its place. So `(split, offset, rows_max)` determines the rows of a read; only whether they exist
+  already depends on the time.
+- A subtask reads its lanes in the order of batches: it does not read a lane while another lane has rows of an older
+  batch. Otherwise a subtask that catches up would mix old and new rows, and watermarks would make the old ones late.
+- If a query fails, a note with Spark's error is stored for the run of the job that it writes for. A reader that has
+  read the whole log finds the note, and fails with this error. The failure is permanent, because the query does not
+  start again in this run.
+- `LogWindow` has a sequence of consecutive commits in memory, around the rows that are read now. It grows at its end,
+  one commit at a time, without listing the log, and shrinks at its front. For a row before the window it starts again,
+  by bisection.
+- After a missing commit, the next request waits for a pause. An idle log therefore causes a limited number of requests,
   however often its lanes are read.
-- A read of deleted rows is an error. A commit that is deleted before this reader reaches it is not an error: all lanes
-  may have been read beyond it, among them lanes without rows in it. Then the window starts again, and its row numbers
-  show whether a row is missing.
+- A read of deleted rows is an error. It is no error if a commit is deleted before this reader reaches it: all lanes may
+  have been read beyond it, also lanes without rows in it. Then the window starts again, and its row numbers show
+  whether a row is missing.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from tidegate.storage.files.file_system_store import open_store
 
 LOCAL_POLL_S = 0.02
 REMOTE_POLL_S = 0.5
-"""Seconds that a reader waits before it requests a missing batch again."""
+"""Seconds after which a reader requests a missing batch again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A source over the log at `url`. `run` is the run of the job; a failed query leaves its note under it."""
+    """A source over the log at `url`. `run` is the run of the job, under which the note of a failed query is stored."""
 
     url: str
     log_id: str
@@ -62,24 +64,24 @@ class LogSource:
         return tuple(SourceSplit(split_id(self.log_id, lane), b"%d" % lane) for lane in range(self.lanes))
 
     def reader(self) -> SourceReader:
-        """Returns a reader for one subtask."""
+        """Returns a reader of lanes for one subtask."""
         return LogReader(self)
 
 
 def split_id(log_id: str, lane: int) -> str:
-    """Returns the name of a lane in checkpoints. It contains the id of the log."""
+    """Returns the split id of a lane. It contains the id of the log."""
     return f"{log_id}-lane-{lane:03d}"
 
 
 def failure_path(run: str) -> str:
-    """Returns the path of the note about a failed query, in the folder of the log."""
+    """Returns the path of the note about a failed query, relative to the folder of the log."""
     return f"failures/{run}"
 
 
 @dataclass(slots=True)
 class _Lane:
-    """The position of a reader in a lane: the next row, and the number of a batch before which the lane has no more
-    rows.
+    """The position of a reader in a lane: the number of the next row, and the first batch that may have more rows of
+    the lane.
     """
 
     parquet: ParquetReader
@@ -88,10 +90,10 @@ class _Lane:
 
 
 class LogReader:
-    """Reads the lanes of one subtask. Called from one thread at a time."""
+    """Reads the lanes of one subtask. Only one thread may call it at a time."""
 
     def __init__(self, source: LogSource, clock: Callable[[], float] = time.monotonic) -> None:
-        """Opens nothing yet."""
+        """Creates the reader. It opens no file yet."""
         self._source = source
         self._store = open_store(source.url)
         poll_s = REMOTE_POLL_S if local_root(source.url) is None else LOCAL_POLL_S
@@ -103,10 +105,10 @@ class LogReader:
         self._put_off = 0
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns rows from `offset` on, up to the end of a row group. No rows if they do not exist yet.
+        """Returns rows from `offset` on, up to the end of a row group, or no rows if they do not exist yet.
 
         Raises ConfigurationError for deleted rows and for a split of another log, QueryFailedError if no more rows will
-        come, NotFoundError or CorruptionError for a missing or damaged file.
+        follow, NotFoundError or CorruptionError for a missing or damaged file.
         """
         number = self._lane_of(split)
         if offset < 0 or rows_max < 1:
@@ -152,9 +154,9 @@ class LogReader:
         return lane
 
     def _is_ahead(self, lane: _Lane) -> bool:
-        """Returns whether another lane still has rows of older batches.
+        """Returns whether a lane must wait because another lane still has rows of older batches.
 
-        A lane that is no longer read delays others only briefly.
+        A lane that is no longer read delays other lanes only briefly.
         """
         if all(lane.batch_id <= other.batch_id for other in self._lanes.values()):
             return False
@@ -181,16 +183,16 @@ class LogReader:
 BATCHES_MAX = 1_024
 SEEKS_MAX = 5
 LOOKS_MAX = 16
-"""Number of requests for a missing commit after which the window checks whether it was deleted."""
+"""After this many requests for a missing commit, the window checks whether it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a row of a lane: its file, and the micro-batch of Spark that wrote it.
+    """The place of a row of a lane: its file, and the micro-batch that contains it.
 
-    - `batch_id`: the micro-batch.
-    - `start`: the number of the first row of `file`, counted from the first row of the lane.
-    - `end`: the number after the last row of the micro-batch.
+    - `batch_id`: the number of the micro-batch.
+    - `start`: the number of the first row of `file` in the lane.
+    - `end`: the number after the last row of the micro-batch in the lane.
     """
 
     batch_id: int
@@ -200,7 +202,10 @@ class Place:
 
 
 class LogWindow:
-    """A run of consecutive commits in memory, in which rows are looked up. Called from one thread at a time."""
+    """A sequence of consecutive commits in memory, in which rows are looked up.
+
+    Only one thread may call it at a time.
+    """
 
     def __init__(
         self,
@@ -219,11 +224,11 @@ class LogWindow:
 
     @property
     def next_batch_id(self) -> int:
-        """Returns the number of the batch after the window."""
+        """Returns the number of the first batch after the window."""
         return self._batches[-1].batch_id + 1 if self._batches else 0
 
     def find(self, lane: int, row: int) -> Place | None:
-        """Returns the place of a row, or None before its batch is in the log.
+        """Returns the place of a row, or None if its batch is not in the log yet.
 
         Raises ConfigurationError if it was deleted.
         """
@@ -242,7 +247,7 @@ class LogWindow:
         )
 
     def _grow(self) -> bool:
-        """Adds the next commit, if it exists. If it was deleted, empties the window."""
+        """Adds the next commit and returns True, if it exists. If it was deleted, empties the window."""
         if self._waits():
             return False
         try:
@@ -262,9 +267,10 @@ class LogWindow:
         return True
 
     def _seek(self, lane: int, row: int) -> bool:
-        """Starts again with the batch of a row, or with the newest one. Returns False if the log has no batch.
+        """Starts the window again with the batch of a row, or with the newest one. Returns False if the log has no
+        batch.
 
-        Only an empty log is subject to the pause: existing rows must not wait because another lane found nothing.
+        The pause applies only to an empty log: existing rows must not wait because another lane found nothing.
         """
         if not self._batches and self._waits():
             return False

@@ -1,32 +1,37 @@
-"""`StreamingDataFrameSource`: a streaming DataFrame as a source; and `StreamFeed`, which runs its query during the job.
+"""`StreamingDataFrameSource`: a streaming DataFrame as a source. `StreamFeed` runs its query during the job.
 
-Submission creates a batch log. A feed in the driver writes it while the job runs, and tasks read it (`log_source.py`).
-Rules of a feed:
-* One thread does everything but write batches, which Spark's thread does. If this thread fails, the job fails: a note
-  in the log gives the source the reason. A feed that is stopped on purpose writes no note.
+The submission creates a batch log. A feed in the driver writes it while the job runs, and tasks read it
+(`log_source.py`). Rules of a feed:
+
+* One thread does everything except writing batches, which Spark's thread does. If this thread fails, the job fails: a
+  note in the log contains the reason for the source. A feed that is stopped intentionally writes no note.
 * It ends with the job, however the job ends.
-* Nothing is deleted before the job has completed a checkpoint of its own: it may have to begin again where it was
-  restored. A batch can be deleted if all its rows are before the positions of all lanes, and so are all older batches.
-* A deletion that fails is tried again in the next round: a job must not end because storage is away.
-* The writer waits while more than a limit of bytes is not covered by the newest checkpoint. Batches that only older
-  checkpoints and savepoints need do not count: the user chose to keep those.
+* It deletes nothing before the job has completed a checkpoint of its own, because the job may have to start again from
+  where it was restored. It can delete a batch if all its rows, and all older batches, are before the positions of all
+  lanes.
+* A deletion that fails is tried again in the next round: a job must not end because storage is unavailable.
+* The writer waits while the newest checkpoint does not cover more than a limit of bytes. Batches that only older
+  checkpoints and savepoints need do not count, because the user decided to keep these.
 
 Rules of the writer, which Spark calls by `foreachBatch`. Spark numbers micro-batches from 0. Its checkpoint records
-what a batch reads before it begins, and that it is done afterwards. After a crash Spark runs the last batch again.
+the input of a batch before the batch starts, and its end afterwards. After a crash Spark runs the last batch again.
+
 * A batch that is already in the log is skipped: it was written before the crash.
 * Only the batch after the newest one is written. Any other number, or another query, means that Spark's checkpoint and
-  the log do not belong together. To write it would lose or repeat rows, so it is an error.
+  the log do not belong together. Writing it would lose or repeat rows, so it is an error.
 * If two writers write the same batch, the first one counts, and the other deletes its files.
 
 Rules of the query (`StreamingQuery`):
-* Its checkpoint belongs to the log. So it continues where the log ends, whatever the job is restored from.
+
+* Its checkpoint belongs to the log. So it continues where the log ends, independent of the checkpoint from which the
+  job is restored.
 * A query that is stopped in the middle of a micro-batch ends with `WriterStopped`, because a batch that is not in the
   log must not count as done. Neither Spark nor py4j prints that error.
-* Every call into Spark is bounded. A thread waits for the end of the query; no caller waits for that thread.
-* It is over as well when Spark's driver has ended or does not answer. It may be without executors as long as it has no
+* Every call to Spark has a time limit. A thread waits for the end of the query; no caller waits for that thread.
+* It also ends when Spark's driver has ended or does not answer. It may be without executors as long as it has no
   rows; a micro-batch needs them.
-* The reason of a failure is the error of our function, if it raised one. Otherwise it is the fate of Spark's driver, or
-  the line of Spark's error that names the cause.
+* The reason of a failure is the error of our function, if it raised one. Otherwise it is the reason why Spark's driver
+  is lost, or the line of Spark's error that names the cause.
 """
 
 from __future__ import annotations
@@ -91,8 +96,9 @@ from tidegate.storage.user_values import logged_text
 
 
 class StreamingDataFrameSource:
-    """A streaming DataFrame as a source. It can be read once it has a log, with `lanes` lanes. Raises
-    ConfigurationError for unsupported types.
+    """A streaming DataFrame as a source. It can be read after `stage` has created its log, with `lanes` lanes.
+
+    Raises ConfigurationError for unsupported types.
     """
 
     unbounded = True
@@ -111,7 +117,10 @@ class StreamingDataFrameSource:
         return self._schema
 
     def stage(self, url: str) -> LogSource:
-        """Creates an empty log at `url`. Raises ConfigurationError if the log or Spark's checkpoint cannot be there."""
+        """Creates an empty log at `url` and returns its source.
+
+        Raises ConfigurationError if the log or Spark's checkpoint cannot be stored there.
+        """
         if get_protocol(url) == "memory":
             raise ConfigurationError(
                 f"the rows of a streaming DataFrame cannot go to {url}: Spark's executors are other processes and do "
@@ -129,7 +138,7 @@ class StreamingDataFrameSource:
         return LogSource(url, log_id, self._lanes, self._schema, _new_run())
 
     def reopen(self, url: str) -> LogSource:
-        """Returns the log that the job with this folder read. Raises NotFoundError without one."""
+        """Returns the log that the earlier job with this folder has read. Raises NotFoundError if there is none."""
         source = LogSource.open(log_at(url).url, _new_run())
         if not source.schema.equals(self._schema):
             raise ConfigurationError(
@@ -148,11 +157,11 @@ class StreamingDataFrameSource:
         return StreamFeed(self._df, staged, self._settings, job)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Raises an error, because only the log has splits."""
+        """Raises SparkBridgeError, because only the log has splits."""
         raise SparkBridgeError("a streaming DataFrame is read only through its log")
 
     def reader(self) -> SourceReader:
-        """Raises an error, because only the log can be read."""
+        """Raises SparkBridgeError, because only the log can be read."""
         raise SparkBridgeError("a streaming DataFrame is read only through its log")
 
 
@@ -163,9 +172,9 @@ def _new_run() -> str:
 _logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""Length, in seconds, of one wait for the end of the query."""
+"""Seconds of one wait for the end of the query."""
 ROUND_LOOKS = 4
-"""Number of waits after which the feed looks for batches to delete."""
+"""Number of such waits after which the feed checks whether batches can be deleted."""
 STAGE_TIMEOUT_S = 1_800.0
 STOP_TIMEOUT_S = 90.0
 NOTE_STEP_S = 1.0
@@ -173,11 +182,11 @@ NOTE_STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Settings of a streaming source.
+    """The settings of a streaming source.
 
-    `spark_checkpoint`: the URL for Spark's checkpoint; None for the folder of the log. `trigger_ms`: time between the
-    starts of micro-batches; None: each starts when the previous one is done. `log_bytes_max`: size of the batches that
-    may wait for a checkpoint.
+    - `spark_checkpoint`: the URL for Spark's checkpoint. None: in the folder of the log.
+    - `trigger_ms`: the time between the starts of micro-batches. None: each starts when the previous one has ended.
+    - `log_bytes_max`: the largest total size of the batches that no checkpoint covers yet.
     """
 
     spark_checkpoint: str | None = None
@@ -186,7 +195,7 @@ class StreamSettings:
 
 
 class StreamFeed(DriverService):
-    """The driver service that feeds `source`, the source of a job, from a streaming DataFrame."""
+    """The driver service that writes the log of `source`, the source of a job, from a streaming DataFrame."""
 
     def __init__(self, df: DataFrame, source: LogSource, settings: StreamSettings, job: FedJob) -> None:
         super().__init__(f"the Spark query of source {job.uid!r}", STOP_TIMEOUT_S)
@@ -200,7 +209,7 @@ class StreamFeed(DriverService):
         self._begin(f"tidegate feed of {self._job.uid}", self._run)
 
     def job_ended(self, status: str) -> None:
-        """Stops the feed: the log is no longer read."""
+        """Stops the feed, because the log is no longer read."""
         self.stop()
 
     @property
@@ -264,7 +273,7 @@ class StreamFeed(DriverService):
         )
 
     def _leave_note(self, store: Store, reason: str) -> None:
-        """Writes the note about a failure, for the source. Retries until the note exists, or the feed is stopped."""
+        """Stores the note about a failure for the source. Retries until the note exists, or the feed is stopped."""
         text = (
             f"{self.text} has failed: {reason}. Mend the cause and execute the job "
             'again with restore="latest": the query continues where it was'
@@ -286,9 +295,9 @@ class StreamFeed(DriverService):
 def free_batches(
     log: BatchLog, header: LogHeader, ledger: LogLedger, claim: HeldClaim, positions: PositionsAtRest
 ) -> None:
-    """Does one round: updates the ledger with the newest checkpoint, and deletes batches that no checkpoint needs.
+    """Runs one round: updates the ledger with the newest checkpoint, and deletes batches that no checkpoint needs.
 
-    Raises SparkBridgeError if another job feeds the log. If storage does not answer, the next round tries again.
+    Raises SparkBridgeError if another job writes the log. If storage does not answer, the next round tries again.
     """
     try:
         resting = positions.look()
@@ -338,9 +347,9 @@ class BatchWriter(Generic[R]):
         self._stage = stage
 
     def write(self, rows: R, batch_id: int, query_id: str) -> None:
-        """Waits for room, and puts a batch into the log. It is there when this returns, written now or earlier.
+        """Waits until there is room, and adds a batch to the log, unless it is already there.
 
-        Raises SparkBridgeError if the batch does not follow the newest one or another job feeds the log, StorageError,
+        Raises SparkBridgeError if the batch is not the next one or another job writes the log, StorageError,
         WriterStopped, and errors of `stage`.
         """
         self._claim.check()
@@ -354,7 +363,10 @@ class BatchWriter(Generic[R]):
         self._ledger.append(self._committed(batch, folder))
 
     def _newest_before(self, batch_id: int) -> LogBatch | None:
-        """Returns the newest batch, after reading batches that a writer believed dead has added to the log since."""
+        """Returns the newest batch before this one.
+
+        First reads batches that a writer that was considered dead has added since then.
+        """
         newest = self._ledger.newest
         while batch_id > (expected := 0 if newest is None else newest.batch_id + 1):
             try:
@@ -412,18 +424,21 @@ WAIT_STEP_S = 1.0
 
 
 class WriterStopped(Exception):
-    """Raised when the feed stops, so that the batch is not written."""
+    """Raised when the feed stops, so that Spark does not count the batch as written."""
 
 
 def needed_rows(log_id: str, lanes: int, positions: Iterable[Mapping[str, int]]) -> tuple[int, ...]:
-    """Returns the first row of each lane that a checkpoint needs. 0 if a checkpoint does not have the lane."""
+    """Returns the number of the first row of each lane that a checkpoint needs.
+
+    0 if a checkpoint does not contain the lane.
+    """
     known = list(positions)
     ids = [split_id(log_id, lane) for lane in range(lanes)]
     return tuple(min((each.get(name, 0) for each in known), default=0) for name in ids)
 
 
 class LogLedger:
-    """The batches of a log and the rows that checkpoints cover. Thread-safe."""
+    """The batches of a log, and how many of their rows checkpoints cover. Thread-safe."""
 
     def __init__(self, batches: Iterable[LogBatch], limit_bytes: int) -> None:
         self._batches = deque(batches)
@@ -434,7 +449,7 @@ class LogLedger:
 
     @property
     def newest(self) -> LogBatch | None:
-        """Returns the newest batch; None for an empty log."""
+        """Returns the newest batch, or None if the log is empty."""
         with self._changed:
             return self._batches[-1] if self._batches else None
 
@@ -469,8 +484,9 @@ class LogLedger:
             self._changed.notify_all()
 
     def deletable(self, needed: Sequence[int]) -> tuple[LogBatch, ...]:
-        """Returns the oldest batches that can be deleted: all before the first batch with a needed row. `needed` is by
-        lane.
+        """Returns the oldest batches that can be deleted: all before the first batch with a needed row.
+
+        `needed` has the number of the first needed row of each lane.
         """
         with self._changed:
             found = []
@@ -487,8 +503,9 @@ class LogLedger:
             self._batches.popleft()
 
     def await_room(self) -> None:
-        """Waits while more rows than the limit are in the log and in no completed checkpoint. Raises WriterStopped once
-        `stop` was called.
+        """Waits while the batches in the log that no completed checkpoint covers are larger than the limit.
+
+        Raises WriterStopped after `stop` was called.
         """
         with self._changed:
             while not self._stopped and self.uncovered_bytes > self._limit_bytes:
@@ -511,7 +528,7 @@ _IS_ALIVE = "Is Spark's driver alive?"
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch of Spark: its rows, its number, the id of its query, and the job group for work on it."""
+    """A micro-batch of Spark: its rows, its number, the id of its query, and the job group for processing it."""
 
     rows: DataFrame
     batch_id: int
@@ -520,7 +537,7 @@ class MicroBatch:
 
 
 class StreamingQuery:
-    """A running streaming query. Calls `write` with each micro-batch."""
+    """A running streaming query. It calls `write` with each micro-batch."""
 
     def __init__(self, df: DataFrame, write: Callable[[MicroBatch], None]) -> None:
         self._df = df
@@ -536,7 +553,7 @@ class StreamingQuery:
     def start(self, name: str, checkpoint: str, trigger_ms: int | None) -> None:
         """Starts the query.
 
-        Raises SparkTimeoutError, SparkLostError, and errors of Spark for a query that cannot run.
+        Raises SparkTimeoutError, SparkLostError, and Spark's errors for a query that cannot run.
         """
 
         def begin() -> SparkQuery:
@@ -559,11 +576,10 @@ class StreamingQuery:
         threading.Thread(target=self._end.run, name=f"tidegate waits for query {name}", daemon=True).start()
 
     def ended(self, timeout_s: float) -> bool:
-        """Waits up to `timeout_s` for its end.
+        """Waits up to `timeout_s` seconds for the end of the query.
 
-        Returns True if it was stopped, and raises Spark's error if it has failed.
-
-        Raises SparkLostError if Spark's driver is lost.
+        Returns True if it was stopped, False if it still runs. Raises Spark's error if it has failed, and
+        SparkLostError if Spark's driver is lost.
         """
         assert self._end is not None, "it was started"
         if self._end.wait(timeout_s):
@@ -574,7 +590,7 @@ class StreamingQuery:
         return False
 
     def reason(self, error: BaseException) -> str:
-        """Returns why the query failed, in one line, with marks around Spark's own text. `error` is Spark's error."""
+        """Returns why the query failed, in one line, with text from Spark marked. `error` is Spark's error."""
         cause = self._raised
         if cause is not None and not isinstance(cause, PySparkException | Py4JError):
             return error_text(cause)
@@ -588,7 +604,7 @@ class StreamingQuery:
         return error_text(of_spark)
 
     def stop(self) -> None:
-        """Stops the query and its jobs. If it does not stop in time, it is left running, with a warning."""
+        """Stops the query and its jobs. If it does not stop in time, it continues, and a warning is logged."""
         query = self._query
         context = self._df.sparkSession.sparkContext
         self._watch.close()
@@ -609,7 +625,7 @@ class StreamingQuery:
                 _logger.warning("a streaming query could not be stopped: %s", error)
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
-        """Writes one micro-batch. Spark calls this in a thread of its own."""
+        """Writes one micro-batch. Spark calls this in its own thread."""
         try:
             query_id = self._query_id.result(START_TIMEOUT_S)
             self._write(MicroBatch(rows, batch_id, query_id, self._job_group))
@@ -623,7 +639,7 @@ class StreamingQuery:
 
 
 def _is_not_a_stop(record: logging.LogRecord) -> bool:
-    """Filter for py4j's log: returns False for an error that a batch raises because its query is being stopped."""
+    """Filter for the log of py4j. Returns False for the error of a batch whose query is being stopped."""
     return record.exc_info is None or not isinstance(record.exc_info[1], WriterStopped)
 
 

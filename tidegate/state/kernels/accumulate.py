@@ -1,18 +1,18 @@
 """Grouped accumulation: adds a batch of values to the accumulators of their slots, in place, in pages (`paged.py`).
 
-There are counts, flags, sums, extremes, and moments (count, mean and squared differences, for variances). A decimal of
-128 bits is two words of its unscaled integer, the high word signed and the low word unsigned. Columns that are added or
-compared must therefore have the same scale. Rules:
+There are counts, flags, sums, extremes, and moments (count, mean and sum of squared differences, for variances). A
+decimal of 128 bits is two words of its unscaled integer, the high word signed and the low word unsigned. Columns that
+are added or compared must therefore have the same scale. Rules:
 
 - Rows where `mask` is 0 (nulls) change nothing. An empty `mask` (`NO_MASK`) means no nulls.
-- Rows are added in order, so float sums are the same on every run and for every division into batches, to the bit.
-- With `after`, an array of one value per row, `after[i]` becomes the accumulator of slot `slots[i]` once row i has been
+- Rows are added in order, so float sums are identical in every run and for every division into batches.
+- With `after`, an array with one value per row, `after[i]` is set to the accumulator of slot `slots[i]` after row i was
   added. A masked row gets the accumulator after the earlier rows. Without `after` only the accumulators change.
-- Sums report an overflow, of int64 or of the digits of a decimal, and do not wrap around.
-- NaN is greater than any number (Spark's order, which does not depend on the order of rows).
-- Moments are added by Welford's formula and merged by the formula of Chan, Golub and LeVeque ("Updating Formulae and a
-  Pairwise Algorithm for Computing Sample Variances", 1979). Neither subtracts two large sums, which would lose a small
-  variance around a large mean.
+- Sums report an overflow, of int64 or of the digits of a decimal, instead of wrapping around.
+- NaN is greater than any number. Spark uses the same order, which does not depend on the order of rows.
+- Moments are added with Welford's formula and merged with the formula of Chan, Golub and LeVeque ("Updating Formulae
+  and a Pairwise Algorithm for Computing Sample Variances", 1979). Neither subtracts two large sums, which would lose a
+  small variance around a large mean.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_FLAGS: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
 
 
 def count(counts: Pages, slots: Slots, mask: Mask, after: NDArray[np.int64] = _NO_INT64) -> None:
-    """Adds the number of rows of each slot. `counts` are pages of int64."""
+    """Adds the number of rows of each slot to its count. `counts` are pages of int64."""
     _count(counts, slots, mask, after)
 
 
@@ -57,7 +57,7 @@ def sum_float64(
 def sum_int64(
     sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask, after: NDArray[np.int64] = _NO_INT64
 ) -> bool:
-    """Adds values to the sums of their slots. Returns True when a sum exceeded int64 (the sum is wrong then)."""
+    """Adds values to the sums of their slots. Returns True if a sum has exceeded int64. Then the sum is wrong."""
     return bool(_sum_int64(sums, slots, values, mask, after))
 
 
@@ -72,24 +72,24 @@ def sum_decimals(
     after_highs: Highs = _NO_INT64,
     after_lows: Lows = _NO_UINT64,
 ) -> bool:
-    """Adds decimals to the sums of their slots. Returns True when a sum exceeded `digits` (the sum is wrong then)."""
+    """Adds decimals to the sums of their slots. Returns True if a sum has exceeded `digits`. Then the sum is wrong."""
     bound = 10**digits
     bound_words = np.array([bound >> 64, bound & (2**64 - 1)], dtype=np.uint64)
     return bool(_sum_decimals(high_pages, low_pages, slots, highs, lows, mask, bound_words, after_highs, after_lows))
 
 
 def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any] | None = None) -> None:
-    """Lowers the results of slots (pages of the type of `values`) to smaller values.
+    """Replaces the results of slots by smaller values. `results` are pages of the type of `values`.
 
-    The identity is the type's greatest value (NaN for floats).
+    The initial result of a slot must be the type's greatest value (NaN for floats).
     """
     _minimum(results, slots, values, mask, np.empty(0, values.dtype) if after is None else after)
 
 
 def maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any] | None = None) -> None:
-    """Raises the results of slots (pages of the type of `values`) to greater values.
+    """Replaces the results of slots by greater values. `results` are pages of the type of `values`.
 
-    The identity is the type's smallest value.
+    The initial result of a slot must be the type's smallest value.
     """
     _maximum(results, slots, values, mask, np.empty(0, values.dtype) if after is None else after)
 
@@ -104,7 +104,7 @@ def least_decimals(
     after_highs: Highs = _NO_INT64,
     after_lows: Lows = _NO_UINT64,
 ) -> None:
-    """Lowers the results of slots to smaller decimals. The identity is the greatest number of 128 bits."""
+    """Replaces the results of slots by smaller decimals. The initial result must be the greatest number of 128 bits."""
     _extreme_decimals(high_pages, low_pages, slots, highs, lows, mask, True, after_highs, after_lows)
 
 
@@ -118,7 +118,7 @@ def greatest_decimals(
     after_highs: Highs = _NO_INT64,
     after_lows: Lows = _NO_UINT64,
 ) -> None:
-    """Raises the results of slots to greater decimals. The identity is the least number of 128 bits."""
+    """Replaces the results of slots by greater decimals. The initial result must be the least number of 128 bits."""
     _extreme_decimals(high_pages, low_pages, slots, highs, lows, mask, False, after_highs, after_lows)
 
 
@@ -137,7 +137,7 @@ def add_moments(
 
 
 def decimal_words(column: pa.Array) -> tuple[Highs, Lows]:
-    """Returns the high and the low words of a column of decimal128 (a copy). They are undefined under a null."""
+    """Returns the high and the low words of a decimal128 column, as copies. For null entries they are undefined."""
     buffer = column.buffers()[1]
     if len(column) == 0 or buffer is None:
         return np.zeros(len(column), dtype=np.int64), np.zeros(len(column), dtype=np.uint64)
@@ -146,7 +146,7 @@ def decimal_words(column: pa.Array) -> tuple[Highs, Lows]:
 
 
 def decimals_of(highs: Highs, lows: Lows, valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
-    """Returns a column of decimal128 made of its words. Entries with `valid` 0 are null."""
+    """Returns a decimal128 column from its words. Entries with `valid` 0 are null."""
     words = np.empty((len(highs), 2), dtype=np.uint64)
     words[:, 0] = lows
     words[:, 1] = highs.view(np.uint64)
@@ -156,7 +156,7 @@ def decimals_of(highs: Highs, lows: Lows, valid: NDArray[np.uint8] | None, data_
 
 @kernel
 def tally(counts: NDArray[np.int64], slots: Slots) -> None:
-    """Adds the number of rows of each slot to one array. `numpy.bincount` would copy narrow slots first."""
+    """Adds the number of rows of each slot to one array. `numpy.bincount` would first copy slots of smaller types."""
     for slot in slots:
         counts[slot] += 1
 
@@ -173,7 +173,7 @@ def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
 
 @kernel
 def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-    """Sets the bits of each slot. `new[i]` becomes the bits of row i that its slot did not have before that row.
+    """Sets the bits of each slot. `new[i]` is set to the bits of row i that its slot did not have before that row.
 
     `seen` are pages of int64.
     """
@@ -189,7 +189,10 @@ def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np
 def remove_moments(
     counts: Pages, means: Pages, squares: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask
 ) -> None:
-    """Removes values from the moments of their slots: the inverse of `add_moments`. An empty slot becomes all zero."""
+    """Removes values from the moments of their slots: the inverse of `add_moments`.
+
+    All moments of an empty slot are zero.
+    """
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(counts, slots, i, np.int64(0))
@@ -329,7 +332,7 @@ def _maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, aft
 
 @kernel
 def _exceeds(high: Any, low: Any, bound: NDArray[np.uint64]) -> bool:
-    """Returns whether the absolute value of a decimal is at least `bound`, the words of a power of ten."""
+    """Returns whether the absolute value of a decimal is at least `bound`, a power of ten as two words."""
     size_high, size_low = np.uint64(high), low
     if high < 0:  # the two's complement: all bits inverted, plus one
         size_low = ~low + np.uint64(1)

@@ -1,21 +1,21 @@
-"""Reads and writes the binary encoding of Avro: records of one schema to and from columns.
+"""Reads and writes the binary encoding of Avro: converts records of one schema to columns, and back.
 
-A schema is a program, four integers an instruction: the operation, its column (SKIPPED: the value is only passed over),
-an argument, and a position in the program. One loop runs it for each record.
+A schema is a program with four integers for each instruction: the operation, its column (SKIPPED: the value is
+skipped), an argument, and a position in the program. One loop runs it for each record.
 
 Rules:
 
-- `scan_avro` checks every byte of each record before anything is taken. A record that is cut, too long, or of another
-  schema is reported with the reason and the instruction at which it was found, and changes no count. It never reads
-  beyond its record, so that the records around it do not matter.
-- `scan_avro` also counts, for each column, its entries, and the bytes or elements in them. So `take_avro` writes into
+- `scan_avro` checks every byte of each record before any value is read. A record that is cut off, too long, or of
+  another schema is reported with the reason and the instruction at which it was found, and changes no count. It never
+  reads beyond the end of its record.
+- For each column, `scan_avro` also counts the entries, and the bytes or elements in them. So `take_avro` writes into
   one buffer that has exactly the needed size.
-- A null record or value has an entry in each of its columns, so that columns of one struct have one length. A null list
-  has no elements.
+- A null record or value has an entry in each of its columns, so that columns of one struct have the same length. A null
+  list has no elements.
 - `put_avro` is the inverse. It reads the same columns, with an entry for each null, and writes records one after the
-  other: once to measure them, and once into a buffer of that size.
-- Every element of a list takes at least a byte (`connectors/formats/avro_schema.py` refuses other lists), so no count
-  in a broken record makes a loop that does not end.
+  other: first only to measure them, and then into a buffer of that size.
+- Every element of a list has at least one byte (`connectors/formats/avro_schema.py` refuses other lists), so a wrong
+  count in a damaged record cannot cause an endless loop.
 - Numbers are little-endian in Avro and in memory.
 """
 
@@ -30,7 +30,7 @@ from tidegate.state.kernels.jit import kernel
 
 SKIPPED = -1
 WIDTH = 4
-"""The integers of an instruction."""
+"""How many integers an instruction has."""
 JUMP, BOOL, FLOAT, DOUBLE, FIXED, DECIMAL_FIXED, NEXT = range(7)
 INT, LONG, ENUM, BYTES, DECIMAL, OPTION, LIST, BRANCH = range(10, 18)
 """Operations. From INT on they begin with a variable-length integer.
@@ -49,12 +49,12 @@ CUT, LONG_VARINT, BAD_BOOL, INT_RANGE, ENUM_RANGE, BRANCH_RANGE, BAD_LENGTH, BAD
 
 @dataclass(frozen=True, slots=True)
 class AvroScan:
-    """The results of `scan_avro`. `status` is 0 for a good record; `faults` is the instruction of its error."""
+    """The results of `scan_avro`. `status` is 0 for a valid record; `faults` is the instruction of its error."""
 
     status: NDArray[np.int64]
     faults: NDArray[np.int64]
     counts: NDArray[np.int64]
-    """The entries of each column, in all good records."""
+    """The number of entries of each column, in all valid records."""
     sizes: NDArray[np.int64]
     """For each column: bytes of its values, or elements of its lists."""
 
@@ -69,10 +69,10 @@ def scan_avro(
     *,
     in_sequence: bool = False,
 ) -> AvroScan:
-    """Checks records of `data` and counts what they have. `depth`: how deep lists are nested in each other.
+    """Checks records in `data` and counts their entries. `depth`: how deep lists are nested.
 
-    `in_sequence`: each record begins where the one before it ends. Then `starts` and `ends`, which limit the records
-    before, become their begins and ends. Records after a bad one are not checked.
+    `in_sequence`: each record begins where the previous one ends. Then `starts` and `ends`, which first limit the
+    records, are set to their begins and ends. Records after an invalid one are not checked.
     """
     status = np.zeros(len(starts), dtype=np.int64)
     faults = np.zeros(len(starts), dtype=np.int64)
@@ -112,11 +112,12 @@ def take_avro(
     entries_at: NDArray[np.int64],
     data_at: NDArray[np.int64],
 ) -> None:
-    """Writes the values of records, all of which `scan_avro` found good, into `out`.
+    """Writes the values of records into `out`. `scan_avro` must have found all of them valid.
 
-    `entries_at`: byte at which the entries of each column begin, a multiple of 16. `data_at`: the same for the bytes of
-    its values. Entries are a byte for BOOL and OPTION, four bytes for INT, ENUM, FLOAT, BYTES and ARRAY (offsets, one
-    more than there are entries, of which the first is left as it is), eight for LONG and DOUBLE, 16 for decimals.
+    `entries_at`: the byte at which the entries of each column begin, a multiple of 16. `data_at`: the same for the
+    bytes of its values. Entries have one byte for BOOL and OPTION; four bytes for INT, ENUM, FLOAT, BYTES and LIST
+    (offsets, one more than there are entries, of which the first is not written); eight for LONG and DOUBLE; 16 for
+    decimals.
     """
     columns = len(entries_at)
     nothing = np.zeros(len(starts), dtype=np.int64)
@@ -143,9 +144,9 @@ def take_avro(
 
 @dataclass(frozen=True, slots=True)
 class AvroRecordBytes:
-    """Records that `put_avro` wrote: `data` from `offsets[i]` to `offsets[i + 1]` is record i.
+    """The records that `put_avro` wrote: record i is `data` from `offsets[i]` to `offsets[i + 1]`.
 
-    `status` is 0 for a good record; `faults` is the instruction of its error.
+    `status` is 0 for a valid record; `faults` is the instruction of its error.
     """
 
     data: NDArray[np.uint8]
@@ -163,7 +164,10 @@ def put_avro(
     program: NDArray[np.int64],
     depth: int,
 ) -> AvroRecordBytes:
-    """Writes a record for each row, after `header`. `values`: entries and bytes of the columns, as of `take_avro`."""
+    """Writes a record for each row, after `header`.
+
+    `values`: the entries and bytes of the columns, as in `take_avro`.
+    """
     status = np.zeros(rows, dtype=np.int64)
     faults = np.zeros(rows, dtype=np.int64)
     sizes = np.zeros(rows, dtype=np.int64)
@@ -182,7 +186,7 @@ def put_avro(
 
 @kernel
 def _put_integer(data: NDArray[np.uint8], at: np.int64, value: np.int64, write: bool) -> np.int64:
-    """Writes an integer in Avro's variable length, and returns the position behind it."""
+    """Writes an integer in Avro's variable-length encoding, and returns the position after it."""
     rest = np.uint64((value << 1) ^ (value >> 63))
     while rest >= np.uint64(128):
         if write:
@@ -211,7 +215,7 @@ def _put(
     faults: NDArray[np.int64],
     write: bool,
 ) -> None:
-    """Runs a program for each record. Either measures it, or writes it."""
+    """Runs a program for each record. Depending on `write`, writes the record or only measures it."""
     length = len(program) // WIDTH
     at = np.int64(0)
     for record in range(len(sizes)):
@@ -342,7 +346,7 @@ def _run(
     write: bool,
     in_sequence: bool,
 ) -> None:
-    """Runs a program for each record. Either counts what it has, or writes its values."""
+    """Runs a program for each record. Depending on `write`, writes its values or only counts them."""
     columns = len(counts)
     length = len(program) // WIDTH
     for record in range(len(starts)):

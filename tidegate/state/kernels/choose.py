@@ -1,14 +1,14 @@
-"""Chooses one row for each slot: the first, the last, the least, the greatest, or the best since a time to live.
+"""Chooses one row for each slot: the first, the last, the least, the greatest, or the best within a time to live.
 
-A choice has two steps, so that it serves columns of any number and type. A kernel goes through the rows of a batch in
+A choice has two steps, so that it works for columns of any number and type. A kernel processes the rows of a batch in
 order and sets a flag where row i replaces the row of its slot. Then the caller stores the values of these rows
 (`store_chosen`, or the last one of each slot by `last_of_each`). Accumulators of aggregates use the `choose_*` kernels.
 Operators that rank whole rows use the remaining kernels. Rules:
 
 - Rows where `mask` is 0 are skipped. With an empty `mask`, all rows count.
 - `seen` (pages of uint8) stores which slots have a row. NaN is greater than any number.
-- `fresh[i]` is 1 for the first row of a key that had no row. It wins, whatever the slot contains.
-- Order words are int64 words in which a smaller number is a smaller value.
+- `fresh[i]` is 1 for the first row of a key that had no row. Such a row is always chosen, whatever the slot contains.
+- Order words are int64 words in which a smaller number means a smaller value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_ROWS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 @kernel
 def choose_first(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
-    """Chooses the first row of each slot that has none."""
+    """Chooses the first row of each slot that has no row yet."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(seen, slots, i, np.uint8(0))
@@ -45,7 +45,7 @@ def choose_first(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
 
 @kernel
 def choose_last(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
-    """Chooses each row."""
+    """Chooses every row."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(seen, slots, i, np.uint8(0))
@@ -58,7 +58,7 @@ def choose_last(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
 def choose_extreme(
     seen: Pages, bests: Pages, slots: Slots, values: NDArray[Any], mask: Mask, chosen: Flags, greatest: bool, ties: bool
 ) -> None:
-    """Chooses rows with a value less (or greater) than the slot's value in `bests`; with `ties` also equal ones."""
+    """Chooses rows whose value is less (or greater) than the slot's value in `bests`; with `ties` also equal ones."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(seen, slots, i, np.uint8(0))
@@ -75,7 +75,10 @@ def choose_extreme(
 
 
 def store_chosen(pages: Pages, slots: Slots, values: NDArray[Any], chosen: Flags) -> None:
-    """Stores the values of the chosen rows, the last one if a slot has several. `values` have the type of the pages."""
+    """Stores the values of the chosen rows. If a slot has several, the last one is stored.
+
+    `values` have the type of the pages.
+    """
     # Integers of each width suffice, because only bits are copied.
     _store(pages, slots, np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}"), chosen)
 
@@ -98,11 +101,11 @@ def choose_strings(
     mask: Mask = NO_MASK,
     after: NDArray[np.int64] = _NO_ROWS,
 ) -> None:
-    """Sets `best[g]` to the row with the least or the greatest bytes among `rows` of group g, the first of equal ones.
+    """Sets `best[g]` to the row of group g with the least or the greatest bytes, the first of equal ones.
 
-    best: the row that each group had before, -1 for none.
-    groups: the group of each entry of `rows`.
-    after: if given, `after[i]` becomes the best row of the group of row i among `rows[: i + 1]`.
+    - `rows`: the rows to compare. `groups` has the group of each of them.
+    - `best`: the row that each group had before, -1 for none.
+    - `after`: if given, `after[i]` is set to the best row of the group of row i among `rows[: i + 1]`.
     """
     _choose_strings(offsets, data, rows, groups, mask, best, after, greatest)
 
@@ -146,7 +149,7 @@ def newest_chosen(
 ) -> None:
     """Sets `after[i]` to the newest chosen row of the group of row i, up to row i itself.
 
-    `newest` has the row of each group from before, and is updated.
+    `newest` has the earlier row of each group, and is updated.
     """
     for i in range(groups.shape[0]):
         if chosen[i]:
@@ -156,7 +159,7 @@ def newest_chosen(
 
 @kernel
 def first_arrivals(times: Pages, slots: Slots, fresh: Flags, row_times: Words, ttl: int, wins: Flags) -> None:
-    """Flags rows that are the first of their key, or at least `ttl` after the last such row, and stores their times."""
+    """Flags rows that are the first of their key, or at least `ttl` after the last such row. Stores their times."""
     for i in range(slots.shape[0]):
         ask_ahead(times, slots, i, row_times[i])
         if fresh[i] or row_times[i] - load_value(times, slots[i], row_times[i]) >= ttl:
@@ -177,10 +180,10 @@ def better_rows(
     ttl: int,
     wins: Flags,
 ) -> None:
-    """Flags rows whose order word beats the stored word, and stores the word.
+    """Flags rows whose order word is better than the stored word, and stores the word.
 
-    With `flip` 0 smaller words win, with -1 greater words; with `ties` also equal ones. If `row_times` is not empty,
-    the time of the winner is stored as well, and a row at least `ttl` later wins too.
+    With `flip` 0 smaller words are better, with -1 greater words; with `ties` also equal ones. If `row_times` is not
+    empty, the time of the flagged row is stored as well, and a row that is at least `ttl` later is also flagged.
     """
     timed = row_times.shape[0] > 0
     for i in range(slots.shape[0]):
@@ -202,7 +205,7 @@ def better_rows(
 
 @kernel
 def begin_lives(moments: Pages, slots: Slots, times: NDArray[np.int64], ttl: int, never: int, begins: Flags) -> None:
-    """Stores the greatest time of each slot in `moments`, in the order of the rows; `never` marks slots without a row.
+    """Stores the greatest time of each slot in `moments`, in the order of the rows. `never` marks slots without a row.
 
     Sets `begins[i]` if row i is `ttl` or more after the time of its slot, so that earlier rows have expired.
     """
@@ -219,7 +222,7 @@ def begin_lives(moments: Pages, slots: Slots, times: NDArray[np.int64], ttl: int
 
 
 def last_of_each(slots: Slots, wins: Flags) -> NDArray[np.int32]:
-    """Returns the last winning row of each slot, ascending."""
+    """Returns the numbers of the last flagged row of each slot, ascending."""
     rows = np.flatnonzero(wins).astype(np.int32)
     bits = max(4, int(2 * len(rows)).bit_length())
     kept = np.zeros(len(rows), dtype=np.uint8)
@@ -229,7 +232,10 @@ def last_of_each(slots: Slots, wins: Flags) -> NDArray[np.int32]:
 
 @kernel
 def _last_of_each(slots: Slots, rows: NDArray[np.int32], seen: NDArray[np.int32], shift: int, kept: Flags) -> None:
-    """Sets `kept`. `seen` is a hash table of slots + 1, at most half full, with 2 ** (32 - shift) entries."""
+    """Sets `kept` for the last row of each slot.
+
+    `seen` is a hash table of slots + 1, at most half full, with 2 ** (32 - shift) entries.
+    """
     mask = seen.shape[0] - 1
     for i in range(rows.shape[0] - 1, -1, -1):
         slot = slots[rows[i]]

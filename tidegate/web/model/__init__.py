@@ -1,4 +1,4 @@
-"""Pure functions from `SeenJob` and `View` to dicts with Flink's names, which the REST API and the page show."""
+"""Pure functions that convert `SeenJob` and `View` to dicts with Flink's names, for the REST API and the page."""
 
 from __future__ import annotations
 

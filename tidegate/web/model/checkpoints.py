@@ -1,7 +1,8 @@
-"""Checkpoints of a job, one checkpoint by vertex and by subtask, and their settings, in the form of Flink's REST API.
+"""The checkpoints of a job, one checkpoint by vertex and by subtask, and their settings, in the form of Flink's REST
+API.
 
-For a checkpoint that is over the coordinator keeps the figures of each vertex, and for some also of each subtask
-(`JobHistory`). Sizes include data in flight, as in Flink. Values that tidegate does not measure are 0.
+For a checkpoint that has ended, the coordinator keeps the figures of each vertex, and for some also of each subtask
+(`JobHistory`). Sizes include in-flight data, as in Flink. Values that tidegate does not measure are 0.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tidegate.web.model.states import UNKNOWN, NotKnown
 from tidegate.web.model.vertices import vertex_of
 
 NO_INTERVAL_MS = 2**63 - 1
-"""Flink's interval for a job without periodic checkpoints."""
+"""The interval that Flink returns for a job without periodic checkpoints."""
 
 IN_PROGRESS = "IN_PROGRESS"
 COMPLETED = "COMPLETED"
@@ -36,7 +37,9 @@ _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
 def checkpoints(job: SeenJob) -> dict[str, Any]:
-    """Answers `/jobs/<id>/checkpoints`: counts, summary, the newest of each kind, and the history, newest first."""
+    """Returns the answer to `/jobs/<id>/checkpoints`: counts, summary, the newest of each kind, and the history,
+    newest first.
+    """
     now = job.snapshot.checkpoints
     ended = [_ended(job, each.record, each.savepoint_format) for each in job.ended]
     history = [*ended, *(_pending(job, each) for each in now.pending)]
@@ -60,7 +63,7 @@ def checkpoints(job: SeenJob) -> dict[str, Any]:
 
 
 def find_checkpoint(job: SeenJob, checkpoint_id: int) -> EndedCheckpoint | PendingNow:
-    """Returns the checkpoint of this number, if it is kept. Raises NotKnown."""
+    """Returns the checkpoint with this number. Raises NotKnown if it does not exist or is no longer kept."""
     for ended in job.ended:
         if ended.record.checkpoint_id == checkpoint_id:
             return ended
@@ -72,7 +75,10 @@ def find_checkpoint(job: SeenJob, checkpoint_id: int) -> EndedCheckpoint | Pendi
 
 
 def newest_checkpoint(job: SeenJob, status: str | None) -> CheckpointId:
-    """Returns the number of the newest checkpoint that is over, with this status if given. Raises NotKnown."""
+    """Returns the number of the newest checkpoint that has ended (with this status, if given).
+
+    Raises NotKnown if none has.
+    """
     for ended in reversed(job.ended):
         if status in (None, COMPLETED if ended.record.reason is None else FAILED):
             return ended.record.checkpoint_id
@@ -80,7 +86,10 @@ def newest_checkpoint(job: SeenJob, status: str | None) -> CheckpointId:
 
 
 def checkpoint_details(job: SeenJob, checkpoint_id: int) -> dict[str, Any]:
-    """Answers `/jobs/<id>/checkpoints/details/<n>`: one checkpoint, with its parts by vertex. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/checkpoints/details/<n>`: one checkpoint, with its parts by vertex.
+
+    Raises NotKnown if there is no such checkpoint.
+    """
     found = find_checkpoint(job, checkpoint_id)
     if isinstance(found, PendingNow):
         checkpoint = _pending(job, found)
@@ -97,7 +106,10 @@ def checkpoint_details(job: SeenJob, checkpoint_id: int) -> dict[str, Any]:
 
 
 def _taking_part(job: SeenJob, found: EndedCheckpoint | PendingNow, vertex: str, parts: Mapping[Any, Any]) -> int:
-    """Returns how many subtasks of a vertex take part. A checkpoint that is over does not count finished subtasks."""
+    """Returns how many subtasks of a vertex take part.
+
+    For a checkpoint that has ended, finished subtasks do not count.
+    """
     parallelism = next(each.parallelism for each in job.about.vertices if each.vertex == vertex)
     if isinstance(found, PendingNow):
         return next((count for name, count in found.vertex_tasks.items() if name == vertex), parallelism)
@@ -122,7 +134,10 @@ def _part(checkpoint: Mapping[str, Any], part: VertexStatistics | None, subtasks
 
 
 def checkpoint_subtasks(job: SeenJob, checkpoint_id: int, vertex_id: str) -> dict[str, Any]:
-    """Answers `/jobs/<id>/checkpoints/details/<n>/subtasks/<v>`: a vertex by subtask. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/checkpoints/details/<n>/subtasks/<v>`: the part of a vertex, by subtask.
+
+    Raises NotKnown if there is no such checkpoint or vertex.
+    """
     found = find_checkpoint(job, checkpoint_id)
     vertex = vertex_of(job, vertex_id)
     part: dict[str, Any] = checkpoint_details(job, checkpoint_id)["tasks"][vertex_id]
@@ -186,7 +201,7 @@ def _completed(index: int, each: SubtaskStatistics, triggered_at_ms: int, aborte
 
 
 def checkpoint_config(job: SeenJob) -> dict[str, Any]:
-    """Answers `/jobs/<id>/checkpoints/config`."""
+    """Returns the answer to `/jobs/<id>/checkpoints/config`."""
     settings = job.about.checkpoints
     about = job.about
     return {
@@ -319,7 +334,10 @@ def _sizes(vertices: Iterable[VertexStatistics]) -> dict[str, int]:
 
 
 def summary(values: Iterable[int]) -> dict[str, Any]:
-    """Returns minimum, maximum, mean and percentiles. Without numbers, percentiles are "NaN" and the rest is 0."""
+    """Returns minimum, maximum, mean and percentiles.
+
+    If there are no values, percentiles are "NaN" and the rest is 0.
+    """
     numbers = sorted(values)
     if not numbers:
         return {"min": 0, "max": 0, "avg": 0, **dict.fromkeys(_PERCENTILES, "NaN")}
@@ -332,7 +350,7 @@ def summary(values: Iterable[int]) -> dict[str, Any]:
 
 
 def _percentile(numbers: Sequence[int], part: float) -> float:
-    """Interpolates between the two nearest numbers, as Apache Commons Math does by default."""
+    """Interpolates between the two nearest numbers, like Apache Commons Math by default."""
     place = part * (len(numbers) + 1)
     if place < 1:
         return float(numbers[0])

@@ -1,4 +1,4 @@
-"""Jobs, their plan, settings, failures, decisions and recoveries, as Flink's REST API has them."""
+"""Jobs, their plan, settings, failures, decisions and recoveries, in the form of Flink's REST API."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tidegate.web.model.states import (
 from tidegate.web.model.vertices import io_metrics, metrics_of, tasks_of
 
 FLINK_VERSION = "2.1.0"
-"""The version of Flink with these field names."""
+"""The version of Flink that uses these field names."""
 
 _CLASS = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*(?=:|$)")
 
 
 def tidegate_version() -> str:
-    """Returns the installed version."""
+    """Returns the installed version of tidegate, or "unknown"."""
     try:
         return version("tidegate")
     except PackageNotFoundError:
@@ -39,7 +39,7 @@ def tidegate_version() -> str:
 
 
 def overview(view: View) -> dict[str, Any]:
-    """Answers `/overview`: counts of jobs by state."""
+    """Returns the answer to `/overview`: counts of jobs by state."""
     states = [job_state(job) for job in view.jobs.values()]
     running = [job for job in view.jobs.values() if not job.over]
     processes = {(task.node_id, task.pid) for job in running for task in job.snapshot.tasks if task.pid is not None}
@@ -61,7 +61,7 @@ def overview(view: View) -> dict[str, Any]:
 
 
 def dashboard_config(refresh_ms: int, timezone_name: str, timezone_offset_ms: int) -> dict[str, Any]:
-    """Answers `/config`: the first request of a dashboard."""
+    """Returns the answer to `/config`, the first request of a dashboard."""
     return {
         "refresh-interval": refresh_ms,
         "timezone-name": timezone_name,
@@ -74,12 +74,12 @@ def dashboard_config(refresh_ms: int, timezone_name: str, timezone_offset_ms: in
 
 
 def job_ids(view: View) -> dict[str, Any]:
-    """Answers `/jobs`."""
+    """Returns the answer to `/jobs`."""
     return {"jobs": [{"id": str(job.job_id), "status": job_state(job)} for job in _newest_first(view)]}
 
 
 def jobs_overview(view: View) -> dict[str, Any]:
-    """Answers `/jobs/overview`."""
+    """Returns the answer to `/jobs/overview`."""
     return {"jobs": [_line(job) for job in _newest_first(view)]}
 
 
@@ -102,17 +102,17 @@ def _line(job: SeenJob) -> dict[str, Any]:
 
 
 def job_status(job: SeenJob) -> dict[str, str]:
-    """Answers `/jobs/<id>/status`."""
+    """Returns the answer to `/jobs/<id>/status`."""
     return {"status": job_state(job)}
 
 
 def job_accumulators(job: SeenJob) -> dict[str, Any]:
-    """Answers `/jobs/<id>/accumulators`, which are empty: counters of functions are metrics."""
+    """Returns the answer to `/jobs/<id>/accumulators`, which is empty: counters of functions are metrics."""
     return {"job-accumulators": [], "user-task-accumulators": [], "serialized-user-task-accumulators": {}}
 
 
 def job_details(job: SeenJob) -> dict[str, Any]:
-    """Answers `/jobs/<id>`. Fields that Flink does not have are under `tidegate`."""
+    """Returns the answer to `/jobs/<id>`. Fields that Flink does not have are under `tidegate`."""
     snapshot = job.snapshot
     progress = snapshot.progress
     vertices = [_vertex(job, vertex) for vertex in job.about.vertices]
@@ -169,7 +169,7 @@ def _vertex(job: SeenJob, vertex: PlanVertex) -> dict[str, Any]:
 
 
 def plan(job: SeenJob) -> dict[str, Any]:
-    """Answers `/jobs/<id>/plan`: the graph, in topological order."""
+    """Returns the answer to `/jobs/<id>/plan`: the graph, in topological order."""
     nodes = []
     for vertex in job.about.vertices:
         inputs = [edge for edge in job.about.edges if edge.downstream == vertex.vertex]
@@ -197,7 +197,7 @@ def plan(job: SeenJob) -> dict[str, Any]:
 
 
 def job_config(job: SeenJob) -> dict[str, Any]:
-    """Answers `/jobs/<id>/config`."""
+    """Returns the answer to `/jobs/<id>/config`."""
     settings = dict(job.about.configuration)
     return {
         "jid": str(job.job_id),
@@ -213,12 +213,15 @@ def job_config(job: SeenJob) -> dict[str, Any]:
 
 
 def configuration(job: SeenJob) -> list[dict[str, str]]:
-    """Answers `/jobs/<id>/jobmanager/config`: the settings in effect."""
+    """Returns the answer to `/jobs/<id>/jobmanager/config`: the settings in effect."""
     return [{"key": key, "value": value} for key, value in sorted(job.about.configuration.items())]
 
 
 def exceptions(job: SeenJob, limit: int = FAILURES_MAX) -> dict[str, Any]:
-    """Answers `/jobs/<id>/exceptions`: newest first; failures of one attempt belong to the first one."""
+    """Returns the answer to `/jobs/<id>/exceptions`, newest first.
+
+    Failures of one attempt are grouped under the first one.
+    """
     groups: list[list[Failure]] = []
     for failure in job.past.failures:
         if groups and groups[-1][0].attempt == failure.attempt:
@@ -272,19 +275,19 @@ def _end(job: SeenJob, reason: str) -> dict[str, Any]:
 
 
 def _class_of(reason: str) -> str:
-    """Returns the class of an error if its text begins with one, else "JobFailure"."""
+    """Returns the class of an error if its text begins with one, otherwise "JobFailure"."""
     found = _CLASS.match(reason)
     return found[0] if found else "JobFailure"
 
 
 def task_name(job: SeenJob, task: TaskId) -> str:
-    """Formats a task, such as `sum by key (2/4)`."""
+    """Returns the text for a task, such as `sum by key (2/4)`."""
     vertex = next((each for each in job.about.vertices if each.vertex == task.vertex), None)
     return str(task) if vertex is None else f"{vertex.name} ({task.subtask + 1}/{vertex.parallelism})"
 
 
 def last_hour(job: SeenJob) -> list[dict[str, Any]]:
-    """Returns the samples of the last hour for the charts, oldest first. None if nothing was reported."""
+    """Returns the samples of the last hour for the charts, oldest first. Values are None if nothing was reported."""
     return [
         {
             "timestamp": sample.at_ms,
@@ -314,9 +317,9 @@ def timeline(job: SeenJob) -> dict[str, Any]:
 
 
 def recoveries(job: SeenJob) -> dict[str, Any]:
-    """Returns the deployments after the first one with the parts of their duration, newest first.
+    """Returns the deployments after the first one, with the parts of their duration, newest first.
 
-    The parts: until the failure was noticed, until the deployment, the restore, and until the first row. The
+    The parts are: until the failure was noticed, until the deployment, the restore, and until the first row. The
     `JobHistory` of the coordinator records the two in the middle, the runtime the first and the last one.
     """
     return {"recoveries": [_recovery(job, each) for each in reversed(job.past.recoveries)]}
@@ -344,7 +347,7 @@ def _recovery(job: SeenJob, recovery: Recovery) -> dict[str, Any]:
 
 
 def _parts(recovery: Recovery, started_ms: int, ends: RecoveryEnds) -> dict[str, int | None]:
-    """Returns the parts of a recovery in ms. None for a part that is not over; unknown parts are omitted."""
+    """Returns the parts of a recovery in ms. A part that has not ended is None; unknown parts are omitted."""
     deployed_ms = recovery.deployed_at_ms
     running_ms = recovery.running_at_ms
     first_row_ms = ends.first_row_at_ms

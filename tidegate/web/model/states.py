@@ -1,4 +1,4 @@
-"""The states of jobs and tasks in Flink's words."""
+"""The states of jobs and tasks, with Flink's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASK_STATES = (
 )  # fmt: skip
 
 UNKNOWN = -1
-"""Flink's value for an unknown time or number."""
+"""The value that Flink uses for an unknown time or number."""
 
 _STATES = {
     JobStatus.CREATED: "INITIALIZING",
@@ -37,11 +37,11 @@ _ENDING = {JobStatus.FAILED: "FAILING", JobStatus.CANCELLED: "CANCELLING"}
 
 
 class NotKnown(Exception):
-    """The requested object does not exist, or is no longer kept. The text names it."""
+    """Raised if the requested object does not exist, or is no longer kept. The text names it."""
 
 
 def job_state(job: SeenJob) -> str:
-    """Returns the state of a job: RUNNING when all of its tasks are, RECONCILING while its coordinator is silent."""
+    """Returns the state of a job: RUNNING when all its tasks run, RECONCILING while its coordinator does not answer."""
     snapshot = job.snapshot
     if not job.reachable and not job.over:
         return "RECONCILING"
@@ -53,12 +53,12 @@ def job_state(job: SeenJob) -> str:
 
 
 def started_at_ms(job: SeenJob) -> int:
-    """Returns when the job was submitted, in ms since the epoch."""
+    """Returns the time when the job was submitted, in ms since the epoch."""
     return job.snapshot.card.submitted_at_ms
 
 
 def entered_at_ms(job: SeenJob) -> dict[str, int]:
-    """Returns when the job last entered each state, in ms since the epoch; 0 if never or unknown."""
+    """Returns the time when the job last entered each state, in ms since the epoch; 0 if never or unknown."""
     times = dict.fromkeys(JOB_STATES, 0)
     for status, at_ms in job.past.since_ms:
         state = _STATES[status]
@@ -68,26 +68,26 @@ def entered_at_ms(job: SeenJob) -> dict[str, int]:
 
 
 def ended_at_ms(job: SeenJob) -> int:
-    """Returns when the job ended, in ms since the epoch, or -1 before its end."""
+    """Returns the time when the job ended, in ms since the epoch, or -1 before its end."""
     if not job.over:
         return UNKNOWN
     return next((at_ms for status, at_ms in job.past.since_ms if status is job.snapshot.status), job.snapshot.at_ms)
 
 
 def duration_ms(job: SeenJob) -> int:
-    """Returns for how many ms the job has run."""
+    """Returns for how many ms the job has run, or ran until its end."""
     until_ms = ended_at_ms(job) if job.over else job.now_ms
     return max(0, until_ms - started_at_ms(job))
 
 
 def count_states(tasks: Iterable[TaskNow], *, small: bool = False) -> dict[str, int]:
-    """Counts tasks by state. `small`: names in lower case, as in lists of jobs."""
+    """Returns how many tasks are in each state. `small`: names in lower case, as in lists of jobs."""
     counts = Counter(task.status for task in tasks)
     return {state.lower() if small else state: counts[state] for state in TASK_STATES}
 
 
 def vertex_state(tasks: Iterable[TaskNow]) -> str:
-    """Returns the state of a vertex: the worst state of its tasks, as Flink does."""
+    """Returns the state of a vertex: the worst state of its tasks, as in Flink."""
     present = {task.status for task in tasks}
     for state in ("FAILED", "CANCELING", "CANCELED", "RECONCILING"):
         if state in present:

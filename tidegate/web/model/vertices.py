@@ -1,7 +1,7 @@
-"""Vertices, subtasks, processes and metrics of a job, as Flink's REST API has them.
+"""Vertices, subtasks, processes and metrics of a job, in the form of Flink's REST API.
 
-The nearest thing to a task manager of Flink is a process with tasks. Its id is `pid@node`, which is also the
-`taskmanager-id` of a subtask. Memory and ports of a task manager are not known here and are -1 or empty.
+A process with tasks is shown as a task manager of Flink. Its id is `pid@node`, which is also the `taskmanager-id` of a
+subtask. Memory and ports of a task manager are unknown here, and are -1 or empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidegate.web.model.states import (
 SECOND_MS = 1_000
 
 UNASSIGNED = "(unassigned)"
-"""The process of a task without a process yet, in Flink's words."""
+"""The name that Flink uses for the process of a task that has no process yet."""
 
 LOW_RATIO_MAX = 0.5
 OK_RATIO_MAX = 0.1
@@ -62,7 +62,7 @@ _RATES = (
 
 
 def vertex_of(job: SeenJob, vertex_id: str) -> PlanVertex:
-    """Returns the vertex of this id. Raises NotKnown."""
+    """Returns the vertex with this id. Raises NotKnown if there is none."""
     for vertex in job.about.vertices:
         if vertex.vertex == vertex_id:
             return vertex
@@ -71,12 +71,12 @@ def vertex_of(job: SeenJob, vertex_id: str) -> PlanVertex:
 
 
 def tasks_of(job: SeenJob, vertex_id: str) -> list[TaskNow]:
-    """Returns the tasks of a vertex, by subtask."""
+    """Returns the tasks of a vertex, in the order of subtasks."""
     return [task for task in job.snapshot.tasks if task.task.vertex == vertex_id]
 
 
 def metrics_of(job: SeenJob, vertex_id: str) -> VertexMetrics | None:
-    """Returns the figures that the subtasks of a vertex reported, or None."""
+    """Returns the figures that the subtasks of a vertex have reported, or None if there are none."""
     return next((each for each in job.snapshot.vertices if each.vertex == vertex_id), None)
 
 
@@ -86,7 +86,10 @@ def _reported(job: SeenJob, vertex_id: str) -> tuple[SubtaskMetrics, ...]:
 
 
 def io_metrics(subtasks: Sequence[SubtaskMetrics], expected: int) -> dict[str, Any]:
-    """Returns totals over subtasks in their present attempts, complete if all `expected` subtasks reported."""
+    """Returns totals of subtasks in their current attempts.
+
+    They are complete if all `expected` subtasks have reported.
+    """
     complete = len(subtasks) == expected
     return {
         "read-bytes": sum(each.bytes_in for each in subtasks),
@@ -101,7 +104,7 @@ def io_metrics(subtasks: Sequence[SubtaskMetrics], expected: int) -> dict[str, A
 
 
 def vertex_details(job: SeenJob, vertex_id: str) -> dict[str, Any]:
-    """Answers `/jobs/<id>/vertices/<v>`. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/vertices/<v>`. Raises NotKnown if there is no such vertex."""
     vertex = vertex_of(job, vertex_id)
     reported = {each.subtask: each for each in _reported(job, vertex_id)}
     return {
@@ -141,18 +144,21 @@ def process_of(task: TaskNow) -> str:
 
 
 def deployed_at_ms(job: SeenJob, task: TaskNow) -> int:
-    """Returns when the present attempt of a task was deployed, in ms since the epoch."""
+    """Returns the time when the current attempt of a task was deployed, in ms since the epoch."""
     deployed = {each.attempt: each.deployed_at_ms for each in job.past.recoveries}
     return deployed.get(AttemptNumber(task.attempt), started_at_ms(job))
 
 
 def vertex_accumulators(job: SeenJob, vertex_id: str) -> dict[str, Any]:
-    """Answers `/jobs/<id>/vertices/<v>/accumulators`, which are empty. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/vertices/<v>/accumulators`, which is empty.
+
+    Raises NotKnown if there is no such vertex.
+    """
     return {"id": str(vertex_of(job, vertex_id).vertex), "user-accumulators": []}
 
 
 def level_of(ratio: float) -> str:
-    """Returns Flink's word for the share of time that a subtask is back-pressured: ok, low or high."""
+    """Returns Flink's name for the share of time in which a subtask is back-pressured: ok, low or high."""
     if ratio <= OK_RATIO_MAX:
         return "ok"
     return "low" if ratio <= LOW_RATIO_MAX else "high"
@@ -167,7 +173,10 @@ def _worst(levels: Iterable[str]) -> str:
 
 
 def backpressure(job: SeenJob, vertex_id: str) -> dict[str, Any]:
-    """Answers `/jobs/<id>/vertices/<v>/backpressure`. Status `deprecated` without reports. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/vertices/<v>/backpressure`. Its status is `deprecated` if there are no reports.
+
+    Raises NotKnown if there is no such vertex.
+    """
     vertex_of(job, vertex_id)
     subtasks = _reported(job, vertex_id)
     if not subtasks:
@@ -196,7 +205,10 @@ def backpressure(job: SeenJob, vertex_id: str) -> dict[str, Any]:
 
 
 def watermarks(job: SeenJob, vertex_id: str) -> list[dict[str, str]]:
-    """Answers `/jobs/<id>/vertices/<v>/watermarks` for subtasks with a watermark. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/vertices/<v>/watermarks`: the subtasks that have a watermark.
+
+    Raises NotKnown if there is no such vertex.
+    """
     vertex_of(job, vertex_id)
     return [
         {"id": f"{each.subtask}.currentInputWatermark", "value": str(each.input_watermark_ms)}
@@ -206,7 +218,7 @@ def watermarks(job: SeenJob, vertex_id: str) -> list[dict[str, str]]:
 
 
 def vertex_rates(job: SeenJob) -> dict[str, dict[str, Any]]:
-    """Returns the rates of each vertex for the page: sums over its subtasks; times and level are maxima."""
+    """Returns the rates of each vertex for the page: sums of its subtasks, but for times and level the maximum."""
     return {str(vertex.vertex): _rates(vertex, metrics_of(job, vertex.vertex)) for vertex in job.about.vertices}
 
 
@@ -233,12 +245,16 @@ def _rates(vertex: PlanVertex, metrics: VertexMetrics | None) -> dict[str, Any]:
 
 
 def job_metrics(job: SeenJob, names: Collection[str] | None = None) -> list[dict[str, str]]:
-    """Answers `/jobs/<id>/metrics`. Without names, lists the names alone."""
+    """Returns the answer to `/jobs/<id>/metrics`. If `names` is None, it only lists the names."""
     return _chosen(job.snapshot.values, names)
 
 
 def vertex_metrics(job: SeenJob, vertex_id: str, names: Collection[str] | None = None) -> list[dict[str, str]]:
-    """Answers `/jobs/<id>/vertices/<v>/metrics`; `0.` begins the names of the first subtask. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/vertices/<v>/metrics`. Names begin with the number of the subtask, such as
+    `0.`.
+
+    Raises NotKnown if there is no such vertex.
+    """
     vertex_of(job, vertex_id)
     metrics = metrics_of(job, vertex_id)
     values: dict[str, Any] = {}
@@ -263,12 +279,15 @@ def _text(value: Any) -> str:
 
 
 def task_managers(view: View) -> dict[str, Any]:
-    """Answers `/taskmanagers`: the processes with tasks of running jobs."""
+    """Returns the answer to `/taskmanagers`: the processes with tasks of running jobs."""
     return {"taskmanagers": [_task_manager(view, name, tasks) for name, tasks in sorted(_processes(view).items())]}
 
 
 def task_manager(view: View, name: str) -> dict[str, Any]:
-    """Answers `/taskmanagers/<id>`: one process, with the jobs that have a task in it. Raises NotKnown."""
+    """Returns the answer to `/taskmanagers/<id>`: one process, with the jobs that have a task in it.
+
+    Raises NotKnown if there is no such process.
+    """
     tasks = _processes(view).get(name)
     if tasks is None:
         raise NotKnown(f"process {name!r} has no task of a running job; /taskmanagers lists the processes")
@@ -307,7 +326,10 @@ def _resources() -> dict[str, Any]:
 
 
 def vertex_task_managers(job: SeenJob, vertex_id: str) -> dict[str, Any]:
-    """Answers `/jobs/<id>/vertices/<v>/taskmanagers`: totals of a vertex by process. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/vertices/<v>/taskmanagers`: totals of a vertex by process.
+
+    Raises NotKnown if there is no such vertex.
+    """
     vertex = vertex_of(job, vertex_id)
     by_process: dict[str, list[TaskNow]] = defaultdict(list)
     for task in tasks_of(job, vertex_id):
@@ -356,7 +378,10 @@ def task_processes(job: SeenJob) -> list[dict[str, Any]]:
 
 
 def subtask_times(job: SeenJob, vertex_id: str) -> dict[str, Any]:
-    """Answers `/jobs/<id>/vertices/<v>/subtasktimes`. Only the newest state has a time. Raises NotKnown."""
+    """Returns the answer to `/jobs/<id>/vertices/<v>/subtasktimes`. Only the newest state has a time.
+
+    Raises NotKnown if there is no such vertex.
+    """
     vertex = vertex_of(job, vertex_id)
 
     def times(task: TaskNow) -> dict[str, Any]:

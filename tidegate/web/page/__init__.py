@@ -1,1 +1,4 @@
-"""The job page: HTML from the model, rendered on the server, without a build chain and without requests elsewhere."""
+"""The job page: HTML from the model, rendered on the server.
+
+It needs no build tools, and loads nothing from other servers.
+"""

@@ -1,9 +1,10 @@
-"""Checkpoints on the page of a job: counts, the newest of each kind, the strip, history, summary, and one by subtask.
+"""Checkpoints on the page of a job: counts, the newest of each kind, the bar chart, history, summary, and one by
+subtask.
 
-The time of a subtask runs from the trigger to its acknowledgement: the start delay until its first barrier, the
-alignment until the last one, then the synchronous and the asynchronous part of its snapshot. A line after them stands
-for the rest: the way of the barrier through the chain, and of the acknowledgement. All subtasks of a checkpoint share
-one scale.
+The time of a subtask is from the trigger to its acknowledgement: the start delay until its first barrier, the alignment
+until the last one, then the synchronous and the asynchronous part of its snapshot. A line after them shows the rest:
+the time of the barrier in the chain, and of the acknowledgement on the network. All subtasks of a checkpoint use the
+same scale.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ STRIP_MAX = 60
 _BAR_MIN = 3.0
 _BAR_MAX = 50.0
 _FOOT = 70.0
-"""Pixels: the smallest and the largest height of a bar, and the line on which bars stand."""
+"""In pixels: the smallest and the largest height of a bar, and the position of the line below the bars."""
 
 COLUMNS = ("min", "avg", "max", "p50", "p90", "p95", "p99", "p999")
 COLUMN_NAMES = ("minimum", "average", "maximum", "p50", "p90", "p95", "p99", "p99.9")
@@ -30,13 +31,13 @@ ROWS = (
     ("state_size", "Full checkpoint data size", "size"),
     ("persisted_data", "Persisted in-flight data", "size"),
 )
-"""Flink's names on its page of checkpoints, without data processed during alignment, which is not measured."""
+"""The rows of the summary, with Flink's names, but without data processed during alignment, which is not measured."""
 
 SUBTASKS_MAX = 60
-"""The most subtasks of a vertex that are shown. If there are more, the slowest are shown."""
+"""How many subtasks of a vertex are shown at most. If there are more, the slowest are shown."""
 
 ROWS_MAX = 600
-"""The most subtasks of all vertices that are shown. Each vertex shows at least `SUBTASKS_MIN`."""
+"""How many subtasks of all vertices are shown at most. Each vertex shows at least `SUBTASKS_MIN`."""
 
 SUBTASKS_MIN = 4
 VERTICES_MAX = 100
@@ -47,7 +48,7 @@ PHASES = (
     ("sync", "sync"),
     ("async", "async"),
 )
-"""CSS classes and Flink's words."""
+"""CSS classes of the phases, and Flink's names."""
 
 _KINDS = {
     "CHECKPOINT": "checkpoint",
@@ -61,7 +62,7 @@ _MARKS = {"COMPLETED": "✓", "FAILED": "✕", "IN_PROGRESS": "…"}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One checkpoint or savepoint. `status` is Flink's; `mark` is a character that stands for it."""
+    """One checkpoint or savepoint. `status` is Flink's name; `mark` is a character that represents it."""
 
     number: int
     status: str
@@ -81,12 +82,12 @@ class Checkpoint:
 
     @property
     def word(self) -> str:
-        """Returns the status in lower case, for people and for CSS classes."""
+        """Returns the status in lower case, for text and for CSS classes."""
         return self.status.lower().replace("_", "-")
 
 
 def checkpoint_of(given: Mapping[str, Any]) -> Checkpoint:
-    """Converts a checkpoint of the model."""
+    """Converts a checkpoint from the form of the model."""
     status = str(given["status"])
     kind = str(given.get("checkpoint_type", "CHECKPOINT"))
     return Checkpoint(
@@ -110,7 +111,7 @@ def checkpoint_of(given: Mapping[str, Any]) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A checkpoint in the strip. `x` and `width` are in percent, `y` and `height` in pixels."""
+    """The bar of one checkpoint. `x` and `width` are in percent, `y` and `height` in pixels."""
 
     checkpoint: Checkpoint
     x: float
@@ -120,7 +121,7 @@ class Bar:
 
     @property
     def middle(self) -> float:
-        """Returns the position of a mark over the bar, in percent."""
+        """Returns the horizontal position of a mark above the bar, in percent."""
         return round(self.x + self.width / 2, 3)
 
     @property
@@ -133,7 +134,10 @@ class Bar:
 
 
 def strip(history: Sequence[Checkpoint]) -> list[Bar]:
-    """Returns bars for the newest `STRIP_MAX` of a history, oldest first. The longest duration has the highest bar."""
+    """Returns bars for the newest `STRIP_MAX` checkpoints of a history, oldest first.
+
+    The longest duration has the highest bar.
+    """
     shown = list(reversed(history[:STRIP_MAX]))
     longest = max((texts.number(c.duration) or 0.0 for c in shown), default=0.0) or 1.0
     pitch = 100 / STRIP_MAX
@@ -160,18 +164,18 @@ class Checkpoints:
 
     @property
     def newest(self) -> Checkpoint | None:
-        """Returns the newest completed checkpoint or savepoint."""
+        """Returns the newest completed checkpoint or savepoint, or None if there is none."""
         both = [c for c in (self.completed, self.savepoint) if c is not None and c.status == "COMPLETED"]
         return max(both, key=lambda c: c.number, default=None)
 
     @property
     def longest(self) -> float | None:
-        """Returns the duration of the highest bar."""
+        """Returns the duration of the highest bar in ms, or None if there are no bars."""
         return max((texts.number(bar.checkpoint.duration) or 0.0 for bar in self.bars), default=None)
 
     @property
     def strip_words(self) -> str:
-        """Returns a description of the strip, for people who do not see it."""
+        """Returns a description of the bar chart, for users who cannot see it."""
         failed = sum(bar.checkpoint.status == "FAILED" for bar in self.bars)
         return (
             f"The last {len(self.bars)} checkpoints: {failed} failed, the longest took {texts.span(self.longest)}. "
@@ -180,7 +184,7 @@ class Checkpoints:
 
 
 def checkpoints_of(given: Mapping[str, Any]) -> Checkpoints:
-    """Converts `checkpoints` of the model."""
+    """Converts the result of `checkpoints` of the model."""
     counts = given["counts"]
     latest = given["latest"]
     history = [checkpoint_of(c) for c in given["history"][:STRIP_MAX]]
@@ -207,7 +211,7 @@ def _latest(latest: Mapping[str, Any], kind: str) -> Checkpoint | None:
 
 
 def summary_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Returns the rows of the summary: a label, and a text for each of `COLUMNS`."""
+    """Returns the rows of the summary: a label, and one text for each of `COLUMNS`."""
     words = {"span": texts.span, "size": texts.size}
     return [
         (label, [words[kind](summary[key].get(column)) for column in COLUMNS])
@@ -218,7 +222,7 @@ def summary_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, li
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A phase of a subtask. `x` and `width` are in percent of the scale."""
+    """A phase of a subtask in the timeline. `x` and `width` are in percent of the scale."""
 
     kind: str
     words: str
@@ -228,7 +232,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Subtask:
-    """The part of a subtask in a checkpoint. `segments` is empty before its acknowledgement."""
+    """The part of a subtask in a checkpoint. `segments` is empty until the subtask has acknowledged it."""
 
     number: int
     acknowledged: bool
@@ -253,7 +257,7 @@ class Subtask:
 
 @dataclass(frozen=True, slots=True)
 class VertexPart:
-    """The part of a vertex in a checkpoint. `known`: whether its subtasks are still kept."""
+    """The part of a vertex in a checkpoint. `known`: whether its subtasks are still stored."""
 
     name: str
     acknowledged: int
@@ -265,29 +269,32 @@ class VertexPart:
 
     @property
     def hidden(self) -> int:
-        """Returns the number of subtasks that are not shown."""
+        """Returns how many subtasks are not shown."""
         return max(0, self.total - len(self.subtasks)) if self.known else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """One checkpoint by vertex. `scale_ms`: the duration that the whole width of a timeline stands for."""
+    """One checkpoint by vertex. `scale_ms` is the duration that corresponds to the full width of a timeline."""
 
     vertices: tuple[VertexPart, ...]
     scale_ms: float
     hidden: int
-    """The number of vertices that are not shown."""
+    """How many vertices are not shown."""
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Returns the marks of the scale: position in percent, and text."""
+        """Returns the labels of the scale: position in percent, and text."""
         return [(percent, texts.span(self.scale_ms * percent / 100)) for percent in (0.0, 50.0, 100.0)]
 
 
 def breakdown_of(
     details: Mapping[str, Any], subtasks: Mapping[str, Mapping[str, Any] | None], names: Mapping[str, str]
 ) -> Breakdown:
-    """Converts a checkpoint of the model. `subtasks`: by vertex id; None if not kept. `names`: of vertices, by id."""
+    """Converts a checkpoint from the form of the model.
+
+    `subtasks`: the subtasks of each vertex id, None if they are no longer stored. `names`: the name of each vertex id.
+    """
     parts = [part for part in subtasks.values() if part is not None]
     scale_ms = max((_longest(part["subtasks"]) for part in parts), default=0.0) or 1.0
     tasks = list(details["tasks"].items())[:VERTICES_MAX]

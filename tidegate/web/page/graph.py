@@ -1,18 +1,20 @@
-"""`draw_graph`: the vertices of a job with their load, and the layout of its picture.
+"""`draw_graph`: the vertices of a job with their load, and the layout of the picture.
 
 Rules:
-- A colour never carries information alone: words next to it repeat it.
-- A figure that was not measured is omitted, not zero.
-- A picture has up to `VERTICES_MAX` vertices. A larger graph is only a table.
-- Names are wrapped by estimated widths, as DejaVu Sans Bold has them; other screen fonts are narrower. A line breaks
-  after a space, a hyphen, an underscore or an arrow; a word longer than a line breaks anywhere. The rest is cut, and
-  ends in an ellipsis.
+
+- A colour is never the only information: text next to it has the same meaning.
+- A figure that was not measured is omitted, not shown as zero.
+- A picture has up to `VERTICES_MAX` vertices. A larger graph is only shown as a table.
+- Names are wrapped by estimated widths in DejaVu Sans Bold; other screen fonts are narrower. A line breaks after a
+  space, a hyphen, an underscore or an arrow; a word longer than a line breaks anywhere. The rest is cut, and ends in an
+  ellipsis.
 
 The layout follows Sugiyama, Tagawa and Toda (1981), in three steps:
-1. The rank of a vertex is the length of the longest path that leads to it.
-2. An edge over several ranks gets a place in each of them, so that it never runs beneath a vertex.
-3. Within a rank, places are sorted by the mean of their neighbours' places, forwards and backwards, which avoids most
-   crossings.
+
+1. The rank of a vertex is the length of the longest path to it.
+2. An edge over several ranks gets a place in each of them, so that it never runs below a vertex.
+3. Within a rank, places are sorted by the mean of their neighbours' places, forwards and backwards, which
+   avoids most crossings.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from tidegate.actors.graph.job_graph import DEFAULT_GROUP
 from tidegate.web.page import texts
 
 Node = int
-"""The number of a vertex, from 0 on. Larger numbers stand for places that a long edge passes."""
+"""The number of a vertex, from 0 on. Larger numbers are places through which a long edge runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Sizes in pixels: of a box, and of the space between two boxes, along the ranks and across."""
+    """Sizes in pixels: of a box, and of the space between two boxes, along the ranks and across them."""
 
     width: int
     height: int
@@ -45,13 +47,13 @@ class Measures:
 VERTICES_MAX = 40
 
 BOX = Measures(width=200, height=121, between_ranks=74, between_boxes=22)
-"""Sizes on a wide screen, where ranks go to the right."""
+"""Sizes on a wide screen, where ranks are arranged to the right."""
 
 PHONE_BOX = Measures(width=152, height=117, between_ranks=36, between_boxes=10, margin=2)
-"""Sizes on a phone, where ranks go down: two boxes fit next to each other."""
+"""Sizes on a phone, where ranks are arranged downwards: two boxes fit next to each other."""
 
 PHONE_BOX_RIGHT = replace(PHONE_BOX, between_ranks=68)
-"""Sizes on a phone, where ranks go to the right: labels of edges stand between the boxes."""
+"""Sizes on a phone, where ranks are arranged to the right: labels of edges are between the boxes."""
 
 FONT = 13.5
 PHONE_FONT = 12.5
@@ -59,13 +61,13 @@ PHONE_FONT = 12.5
 
 EDGE = 12
 PHONE_EDGE = 8
-"""Pixels between the frame of a box and its text."""
+"""In pixels: the space between the frame of a box and its text."""
 
 PHONE_WIDTH = 2 * PHONE_BOX.width + PHONE_BOX.between_boxes + 2 * PHONE_BOX.margin
-"""A downwards picture that is wider than this is drawn to the right, if that is narrower."""
+"""If a downwards picture is wider than this, it is drawn to the right if that is narrower."""
 
 BUSY = 0.8
-"""A vertex that works at least this part of the time counts as busy."""
+"""A vertex counts as busy if it works for at least this part of the time."""
 
 _PARTS = ("busy_ms_per_second", "back_pressured_ms_per_second", "idle_ms_per_second")
 _LEVELS = {"low": "pressed-low", "high": "pressed-high"}
@@ -90,10 +92,10 @@ _WIDTHS_EM = {
     )
     for character in characters
 }
-"""Widths of characters in DejaVu Sans Bold, rounded up."""
+"""Widths of characters in DejaVu Sans Bold, rounded up, as multiples of the font height."""
 
 _OTHER_EM = 0.84
-"""The width of other ASCII characters and of nearly all other letters."""
+"""Width of other ASCII characters and of nearly all other letters, as a multiple of the font height."""
 
 _FULL_EM = 1.05
 _WORD = re.compile(r"\S*?(?:->|[-_/]|(?=\s)|$)\s*")
@@ -101,9 +103,9 @@ _WORD = re.compile(r"\S*?(?:->|[-_/]|(?=\s)|$)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """A vertex. Its parts of a second belong to the subtask with the greatest part, and are None if unknown.
+    """A vertex. `busy`, `back_pressured` and `idle` are parts of a second, each from the subtask with the largest one.
 
-    `means` are busy, back-pressured and idle parts, averaged over its subtasks.
+    They are None if unknown. `means` are the busy, back-pressured and idle parts, averaged over its subtasks.
     """
 
     anchor: str
@@ -120,7 +122,7 @@ class Vertex:
     idle: float | None
     means: tuple[float, float, float] | None
     heat: str
-    """The class of its colour."""
+    """The CSS class of its colour."""
     state: str
     """The meaning of the colour in words."""
     queued: object
@@ -128,11 +130,11 @@ class Vertex:
     source: bool
     sink: bool
     slot_group: str = ""
-    """Its slot sharing group; empty for the default group and for a vertex with slots of its own."""
+    """Its slot sharing group; empty for the default group and for a vertex with its own slots."""
 
     @property
     def bar(self) -> list[tuple[str, float, float]]:
-        """Returns the mean second as a bar: class, begin and length of each part, in percent."""
+        """Returns the average second as a bar: CSS class, start and length of each part, in percent."""
         parts = self.means or (0.0, 0.0, 0.0)
         whole = max(1.0, sum(parts))
         bar = []
@@ -146,7 +148,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge between two vertices (their places), and how rows are distributed on it."""
+    """An edge between two vertices (indices in the list of vertices), and how rows are distributed on it."""
 
     source: int
     target: int
@@ -155,7 +157,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The whole picture. `boxes` are in the order of the vertices, `curves` in the order of the edges."""
+    """The layout of the picture. `boxes` are in the order of the vertices, `curves` in the order of the edges."""
 
     width: float
     height: float
@@ -173,7 +175,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How an edge is drawn: the `d` attribute of its SVG path, and the point at which its label is placed."""
+    """The line of an edge: the `d` attribute of its SVG path, and the position of its label."""
 
     path: str
     label_x: float
@@ -184,7 +186,7 @@ class Curve:
 class Picture:
     """One layout of the graph, with the sizes of its boxes.
 
-    `font`: the font size of names. `edge`: the space between the edge of a box and its text.
+    `font`: the font size of names. `edge`: the space between the frame of a box and its text. Both in pixels.
     """
 
     layout: Layout
@@ -198,7 +200,7 @@ class Picture:
         return list(zip(vertices, self.layout.boxes, strict=True))
 
     def name(self, vertex: Vertex) -> list[str]:
-        """Returns up to two lines of a name. The first one has space for the parallelism."""
+        """Returns up to two lines of a name. The first one leaves space for the parallelism."""
         line_em = (self.measures.width - 2 * self.edge) / self.font
         return wrap(vertex.name, (line_em - width_em(f" x{vertex.parallelism}"), line_em))
 
@@ -218,7 +220,7 @@ class Graph:
 
 
 def draw_graph(details: Mapping[str, Any], rates: Mapping[str, Mapping[str, Any]]) -> Graph:
-    """Returns the graph of `job_details` with the figures of `vertex_rates`, both from the model."""
+    """Returns the graph from the results of `job_details` and `vertex_rates` of the model."""
     places = {vertex["id"]: place for place, vertex in enumerate(details["vertices"])}
     edges = tuple(
         Edge(places[source["id"]], places[node["id"]], texts.line(source.get("ship_strategy", ""), 20))
@@ -299,7 +301,7 @@ def _means(subtasks: Sequence[Mapping[str, Any]]) -> tuple[float, float, float] 
 
 
 def lay_out(vertices: int, edges: Sequence[tuple[Node, Node]], measures: Measures, downwards: bool) -> Layout:
-    """Lays out a graph without cycles. Ranks go down if `downwards`, else to the right.
+    """Lays out a graph without cycles. Ranks are arranged downwards if `downwards`, otherwise to the right.
 
     Raises ValueError for a cycle.
     """
@@ -334,7 +336,7 @@ def _ranks(vertices: int, edges: Sequence[tuple[Node, Node]]) -> list[int]:
 
 
 def _rows(ranks: Sequence[int], edges: Sequence[tuple[Node, Node]]) -> tuple[list[list[Node]], list[list[Node]]]:
-    """Returns the nodes that each edge passes, with its ends, and the nodes of each rank."""
+    """Returns the nodes through which each edge runs, with its ends, and the nodes of each rank."""
     rows: list[list[Node]] = [[] for _ in range(max(ranks, default=-1) + 1)]
     for node, rank in enumerate(ranks):
         rows[rank].append(node)
@@ -370,7 +372,9 @@ def _mean(places: Sequence[float], otherwise: float) -> float:
 
 
 def _curve(corners: Sequence[tuple[float, float]], along: float, across: float, downwards: bool) -> Curve:
-    """Draws an edge from the end of its first box to the begin of its last one, straight through places between."""
+    """Draws an edge from the end of its first box to the start of its last one, straight through the places between
+    them.
+    """
     points: list[tuple[float, float]] = []
     for place, (rank, offset) in enumerate(corners):
         if place > 0:
@@ -403,12 +407,12 @@ def _point(point: tuple[float, float], downwards: bool) -> str:
 
 
 def width_em(text: str) -> float:
-    """Returns the estimated width of a text, in heights of its font."""
+    """Returns the estimated width of a text, as a multiple of the font height."""
     return sum(map(_character_em, text))
 
 
 def wrap(text: str, widths_em: Sequence[float]) -> list[str]:
-    """Returns up to one line for each width, not wider than it. An empty text has no lines."""
+    """Returns up to one line of text for each width, none of them wider. An empty text has no lines."""
     lines: list[str] = []
     rest = text.strip()
     for number, line_em in enumerate(widths_em):
@@ -424,7 +428,7 @@ def wrap(text: str, widths_em: Sequence[float]) -> list[str]:
 
 
 def _begin(text: str, line_em: float) -> str:
-    """Returns the words that fit, or the fitting part of a word that is too long; at least one character."""
+    """Returns the first words that fit, or the part of a long word that fits; at least one character."""
     taken = ""
     for word in _WORD.findall(text):
         if width_em((taken + word).rstrip()) > line_em:
@@ -442,7 +446,7 @@ def _cut(text: str, line_em: float) -> str:
 
 
 def _fitting(text: str, line_em: float) -> int:
-    """Returns the number of characters that fit."""
+    """Returns how many characters fit into a line."""
     used = 0.0
     for place, character in enumerate(text):
         used += _character_em(character)

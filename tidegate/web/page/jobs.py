@@ -1,7 +1,7 @@
 """A job on its page, the list of jobs, its charts, exceptions, decisions, recoveries, tasks and settings.
 
-All charts of a page share one time axis, from the first sample to the last one. A vertical axis begins at zero. A line
-has a gap where nothing was reported, for example while the job restarts.
+All charts of a page use the same time axis, from the first sample to the last one. A vertical axis starts at zero. A
+line has a gap where nothing was reported, for example during a restart of the job.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ SETTINGS_MAX = 200
 TASKS_MAX = 200
 
 NODE_CHARACTERS = 13
-"""Number of characters of a node id that are shown: 12 characters and an ellipsis."""
+"""How many characters of a node id are shown: 12 characters and an ellipsis."""
 
 STALE_MS = 5_000
-"""The age from which the page shows how old it is. A coordinator answers every second or two."""
+"""From this age on, in ms, the page shows the age of its data. A coordinator answers every second or two."""
 
 WIDTH = 360
 HEIGHT = 64
-"""The size of a chart in units of its SVG, which the page stretches."""
+"""The size of a chart in units of its SVG. The page stretches it."""
 
 _TOP = 4
-"""The height of the largest value, so that its line is not cut."""
+"""The vertical position of the largest value, so that its line is not cut off."""
 
 SERIES: tuple[tuple[str, str, str, Callable[[object], str]], ...] = (
     ("rows", "Rows a second", "rows-per-second", texts.rate),
     ("lag", "Lag of event time", "lag", texts.span),
     ("duration", "Checkpoint duration", "checkpoint-duration", texts.span),
 )
-"""Class of the colour, title, name in the samples, and format of each chart."""
+"""For each chart: CSS class of the colour, title, name in the samples, and function that formats its values."""
 
 RECOVERIES_MAX = 20
 
@@ -47,7 +47,7 @@ PARTS = {
     "restore": "restore",
     "first-row": "until the first row",
 }
-"""Texts of the parts by their names in the model, in their order."""
+"""The texts of the parts by their names in the model, in their order."""
 
 OVER = frozenset({"FINISHED", "FAILED", "CANCELED", "SUSPENDED"})
 
@@ -61,12 +61,12 @@ _MARKS = {
     "SUSPENDED": "❚❚",
     "RESTARTING": "↻",
 }
-"""Characters that stand for states, in addition to their colours. Other states have a circle."""
+"""Characters that represent states, in addition to their colours. Other states have a circle."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A job's state: Flink's word, the class of its colour, and a character."""
+    """A job's state: Flink's name, the CSS class of its colour, and a character."""
 
     word: str
 
@@ -76,7 +76,7 @@ class State:
 
     @property
     def kind(self) -> str:
-        """Returns the class of its colour: good, bad, over or waiting."""
+        """Returns the CSS class of its colour: good, bad, over or waiting."""
         if self.word == "RUNNING":
             return "good"
         if self.word in {"FAILED", "FAILING"}:
@@ -105,7 +105,7 @@ class JobLine:
 
 
 def job_lines(given: Mapping[str, Any]) -> list[JobLine]:
-    """Returns the first `JOBS_MAX` jobs of `jobs_overview` of the model."""
+    """Returns the first `JOBS_MAX` jobs in the result of `jobs_overview` of the model."""
     return [
         JobLine(
             jid=str(job["jid"]),
@@ -120,14 +120,14 @@ def job_lines(given: Mapping[str, Any]) -> list[JobLine]:
 
 
 def tasks_text(tasks: Mapping[str, int]) -> str:
-    """Formats counts of tasks by state, such as `2 running, 2 deploying`."""
+    """Returns a text with counts of tasks by state, such as `2 running, 2 deploying`."""
     parts = [f"{number:,} {state}" for state, number in tasks.items() if number and state != "total"]
     return ", ".join(parts) or "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The head of a job's page. `note`: a problem that needs attention, or empty."""
+    """The header of a job's page. `note`: a problem that needs attention, or empty."""
 
     jid: str
     name: str
@@ -149,7 +149,7 @@ class Header:
 
 
 def header_of(details: Mapping[str, Any]) -> Header:
-    """Returns the head of the page from `job_details` of the model."""
+    """Returns the header of the page from the result of `job_details` of the model."""
     ours = details["tidegate"]
     state = _state(details["state"])
     tasks: dict[str, int] = {}
@@ -183,7 +183,7 @@ def _note(ours: Mapping[str, Any], state: State) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a task: name, place, time, last line, and the whole trace."""
+    """An exception of a task: name, place, time, last line, and the complete stack trace."""
 
     name: str
     at: object
@@ -196,7 +196,7 @@ class Failure:
 
 
 def failures_of(given: Mapping[str, Any]) -> list[Failure]:
-    """Returns `exceptions` of the model, newest first."""
+    """Converts the result of `exceptions` of the model, newest first."""
     return [_failure(entry) for entry in given["exceptionHistory"]["entries"][:EXCEPTIONS_MAX]]
 
 
@@ -217,14 +217,14 @@ def _failure(entry: Mapping[str, Any]) -> Failure:
 
 
 def _headline(trace: str) -> str:
-    """Returns the message of a trace: the last line of Python's, the first line of tidegate's."""
+    """Returns the message of a stack trace: the last line of Python's, the first line of tidegate's."""
     lines = [line for line in trace.splitlines() if line.strip()] or [""]
     return texts.line(lines[-1] if lines[0].startswith("Traceback") else lines[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision of the coordinator. `trouble`: it needs attention."""
+    """A decision of the coordinator. `trouble`: whether it needs attention."""
 
     at: object
     text: str
@@ -233,7 +233,7 @@ class Decision:
 
 
 def decisions_of(given: Mapping[str, Any]) -> list[Decision]:
-    """Returns `timeline` of the model, newest first."""
+    """Converts the result of `timeline` of the model, newest first."""
     return [
         Decision(entry["timestamp"], texts.line(entry["text"]), entry["checkpoint"], bool(entry["trouble"]))
         for entry in given["entries"][:DECISIONS_MAX]
@@ -253,7 +253,7 @@ class TaskLine:
 
 
 def task_lines(given: Sequence[Mapping[str, Any]]) -> list[TaskLine]:
-    """Returns the first `TASKS_MAX` of `task_processes` of the model."""
+    """Converts the first `TASKS_MAX` entries of the result of `task_processes` of the model."""
     return [
         TaskLine(
             task=f"{texts.name(task['vertex'])} ({task['subtask'] + 1}/{task['parallelism']})",
@@ -268,13 +268,13 @@ def task_lines(given: Sequence[Mapping[str, Any]]) -> list[TaskLine]:
 
 
 def settings_of(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Returns `configuration` of the model as names and values, as written in YAML."""
+    """Converts the result of `configuration` of the model to names and values, as in YAML."""
     return [(texts.name(entry["key"]), texts.line(entry["value"])) for entry in given[:SETTINGS_MAX]]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart. `path` is empty if nothing was reported. `words`: a sentence for people who do not see it."""
+    """One chart. `path` is empty if nothing was reported. `words` is a description for users who cannot see it."""
 
     kind: str
     title: str
@@ -287,7 +287,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """The charts of a job. `since`, `until`: in ms since the epoch; None without samples."""
+    """The charts of a job. `since` and `until` are in ms since the epoch; None if there are no samples."""
 
     charts: tuple[Chart, ...]
     since: object
@@ -295,7 +295,7 @@ class Charts:
 
 
 def charts_of(samples: Sequence[Mapping[str, Any]]) -> Charts:
-    """Returns the charts of `last_hour` of the model."""
+    """Returns the charts from the result of `last_hour` of the model."""
     if not samples:
         return Charts((), None, None)
     times = [sample["timestamp"] for sample in samples]
@@ -318,7 +318,7 @@ def _chart(
 
 
 def _path(times: Sequence[int], values: Sequence[float | None], most: float) -> str:
-    """Returns the line as an SVG path. A value between two gaps is a short dash."""
+    """Returns a line as an SVG path. A value between two gaps is a short dash."""
     whole = max(1, times[-1] - times[0])
     parts = []
     drawing = False
@@ -335,7 +335,10 @@ def _path(times: Sequence[int], values: Sequence[float | None], most: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a recovery. `x` and `width` are in percent of the scale; `duration` is None until it is over."""
+    """A part of a recovery.
+
+    `x` and `width` are in percent of the scale; `duration` is None until the part has ended.
+    """
 
     name: str
     duration: object
@@ -350,7 +353,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The time from a failure until the job ran again. `over`: whether it runs."""
+    """The time from a failure until the job ran again. `over`: whether it runs again."""
 
     attempt: int
     failed_at: object
@@ -369,14 +372,14 @@ class Recovery:
 
 
 def recoveries_of(given: Mapping[str, Any]) -> list[Recovery]:
-    """Returns `recoveries` of the model, newest first, all on one scale."""
+    """Converts the result of `recoveries` of the model, newest first. All use the same scale."""
     found: Sequence[Mapping[str, Any]] = given["recoveries"][:RECOVERIES_MAX]
     scale_ms = max((max(_known(r["total"]), sum(map(_known, r["parts"].values()))) for r in found), default=0.0)
     return [_recovery(recovery, scale_ms or 1.0) for recovery in found]
 
 
 def part_names(recoveries: Iterable[Recovery]) -> list[tuple[str, str]]:
-    """Returns the legend: text and colour class of each part that occurs."""
+    """Returns the legend: text and CSS class of each part that occurs."""
     kinds = {part.kind: part.name for recovery in recoveries for part in recovery.parts}
     return [(kinds[kind], kind) for kind in PARTS if kind in kinds]
 

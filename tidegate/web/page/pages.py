@@ -1,11 +1,12 @@
-"""The job pages: their routes (`page_routes`), and each page as HTML, a pure function of what the model returns.
+"""The job pages: their routes (`page_routes`), and each page as HTML, rendered from the results of the model.
 
 Rules:
-- Pages only read. Addresses inside of pages are relative, so they work behind a proxy that adds a prefix.
-- A request of htmx receives the part of a page that changes, without its frame (`part`).
-- Every value is escaped. A value that is missing is an error, not an empty place.
 
-Addresses: `/ui/`, `/ui/jobs/<id>`, `/ui/jobs/<id>/checkpoints/<n>`.
+- Pages only read. URLs inside of pages are relative, so they work behind a proxy that adds a prefix.
+- The answer to a request of htmx is only the part of a page that changes, without its frame (`part`).
+- Every value is escaped. A missing value is an error, not an empty text.
+
+URLs: `/ui/`, `/ui/jobs/<id>`, `/ui/jobs/<id>/checkpoints/<n>`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-"""Headers of every response: everything comes from this server, and pages have no inline script or style."""
+"""Headers of every response: all content is from this server, and pages have no inline scripts or styles."""
 
 _STATIC = {
     "page.css": "text/css",
@@ -54,7 +55,7 @@ _STATIC = {
     "htmx.LICENSE.txt": "text/plain",
     "icon.svg": "image/svg+xml",
 }
-"""The static files that are served, by name."""
+"""The static files that are served, with their media types."""
 
 NUMBER_DIGITS_MAX = 18
 
@@ -64,7 +65,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class JobAnswers:
-    """The answers of the model about one job."""
+    """The results of the model about one job."""
 
     details: Answer
     rates: Mapping[str, Answer]
@@ -78,14 +79,14 @@ class JobAnswers:
 
 
 class Views(Protocol):
-    """The source of the pages, such as a `JobWatch`."""
+    """The source of the data for the pages, such as a `JobWatch`."""
 
     async def view(self) -> View:
-        """Returns all jobs as of about now. Raises NotReachedError."""
+        """Returns the current state of all jobs. Raises NotReachedError."""
         ...
 
     async def job(self, job_id: str) -> SeenJob | None:
-        """Returns the job of this id, or None. Raises NotReachedError."""
+        """Returns the job with this id, or None if there is none. Raises NotReachedError."""
         ...
 
 
@@ -126,7 +127,7 @@ def page_routes(views: Views) -> list[BaseRoute]:
 
 
 def _reached(handler: Callable[[Request], Awaitable[Response]], base: str) -> Callable[[Request], Awaitable[Response]]:
-    """Wraps a handler: a NotReachedError becomes a page with status 503."""
+    """Returns a handler that answers a NotReachedError with an error page and status 503."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -183,7 +184,7 @@ def _html(text: str, status: int = 200) -> Response:
 
 
 def jobs_page(overview: Answer, part: bool = False) -> str:
-    """Renders the list of jobs from `jobs_overview`. `part`: without the frame."""
+    """Returns the list of jobs as HTML, from the result of `jobs_overview`. `part`: without the frame."""
     lines = job_lines(overview)
     return render(
         "jobs_live.html" if part else "jobs.html", base="", jobs=lines, more=len(overview["jobs"]) - len(lines)
@@ -191,7 +192,7 @@ def jobs_page(overview: Answer, part: bool = False) -> str:
 
 
 def job_page(job: JobAnswers, part: bool = False) -> str:
-    """Renders the page of one job. `part`: without the frame."""
+    """Returns the page of one job as HTML. `part`: without the frame."""
     header = header_of(job.details)
     recoveries = recoveries_of(job.recoveries)
     return render(
@@ -218,7 +219,7 @@ def job_page(job: JobAnswers, part: bool = False) -> str:
 def checkpoint_page(
     details: Answer, checkpoint: Answer, subtasks: Mapping[str, Answer | None], part: bool = False
 ) -> str:
-    """Renders one checkpoint of a job. `subtasks`: by vertex, None if they are no longer kept."""
+    """Returns the page of one checkpoint as HTML. `subtasks`: by vertex, None if they are no longer stored."""
     names = {vertex["id"]: vertex["name"] for vertex in details["vertices"]}
     return render(
         "checkpoint_live.html" if part else "checkpoint.html",
@@ -233,12 +234,12 @@ def checkpoint_page(
 
 
 def problem_page(title: str, text: str, base: str) -> str:
-    """Renders an error page. `base`: relative path from the address of the page to the list of jobs."""
+    """Returns an error page as HTML. `base`: relative path from the URL of the page to the list of jobs."""
     return render("problem.html", base=base, title=texts.name(title), text=texts.line(text))
 
 
 def render(template: str, **values: object) -> str:
-    """Renders a template with these values."""
+    """Returns the text of a template with these values."""
     return _environment().get_template(template).render(values)
 
 
@@ -271,5 +272,5 @@ def _environment() -> Environment:
 
 
 def _unbroken(text: str) -> str:
-    """Keeps a number on one line with its unit."""
+    """Replaces spaces, so that a number stays on one line with its unit."""
     return text.replace(" ", "\N{NO-BREAK SPACE}")

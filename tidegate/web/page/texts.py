@@ -1,9 +1,10 @@
-"""Formats of the pages: sizes, durations, rates, times, and texts of users.
+"""The texts of the pages: sizes, durations, rates, times, and text from users.
 
 Rules:
+
 - An unknown value is a dash, never a zero: None, a value that is not a number, and Flink's -1.
-- Texts of users and errors are bounded, and have no characters that hide or reorder others. The templates escape
-  everything.
+- Text from users and errors is limited in length, and has no characters that hide or reorder others. The templates
+  escape everything.
 - Times are in UTC.
 """
 
@@ -24,24 +25,24 @@ TRACE_MAX = 12_000
 
 _MINUTE_MS = 60_000
 _LATEST_MS = 253_402_300_799_000
-"""The end of the year 9999, after which Python has no dates. Flink's largest watermark is later."""
+"""The end of the year 9999 in ms since the epoch, the last date in Python. Flink's largest watermark is later."""
 
 
 def number(value: object) -> float | None:
-    """Returns a known number, or None for null, `"NaN"` and the like, and negative values."""
+    """Returns a known number, or None for null, `"NaN"` and similar values, and negative numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         return None
     return value
 
 
 def size(value: object) -> str:
-    """Formats bytes, such as `1.2 MB`."""
+    """Returns a number of bytes as text, such as `1.2 MB`."""
     size_bytes = number(value)
     return UNKNOWN if size_bytes is None else bytes_text(int(size_bytes))
 
 
 def span(value: object) -> str:
-    """Formats a duration in ms: `84 ms`, `1.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Returns a duration in ms as text: `84 ms`, `1.2 s`, `3 min 20 s`, `2 h 5 min`."""
     duration_ms = number(value)
     if duration_ms is None:
         return UNKNOWN
@@ -49,13 +50,13 @@ def span(value: object) -> str:
 
 
 def count(value: object) -> str:
-    """Formats a whole number with separated thousands."""
+    """Returns a whole number as text, with thousands separators."""
     known = number(value)
     return UNKNOWN if known is None else f"{int(known):,}"
 
 
 def rate(value: object) -> str:
-    """Formats a rate per second with up to three digits: `12.3k`, `987`, `0.4`."""
+    """Returns a rate per second as text with up to three digits: `12.3k`, `987`, `0.4`."""
     a_second = number(value)
     if a_second is None:
         return UNKNOWN
@@ -68,28 +69,28 @@ def rate(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """Formats a fraction in percent."""
+    """Returns a fraction as text in percent."""
     part = number(value)
     return UNKNOWN if part is None else f"{100 * part:.0f} %"
 
 
 def clock(at_ms: object) -> str:
-    """Formats the time of day."""
+    """Returns the time of day as text."""
     return _formatted(at_ms, "%H:%M:%S")
 
 
 def moment(at_ms: object) -> str:
-    """Formats date and time."""
+    """Returns date and time as text."""
     return _formatted(at_ms, "%Y-%m-%d %H:%M:%S")
 
 
 def machine_moment(at_ms: object) -> str:
-    """Formats date and time for the attribute `datetime` of HTML."""
+    """Returns date and time for the attribute `datetime` of HTML."""
     return _formatted(at_ms, "%Y-%m-%dT%H:%M:%SZ")
 
 
 def ago(at_ms: object, now_ms: float) -> str:
-    """Formats how long ago a time was. Clocks may differ, so a future time is `just now`."""
+    """Returns as text how long ago a time was. Clocks may differ, so a future time is `just now`."""
     since = number(at_ms)
     if since is None:
         return UNKNOWN
@@ -97,7 +98,7 @@ def ago(at_ms: object, now_ms: float) -> str:
 
 
 def is_moment(at_ms: object) -> bool:
-    """Returns whether a number is a time that has a date."""
+    """Returns whether a number is a time that Python can represent as a date."""
     since = number(at_ms)
     return since is not None and since <= _LATEST_MS
 
@@ -110,22 +111,22 @@ def _formatted(at_ms: object, form: str) -> str:
 
 
 def quoted(text: object) -> str:
-    """Quotes a text as one segment of a URL path."""
+    """Returns a text as one segment of a URL path."""
     return quote(str(text), safe="")
 
 
 def line(text: object, characters_max: int = LINE_MAX) -> str:
-    """Formats a text as one bounded line."""
+    """Returns a text as one line of limited length."""
     return _bounded(" ".join(_visible(str(text)[: 4 * characters_max]).split()), characters_max)
 
 
 def name(text: object) -> str:
-    """Formats a name as one bounded line."""
+    """Returns a name as one line of limited length."""
     return line(text, NAME_MAX)
 
 
 def trace(text: object, characters_max: int = TRACE_MAX) -> str:
-    """Formats a stack trace with its lines. A long trace loses its middle, because the end has the error."""
+    """Returns a stack trace with its lines. If it is long, the middle is omitted, because the end has the error."""
     whole = str(text)
     if len(whole) <= characters_max:
         return _visible(whole)
