@@ -53,7 +53,10 @@ class ChangelogMode:
         return ChangelogMode(keys, f"{node.name!r} (uid {node.uid!r})", changes)
 
     def refuse(self, operator: str, reason: str = "it would count old versions as separate rows") -> ConfigurationError:
-        """Returns the error for an operator that cannot process such a stream, for the `reason`."""
+        """Returns the error for an operator that cannot process a stream with updates or changes.
+
+        `reason` is what the operator would do wrong.
+        """
         which = f"the earlier row with the same {list(self.keys)}" if self.keys else "the one before it"
         advice = (
             f', or write the updates with to_table(..., mode="upsert", keys={list(self.keys)})' if self.keys else ""

@@ -108,8 +108,8 @@ def _with_computed(
 
 
 def uses_event_time(step: str, *inputs: Sequence[tuple[StreamNode, object]]) -> None:
-    """Records that the step named `step` uses the event time of streams. Each stream is given by its inputs
-    (`Stream._inputs`).
+    """Records that the step named `step` uses the event time of its input streams, whose nodes are in `inputs` (see
+    `Stream._inputs`).
 
     Raises ConfigurationError if an earlier step of expressions changes the event-time column.
     """

@@ -290,7 +290,7 @@ class _Turns:
 
     @staticmethod
     def of(groups: Groups) -> _Turns:
-        """Divides rows into turns, given the group of each row."""
+        """Returns the turns of the rows of `groups`. Turn n has the nth row of each group."""
         rows = np.bincount(groups)
         by_rows = np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)]
         places = np.empty(len(rows), dtype=np.int64)
@@ -319,7 +319,7 @@ class _Results:
         self._found: list[pa.Array] = []
 
     def add(self, state: pa.RecordBatch) -> None:
-        """Adds states. Their results are computed in this call or later, and `all` returns them."""
+        """Takes the states of more groups. Computes their results now or later, and `all` returns them."""
         self._waiting.append(state)
         self._waiting_bytes += state.nbytes
         if self._waiting_bytes >= _WAITING_BYTES_MAX:

@@ -437,7 +437,7 @@ class ProcessOperator(Operator):
         return self._states.enter(self._keys_of(index, batch))
 
     def _leave(self, rows: int) -> None:
-        """Ends the processing of a batch of keys in the backend, and counts its `rows` as changed."""
+        """Ends a batch of keys in the state backend, and counts its `rows` as changed."""
         assert self._states is not None, "keys without states"
         self._states.leave(rows)
         self._changed_rows += rows

@@ -285,7 +285,7 @@ class ForkError(Exception):
 
 @dataclass(slots=True)
 class Notes:
-    """Conditions that a batch must meet so that the expressions give the results of the function."""
+    """Conditions that a batch must meet. Only then the traced expressions give the same results as the function."""
 
     columns: set[str] = field(default_factory=set)
     """Columns that the function calculates with. They must have no nulls."""

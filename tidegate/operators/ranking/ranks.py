@@ -57,7 +57,7 @@ class RankWords:
         )
 
     def then(self, other: RankWords) -> RankWords:
-        """Returns the words of these rows followed by the words of the rows of `other`."""
+        """Returns the order words of these rows, followed by the order words of the rows of `other`."""
         values = [np.concatenate(pair) for pair in zip(self.values, other.values, strict=True)]
         lengths = len(self.values[0]), len(other.values[0])
         nulls: list[NDArray[np.int64] | None] = []
@@ -182,7 +182,7 @@ def placed_words(
 
 
 def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
-    """Returns the order words of a column as a read-only array.
+    """Returns integers that are in the same order as the values of a column (order words), as a read-only array.
 
     Raises ValueError for a null, and ConfigurationError for a type that cannot order rows.
     """

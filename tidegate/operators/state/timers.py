@@ -173,7 +173,10 @@ class Timers:
             self._step.undo(*self._step_changes.pop())
 
     def flush(self) -> None:
-        """Writes registrations and deletions to the backend. Ends a batch of rows, or a step."""
+        """Writes the registrations and deletions of timers to the backend.
+
+        Called at the end of a batch of rows, and of a step of timers.
+        """
         self._step = None
         self._step_changes.clear()
         if self._numbers:

@@ -158,9 +158,9 @@ class ProcessWindowFunction:
 
 
 class FunctionCalls(WindowCalls):
-    """Calls a `ProcessWindowFunction`.
+    """Calls a user's `ProcessWindowFunction` for windows, and the timers that it sets.
 
-    Raises ConfigurationError for another kind of object, or one that cannot be copied.
+    Raises ConfigurationError for an object of another class, or an object that cannot be copied.
     """
 
     def __init__(

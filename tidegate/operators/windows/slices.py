@@ -137,8 +137,8 @@ class Slices(Protocol):
         ...
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Returns of which nodes the next windows after `fired_ms` consist, and all merges up to the end of the last of
-        these windows.
+        """Returns the nodes of which each of the next windows after `fired_ms` consists, and the merges of nodes up to
+        the end of the last of these windows.
         """
         ...
 
@@ -249,8 +249,9 @@ class SlidingSlices:
         self._levels = (spec.size_ms // self._slice_ms).bit_length() - 1
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """Returns the slice of each time, and the larger nodes that contain the time and exist already because they
-        have ended.
+        """Returns the nodes to which each time is added: its slice, and the larger nodes that contain the time.
+
+        A larger node exists only if it had ended at `fired_ms`.
         """
         check_times(times)
         found = [Target(None, floored(times, self._slice_ms, self._offset_ms) << _KIND_BITS)]
@@ -396,7 +397,8 @@ class SlidingSlices:
         return level == self._levels or start < first or start + wider > min(last, ended)
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Returns of which nodes the windows consist, and stores all nodes that end up to the last of them.
+        """Returns the nodes of each window, and all merges of nodes that end up to the end of the last window. The
+        merged nodes are stored.
 
         Each window consists of the same nodes as without a bundle.
         """

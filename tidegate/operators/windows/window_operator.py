@@ -212,9 +212,9 @@ class DueRows:
         """A lower bound of the times of stored rows, in ms. None if unknown."""
 
     def forget(self) -> None:
-        """Discards the lower bound of the times of stored rows, because rows were restored.
+        """Discards the known lower bound of the times of stored rows, because rows were restored.
 
-        The next call of `limits` scans for the first time.
+        The next call of `limits` scans the stored rows to find it again.
         """
         self._first = None
 

@@ -332,8 +332,8 @@ def check_times(times: Times) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DueByWindows:
-    """The `Due` rule of windows: a row is treated differently once a window of the row is over, including the allowed
-    lateness.
+    """The `Due` rule of windows: a watermark makes a difference for a row when it ends a window of the row, including
+    the allowed lateness.
     """
 
     spec: EventTimeWindow

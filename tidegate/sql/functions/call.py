@@ -98,7 +98,7 @@ class Function:
 
 
 def of(least: int, most: int | None = None) -> Callable[[Make], Function]:
-    """Returns a function that makes a `Function` with `least` to `most` arguments from a translation.
+    """Returns a function that wraps a translation as a `Function` with `least` to `most` arguments.
 
     By default `most` equals `least`.
     """
