@@ -492,7 +492,7 @@ def cached(
 
 def cache_size(function: DatabaseLookup) -> int:
     """The number of rows in the cache."""
-    return function._young.size + function._old.size
+    return function.cached_rows
 
 
 def test_keys_are_read_once_for_their_time_to_live() -> None:

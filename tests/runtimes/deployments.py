@@ -44,7 +44,12 @@ class Staff:
     With `slot_sharing` one process runs both tasks.
     """
 
-    def __init__(self, placement: SlotPlacement | None = None, slot_sharing: bool = False) -> None:
+    def __init__(
+        self,
+        placement: SlotPlacement | None = None,
+        slot_sharing: bool = False,
+        join: Callable[[WorkerHandle], object] = lambda _: None,
+    ) -> None:
         self.options = PoolOptions("job", "namespace", placement, 0, 1, open_store)
         self.spare = 0
         self.closed = False
@@ -99,12 +104,19 @@ class Staff:
 class Deployed:
     """The first attempt of a job."""
 
-    def __init__(self, placement: SlotPlacement | None = None, slot_sharing: bool = False) -> None:
+    def __init__(
+        self,
+        placement: SlotPlacement | None = None,
+        slot_sharing: bool = False,
+        join: Callable[[WorkerHandle], object] = lambda _: None,
+    ) -> None:
         self.staff, self.mailbox = Staff(placement, slot_sharing), LaterMailbox()
         self.told: list[co.CoordinatorEvent] = []
         self.watched_again: list[TaskId] = []
         """Tasks whose process has answered after its connection broke: the fleet watches its life again."""
-        self.deployment = AttemptSupervisor(cast(WorkerPool, self.staff), self.told.append, cast(Mailbox, self.mailbox))
+        self.deployment = AttemptSupervisor(
+            cast(WorkerPool, self.staff), self.told.append, cast(Mailbox, self.mailbox), join=join
+        )
         self.deployment.deploy(do.DeployAttempt(FIRST, None))
 
     def lose(self, task: TaskId, error: BaseException) -> None:

@@ -99,6 +99,5 @@ def test_a_process_that_dies_before_it_has_its_order_fails_its_tasks(deployed: D
 def test_who_identifies_itself_is_connected_first() -> None:
     """So its first order goes over the connection as well."""
     joined: list[WorkerHandle] = []
-    deployed = Deployed()
-    deployed.deployment._join = joined.append
+    deployed = Deployed(join=joined.append)
     assert [identify(deployed, task) for task in TASKS] == joined

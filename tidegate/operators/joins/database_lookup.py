@@ -196,6 +196,11 @@ class DatabaseLookup(LookupJoin):
         self._limit()
         return Partners(pairing, lambda positions: young.take(positions).columns)
 
+    @property
+    def cached_rows(self) -> int:
+        """Returns the number of rows in the cache."""
+        return self._young.size + self._old.size
+
     def close(self) -> None:
         """Closes the connection to the database."""
         if hasattr(self, "_session"):
