@@ -68,7 +68,7 @@ def folder(pattern: str, *, lanes: int = 1, age_ms: int = 7 * DAY_MS, bad_rows: 
     return FolderSource(FilePattern.of(pattern), form, SCHEMA, 10, age_ms, lanes, Clock())
 
 
-def bounded(pattern: str, **more: object) -> Source:
+def bounded(pattern: str | list[str], **more: object) -> Source:
     """The files that are there now."""
     return source_of_files(pattern, **more)  # type: ignore[arg-type]
 
@@ -350,6 +350,47 @@ def test_only_wanted_columns_come_with_the_types_of_the_schema(tmp_path: Path) -
     source = bounded(f"{tmp_path}/", schema=pa.schema([("x", pa.int64()), ("s", pa.string())]), columns=["x"])
     assert source.schema == pa.schema([("x", pa.int64())])
     assert check_source(source) == [{"x": 7}]
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_a_path_of_a_folder_means_the_files_in_it(tmp_path: Path, place: str) -> None:
+    """As in Spark, which writes `orders.parquet` as a folder. A file of that name is the file."""
+    root = str(tmp_path) if place == "local" else f"memory://{uuid.uuid4()}"
+    store = open_store(root)
+    write(tmp_path / "made" / "x.parquet", 1)
+    content = (tmp_path / "made" / "x.parquet").read_bytes()
+    for path in ("orders.parquet/a.parquet", "orders.parquet/_SUCCESS", "orders.parquet/more/b.parquet", "c.parquet"):
+        store.create(path, content)
+    for pattern, count in (
+        (f"{root}/orders.parquet", 1),
+        (f"{root}/c.parquet", 1),
+        ([f"{root}/orders.parquet", f"{root}/c.parquet"], 2),
+    ):
+        assert check_source(bounded(pattern)) == rows(1).to_pylist() * count
+
+
+def test_a_path_of_a_folder_with_partitions_means_all_files_below(tmp_path: Path) -> None:
+    """Without `partitions=` the error names the pattern."""
+    write(tmp_path / "orders" / "day=1" / "a.parquet", 1)
+    write(tmp_path / "orders" / "day=2" / "b.parquet", 2)
+    source = bounded(f"{tmp_path}/orders", partitions=pa.schema([("day", pa.int64())]))
+    assert sorted(row["day"] for row in check_source(source)) == [1, 2]
+    with pytest.raises(ConfigurationError, match=r"give '.*/orders/\*\*/\*', and partitions="):
+        bounded(f"{tmp_path}/orders")
+
+
+def test_a_folder_that_grows_may_be_missing_when_it_is_named(tmp_path: Path) -> None:
+    """Its path would otherwise be that of a single file, which never comes."""
+    patterns: list[FilePattern] = []
+
+    def follow(pattern: FilePattern, form: FileForm, schema: pa.Schema) -> Source:
+        patterns.append(pattern)
+        return FolderSource(pattern, form, schema, 10, DAY_MS, 1, Clock())
+
+    write(tmp_path / "one.parquet", 1)
+    for name in ("orders", "one.parquet"):
+        bounded(f"{tmp_path}/{name}", schema=SCHEMA, kind="parquet", folder=follow)
+    assert patterns == [FilePattern.of(f"{tmp_path}/orders/"), FilePattern.of(f"{tmp_path}/one.parquet")]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 Rules:
 
 - `*` and `?` match anything but a slash, `[ab]` one of these characters, `[!ab]` any other character, and `**/` any
-  number of folders. A pattern that ends with a slash matches all files directly in that folder.
+  number of folders. A pattern that ends with a slash matches all files directly in that folder, and so does a path
+  without wildcards that names a folder (`folders_named`).
 - `[[]`, `[*]` and `[?]` match the characters themselves, as `glob.escape` writes them. A file that matches only if
   brackets are taken literally is refused, because the pattern is ambiguous.
 - A name that begins with `_` or `.` is hidden, as in Spark, and so is everything below such a folder. So a writer can
@@ -27,7 +28,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from tidegate.connectors.formats.text import DEFAULTS, converter_of
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, NotFoundError
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.tables.partitions import HIVE_NULL
@@ -128,6 +129,39 @@ class FilePattern:
                         "they stand for one of several characters; write [[] for a bracket, as glob.escape does"
                     )
         return [found[path] for path in sorted(found)]
+
+
+def folders_named(url: str | Sequence[str], *, deep: bool, growing: bool) -> str | list[str]:
+    """Returns the pattern or patterns of a user, where each path of a folder has become the pattern of its files.
+
+    - `deep`: whether files at any depth are meant, as with columns in the names of folders.
+    - `growing`: whether a path that names nothing yet is a folder too.
+
+    Raises StorageError if the storage does not answer.
+    """
+    if isinstance(url, str):
+        return _files_in(url, deep, growing)
+    return [_files_in(each, deep, growing) for each in url]
+
+
+def _files_in(url: str, deep: bool, growing: bool) -> str:
+    if not url or url.endswith("/") or _WILDCARDS.search(url.partition("://")[2] or url):
+        return url
+    above, _, name = url.rpartition("/")
+    if not name or above.endswith(":/"):
+        return url  # The root of a bucket, which FilePattern refuses.
+    has_files = any(not _is_hidden(file.path) for file in open_store(url).walk("", follow_links=True))
+    if not has_files and not (growing and _is_missing(above, name)):
+        return url
+    return f"{url}/**/*" if deep else f"{url}/"
+
+
+def _is_missing(above: str, name: str) -> bool:
+    try:
+        open_store(above or ".").info(name)
+    except NotFoundError:
+        return True
+    return False
 
 
 def _check_name(path: str, folder: str) -> None:

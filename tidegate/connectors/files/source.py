@@ -35,7 +35,7 @@ from tidegate.connectors.files.open_file import (
     reading,
     schema_of,
 )
-from tidegate.connectors.files.patterns import FilePattern, folder_values
+from tidegate.connectors.files.patterns import FilePattern, folder_values, folders_named
 from tidegate.connectors.files.store_file import StoreFile
 from tidegate.connectors.files.text_rows import BLOCK_BYTES, LETTERS, TextFormat
 from tidegate.connectors.formats.parquet import LIMIT_BYTES
@@ -411,7 +411,7 @@ def source_of_files(
     StorageError.
     """
     named = f"from_files({url!r})"
-    pattern = FilePattern.of(url)
+    pattern = FilePattern.of(folders_named(url, deep=partitions is not None, growing=folder is not None))
     kinds = [format_of(each) for each in ([url] if isinstance(url, str) else url)]
     found = kinds[0] if len(set(kinds)) == 1 else None
     if kind is not None and kind not in FORMATS:
@@ -421,7 +421,7 @@ def source_of_files(
         files = pattern.files()
         if not files and (schema is None or folder is None):
             wanted = "no file matches" if folder is None else "no file matches yet; give schema="
-            raise ConfigurationError(f"{named}: {wanted}; names that begin with '_' or '.' are ignored")
+            raise ConfigurationError(f"{named}: {wanted}; names that begin with '_' or '.' are ignored{_below(url)}")
         found = found or next((format_of(file.path) for file in files), None)
     kind = kind or found
     if kind is None:
@@ -468,6 +468,18 @@ def named_error(named: str) -> Iterator[None]:
         yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{named}: {error}") from error
+
+
+def _below(url: str | Sequence[str]) -> str:
+    """Returns advice if the files of a folder are in folders below it, as Spark writes tables with partitions."""
+    for each in [url] if isinstance(url, str) else url:
+        folder = each.rstrip("/")
+        if folder and folders_named(folder, deep=True, growing=False) != folder:
+            return (
+                f". The files of {folder!r} are in folders below it: give {folder + '/**/*'!r}, and partitions= for "
+                "columns in the names of folders"
+            )
+    return ""
 
 
 def _schema_of(pattern: FilePattern, file: FileInfo, text: TextFormat | None, kind: str) -> pa.Schema:
