@@ -1,15 +1,16 @@
-"""The contract of state backends: the interface that operators use, by the batch and key by key.
+"""The contract of state backends: the interface that operators use, for whole batches or key by key.
 
 Every backend passes the same contract tests. Rules:
 - A backend stores the keyed state of one operator in one subtask, and is used by one thread.
-- A state is a table with a row for each key that has the state. It is stored, read and moved between backends as such.
+- A state is a table with a row for each key that has the state. It is stored, read and moved between backends
+  in this form.
 - A batch begins with `enter` (or `VectorTable.upsert`) and ends with `leave` (or `VectorTable.done`). In between the
   backend may keep changes in a working set. Snapshots are taken only after `leave`.
 - Values that are put have the declared type. Null means absent.
 - A backend may be able to return to a checkpoint (`kept`, `go_back`). The task of the next attempt, in the same
   process, then continues with it and reads nothing. Operators see the same state as after a restore.
 - `freeze` is the synchronous part of a snapshot, and its cost must not grow with the state. Its result does not change
-  any more. Another thread encodes it while processing continues.
+  afterwards. Another thread encodes it while processing continues.
 
 There are four kinds of state: vectorised tables (`VectorTable`), row tables (`RowTable`), object state
 (`InternalValueState`, `InternalListState`, `InternalMapState`), and timers (`KeyedTimers`).
@@ -22,7 +23,7 @@ Row tables: joins buffer their inputs in them, and so do operators that keep who
 
 Timers: there is one for each key, clock and moment, however often it was registered.
 - Registering a timer costs O(log n). A snapshot costs what has changed.
-- Due timers come in order of moment, then of key. Values of a key column ascend, then NaN, then null.
+- Due timers are ordered by moment, then by key. Values of a key column ascend, followed by NaN and null.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, Stat
 KeyRef: TypeAlias = Any
 """The identifier of a key within one batch: a slot, or encoded bytes. Valid until `leave`."""
 KeyRefs: TypeAlias = NDArray[Any]
-"""The refs of many keys, in an array."""
+"""The refs of several keys, in an array."""
 Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 """A function that converts stored rows of one schema into rows of another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueSpec:
-    """A value column of a vectorised table. A new row holds `identity`, also under a null.
+    """A value column of a vectorised table. A new row contains `identity`, also under a null.
 
-    A column whose type has no `storage_dtype` (strings, lists, …) begins as null.
+    If the type of a column has no `storage_dtype` (strings, lists, …), its values are null at first.
     """
 
     name: str
@@ -96,8 +97,9 @@ class ValueColumn(Protocol):
 
     @property
     def valid_pages(self) -> NDArray[np.uintp]:
-        """Returns the addresses of the pages of validity (uint8, 1 for a value). Empty if nothing has ever been
-        null.
+        """Returns the addresses of the pages of validity (uint8, 1 for a value).
+
+        Empty if there has never been a null.
         """
         ...
 
@@ -113,7 +115,7 @@ class ValueColumn(Protocol):
         ...
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Returns the values of these slots in `dtype` (a copy). Undefined under a null."""
+        """Returns the values of these slots in `dtype`, as a copy. The value of a null is undefined."""
         ...
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
@@ -122,7 +124,7 @@ class ValueColumn(Protocol):
 
     @property
     def value_bytes(self) -> int:
-        """Returns the estimated bytes per value."""
+        """Returns the estimated size of a value in bytes."""
         ...
 
 
@@ -137,10 +139,10 @@ class VectorTable(Protocol):
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Begins a batch: returns the slot of each row's key. A key without a row gets one, with the identities.
 
-        `new_rows` are the rows of these new keys; their slots are not always the highest. A column that tracks validity
-        has null for them. The values of the slots may change until `done`. In another batch the same slot may mean
-        another key. With `new_only`, only the slots of new keys may change, and checkpoints do not count the other
-        slots as changed.
+        `new_rows` are the rows of these new keys; their slots are not always the highest. In a column that tracks
+        validity they are null. The values of the slots may change until `done`. In another batch the same slot may
+        belong to another key. With `new_only`, only the slots of new keys may change, and checkpoints do not count the
+        other slots as changed.
         """
         ...
 
@@ -151,7 +153,7 @@ class VectorTable(Protocol):
     def remove(self, slots: NDArray[Any]) -> None:
         """Removes the rows of these slots of the batch, as the last call before `done`. A slot may be given twice.
 
-        A key that comes again in a later batch is new.
+        If such a key occurs in a later batch, it is new.
         """
         ...
 
@@ -168,7 +170,7 @@ class VectorTable(Protocol):
 
 
 class NamespacedTable(VectorTable, Protocol):
-    """A table of a backend with namespaces: an int64, the first key column, which does not choose the key group."""
+    """A table of a backend with namespaces: an int64 in the first key column that does not influence the key group."""
 
     def namespaces(self) -> NDArray[np.int64]:
         """The namespaces that have a row, ascending."""
@@ -177,7 +179,7 @@ class NamespacedTable(VectorTable, Protocol):
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of a namespace, as `scan` does. `groups` limits them to some key groups.
+        """Yields the keys of a namespace, like `scan`. If `groups` is given, yields only keys of these key groups.
 
         The cost depends only on the number of keys in the namespace.
         """
@@ -220,17 +222,17 @@ class KeyedBackend(Protocol):
         ...
 
     def rows(self, name: str, values: pa.Schema) -> RowTable:
-        """Returns a state with many rows for each key. `values` are its value columns, at least one, none named as a
-        key.
+        """Returns a state with many rows for each key.
 
-        The columns of the stored table are the keys, `ROW_SEQUENCE` and `values`.
+        `values` are its value columns: at least one, with other names than the keys. The columns of the stored table
+        are the keys, `ROW_SEQUENCE` and `values`.
         """
         ...
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> VectorTable:
         """Replaces a vectorised state by one with the same name and other types, and converts its rows.
 
-        Only before the first batch after a restore. Raises what `migrate` raises.
+        Only allowed before the first batch after a restore. Raises the errors of `migrate`.
         """
         ...
 
@@ -256,11 +258,11 @@ class KeyedBackend(Protocol):
         ...
 
     def enter_batch(self, keys: pa.RecordBatch) -> KeyRefs:
-        """Like `enter`, for values that are read and written by the batch."""
+        """Does the same as `enter`, for values that are read and written as whole batches."""
         ...
 
     def leave(self) -> None:
-        """Ends the batch. Its refs are invalid now."""
+        """Ends the batch. Its refs are invalid afterwards."""
         ...
 
     def sweep(self, keys_max: int) -> None:
@@ -276,12 +278,13 @@ class KeyedBackend(Protocol):
 
     @property
     def size(self) -> StateSize:
-        """Returns the estimated size, which metrics read once a second. Zero after `close`."""
+        """Returns the estimated size. Metrics read it once a second. It is zero after `close`."""
         ...
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns two estimated numbers of rows: in a snapshot on that base, and in a full snapshot. Zeros if files are
-        shared between checkpoints.
+        """Returns two estimated numbers of rows: in a snapshot on that base, and in a full snapshot.
+
+        Both are 0 if files are shared between checkpoints.
         """
         ...
 
@@ -292,7 +295,7 @@ class KeyedBackend(Protocol):
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
         """Returns all states as the backend's own files.
 
-        None if the backend has no files, before the first key, and for a canonical `cut`. The caller then uses
+        Returns None if the backend has no files, before the first key, and for a canonical `cut`. The caller then uses
         `freeze`.
         """
         ...
@@ -302,12 +305,12 @@ class KeyedBackend(Protocol):
         ...
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Drops what is kept for older checkpoints, because this one has completed."""
+        """Drops data that is kept for older checkpoints, because this one has completed."""
         ...
 
     @property
     def goes_back(self) -> bool:
-        """Returns True if there is a checkpoint that the backend can go back to."""
+        """Returns whether there is a checkpoint to which the backend can go back."""
         ...
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
@@ -315,43 +318,44 @@ class KeyedBackend(Protocol):
         ...
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restores the state at the freeze for this checkpoint, for which `kept` is not None.
+        """Restores the state as it was at the freeze for this checkpoint. `kept` must not be None for it.
 
-        Afterwards the caller fixes the keys and binds the states again, as for a backend that was opened on files.
+        Afterwards the caller fixes the keys and binds the states again, as for a backend that was opened from files.
         """
         ...
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """Returns the key columns of the backend's files, or of the checkpoint it went back to; `fix_keys` must get
-        these.
+        """Returns the key columns of the backend's files, or of the checkpoint to which it went back. None if it began
+        empty.
 
-        None for a backend that began empty.
+        `fix_keys` must then be called with these columns.
         """
         ...
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Key and value columns of a state that came from files or with `go_back`, without any `load`.
+        """Returns the key and value columns of a state that exists after `go_back` or in the backend's files, before
+        any `load`.
 
-        None if there is no such state.
+        Returns None if there is no such state.
         """
         ...
 
     def expect(self, keys: int) -> None:
-        """Hints that up to `keys` keys will be loaded in layer 0, so that memory can be reserved at once."""
+        """Announces that up to `keys` keys will be loaded in layer 0, so that memory can be reserved at once."""
         ...
 
     def load(self, table: StateTable) -> None:
-        """Loads a stored table: puts its rows, or removes its keys.
+        """Loads a stored table: adds its rows, or removes its keys.
 
-        If a key comes twice in layer 0, this or `loaded` raises CorruptionError.
+        If a key occurs twice in layer 0, this or `loaded` raises CorruptionError.
         """
         ...
 
     def loaded(self) -> None:
         """Finishes a restore, after all stored tables are loaded and before the first batch.
 
-        Raises CorruptionError for a key that came twice in layer 0.
+        Raises CorruptionError if a key occurred twice in layer 0.
         """
         ...
 
@@ -405,7 +409,7 @@ class InternalValueState(Protocol):
         ...
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
-        """Returns the value of each key, null if it has none. A key may be given twice, here and below."""
+        """Returns the value of each key; null means that it has none. A key may be given twice, here and below."""
         ...
 
     def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
@@ -421,14 +425,14 @@ class InternalValueState(Protocol):
 
 
 class InternalListState(Protocol):
-    """A list of Python values for each key. An empty list is the same as none."""
+    """A list of Python values for each key. An empty list is the same as no list."""
 
     def get(self, ref: KeyRef) -> Collection[Any]:
         """Returns the values, in order; empty if there are none. They may change with the next call."""
         ...
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Appends values. Where it can, a backend neither reads nor rewrites the values already there."""
+        """Appends values. If possible, a backend neither reads nor rewrites the existing values."""
         ...
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
@@ -441,7 +445,7 @@ class InternalListState(Protocol):
 
 
 class InternalMapState(Protocol):
-    """A map of Python values for each key. An empty map is the same as none."""
+    """A map of Python values for each key. An empty map is the same as no map."""
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
         """Returns the value at a map key, or None if there is none."""
@@ -452,11 +456,11 @@ class InternalMapState(Protocol):
         ...
 
     def discard(self, ref: KeyRef, map_key: Any) -> None:
-        """Removes one entry, if it is there."""
+        """Removes one entry, if it exists."""
         ...
 
     def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
-        """Returns the current entries, in the backend's own order, which is the same on every run."""
+        """Returns the current entries, in the backend's own order, which is the same in every run."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
@@ -485,11 +489,14 @@ class RowTable(Protocol):
         ...
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """Returns all rows of these keys, each key's rows in arrival order. A key may be given several times."""
+        """Returns all rows of these keys; the rows of each key are in arrival order.
+
+        A key may be given several times.
+        """
         ...
 
     def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the rows in the order of `refs`: all key and value columns, or the named ones."""
+        """Returns the rows in the order of `refs`, with all key and value columns or only the named ones."""
         ...
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
@@ -501,7 +508,7 @@ class RowTable(Protocol):
         ...
 
     def remove(self, refs: NDArray[Any]) -> None:
-        """Removes rows. A row that is removed already is ignored."""
+        """Removes rows. A row that was already removed is ignored."""
         ...
 
     def done(self) -> None:
@@ -523,7 +530,7 @@ class KeyedTimers(Protocol):
     """The timers of one operator in one subtask."""
 
     def count(self, limit: int) -> int:
-        """Returns the number of timers; `limit` if there are more, because a backend on disk must read each timer."""
+        """Returns the number of timers, but at most `limit`, because a backend on disk must read each timer."""
         ...
 
     def change(
@@ -536,21 +543,22 @@ class KeyedTimers(Protocol):
         ...
 
     def first_ms(self, domain: int) -> int | None:
-        """Returns the time, in ms, of a clock's first timer, or None if it has no timers."""
+        """Returns the time of a clock's first timer in ms, or None if the clock has no timers."""
         ...
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """Returns the first timers of a clock up to a time. If timers are due, at least one is returned. They stay
-        registered.
+        """Returns the first timers of a clock up to a time. If timers are due, at least one is returned.
+
+        They stay registered.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """Size of a backend. None for a figure that the backend could only get by reading each row.
+    """The size of a backend. A figure is None if the backend would have to read every row for it.
 
-    In `rows`, a key that has two states counts twice. With RocksDB, timers and overwritten entries count as well.
+    In `rows`, a key with two states counts twice. With RocksDB, timers and overwritten entries count as well.
     """
 
     rows: int
@@ -559,7 +567,7 @@ class StateSize:
 
 
 def duplicate_key(state: str) -> CorruptionError:
-    """The error for a key that came twice in layer 0 of a checkpoint."""
+    """Returns the error for a key that occurs twice in layer 0 of a checkpoint."""
     return CorruptionError(f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap")
 
 

@@ -17,38 +17,45 @@ CACHE_BYTES = 128 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024
 UNDO_BYTES = 256 * 1024 * 1024
 COLLECTIONS_MAX = 16
-"""Number of collections of changes that a backend keeps for one state. Each collection covers the time between two
-snapshots.
+"""How many collections of changes a backend keeps for one state.
+
+Each collection covers the time between two snapshots.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StateBackendOptions:
-    """Settings of a job's keyed state. Operators see them with `directory` set to their task's own folder."""
+    """The settings of a job's keyed state. For operators, `directory` is the folder of their task."""
 
     kind: BackendKind = "columnar"
     incremental: bool = False
-    """True if a checkpoint writes only the changes since its base."""
+    """True: a checkpoint writes only the changes since its base."""
     changelog: bool = False
-    """True if changes are written continuously, so that a checkpoint has little left to write."""
+    """True: changes are written continuously, so that a checkpoint has little left to write."""
     segment_bytes: int = SEGMENT_BYTES
     """With a changelog, a segment is written after about this many bytes of changes."""
     compression: Compression | None = None
     """The compression of the chunks of state files."""
     directory: str | None = None
-    """Local folder for a backend's files. Nothing in it outlives the task."""
+    """Local folder for the files of a backend. They are deleted when the task ends."""
     memory_bytes: int = MEMORY_BYTES
-    """Bytes of memory that a backend on disk may use for each operator of a task."""
+    """How many bytes of memory a backend on disk may use for each operator of a task."""
     cache_bytes: int = CACHE_BYTES
-    """Memory for the rows of each vectorised state or row table, above a backend on disk. 0: for one batch only."""
+    """Memory in bytes for cached rows of each vectorised state or row table of a backend on disk.
+
+    0 disables the cache.
+    """
     database: DatabaseTuning = field(default_factory=DatabaseTuning)
     """Settings of RocksDB itself."""
     undo_bytes: int = UNDO_BYTES
-    """Bytes of memory that a backend in memory may use, for each operator of a task, in order to go back to a
+    """How many bytes a backend in memory may use, for each operator of a task, to be able to go back to a
     checkpoint.
     """
     restore_threads: int = 1
-    """Threads that load a large state, in addition to one for the key index. With 1, the task's own thread does both"""
+    """How many threads load a large state, in addition to one for the key index.
+
+    With 1, the task's own thread does both.
+    """
 
     def __post_init__(self) -> None:
         check_choice(self, "kind", get_args(BackendKind))
@@ -65,7 +72,7 @@ class StateBackendOptions:
 class BackendPlace:
     """Identifies the owner of a backend: the operator, its key columns, and the subtask's key groups.
 
-    With `namespace`, the first key column is an int64 that does not choose the key group, such as the slice of a
+    With `namespace`, the first key column is an int64 that does not influence the key group, such as the slice of a
     window. Tables are then `NamespacedTable`s.
     """
 

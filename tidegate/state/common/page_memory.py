@@ -10,8 +10,8 @@ Rules:
 - Free pages are reused before new ones, because new memory is expensive. For each page size, one unused slab is kept,
   or as many unused slabs as there are slabs in use. Short-lived pages therefore cost nothing, and the copies of the
   next snapshot reuse the memory of the last one. Further unused slabs are returned to the system.
-- The contents of a new page are undefined.
-- The first pages of each size are allocated one by one, so a small state takes no slab.
+- The content of a new page is undefined.
+- The first pages of each size are allocated one by one, so a small state needs no slab.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SINGLE_PAGES_MAX = 64
 SINGLE_BYTES_MAX = 1 << 21
 """Up to this many pages of a size, and this many bytes, are allocated one by one before the first slab."""
 BUFFER_BYTES_MIN = 1 << 18
-"""Size in bytes below which buffers come from the allocator."""
+"""Smaller buffers, in bytes, are allocated without pages."""
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -68,7 +68,7 @@ class _Slab:
 
 
 class _Page(weakref.ref[NDArray[Any]]):
-    """A weak reference to a page's array, whose callback frees the page.
+    """A weak reference to the array of a page. Its callback frees the page.
 
     There are many pages, so each has only two objects: this one and the array.
     """
@@ -84,16 +84,16 @@ class _Pages:
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._singles = singles_max(page_bytes)
-        """Number of further pages that are allocated one by one."""
+        """How many more pages are allocated one by one."""
         self._open: list[_Slab] = []
         """Slabs with free pages. The last one is used first."""
         self._returned: deque[_Page] = deque()
-        """Pages whose arrays were freed. Any thread adds to it, at any moment, also within a call of this class."""
+        """Pages whose arrays were freed. Any thread adds to it, at any time, even during a call of this class."""
         self._give_back: Callable[[Any], None] = self._returned.append
         self._slabs: set[_Slab] = set()
         """The set of all slabs. A slab and its pages are a reference cycle, which this set protects from collection."""
         self._in_use = 0
-        """Number of slabs that have used pages."""
+        """How many slabs have used pages."""
 
     def take(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
         """Returns several pages as arrays, and their addresses."""
@@ -147,7 +147,7 @@ class _Pages:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of all slabs."""
+        """Returns the total size of all slabs in bytes."""
         return len(self._slabs) * SLAB_BYTES
 
 
@@ -166,7 +166,7 @@ class PageMemory:
     def pages(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
         """Returns several uninitialised arrays, and their addresses.
 
-        Reading the address of an array takes as long as making the array, so they are returned together.
+        Finding the address of an array takes as long as creating the array, so both are returned together.
         """
         page_bytes = values * dtype.itemsize
         with self._lock:
@@ -176,9 +176,9 @@ class PageMemory:
             return pages.take(count, values, dtype)
 
     def buffer(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns an uninitialised array of `values` values for short use, such as encoding a chunk.
+        """Returns an uninitialised array of `values` values for a short time, for example to encode a chunk.
 
-        An allocator keeps freed large arrays per thread. Buffers come from pages of a few sizes instead, which all
+        An allocator would keep freed large arrays for each thread. Buffers use pages of a few sizes instead, which all
         threads reuse.
         """
         size_bytes = values * dtype.itemsize
@@ -189,7 +189,7 @@ class PageMemory:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of all slabs, after freed pages were returned."""
+        """Returns the total size of all slabs in bytes, after unused ones were returned to the system."""
         with self._lock:
             for pages in self._sizes.values():
                 pages.take_back()

@@ -48,14 +48,14 @@ _PAGES_MIN = 16
 
 
 def pages_for(slots: int) -> int:
-    """Returns how many pages hold this many slots."""
+    """Returns how many pages are needed for this many slots."""
     return (slots + PAGE_ROWS - 1) >> PAGE_BITS
 
 
 class PagedColumn:
-    """A fixed-width value for each slot, in pages. New slots hold the identity of the spec.
+    """A fixed-width value for each slot, in pages. New slots contain the identity of the spec.
 
-    From the first null on, validity has pages of its own (uint8, 1 for a value).
+    From the first null on, validity has its own pages (uint8, 1 for a value).
     """
 
     __slots__ = ("_addresses", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
@@ -77,11 +77,11 @@ class PagedColumn:
 
     @property
     def valid_pages(self) -> Pages:
-        """Returns the addresses of the pages of validity; `NO_PAGES` if nothing has ever been null."""
+        """Returns the addresses of the pages of validity; `NO_PAGES` if there has never been a null."""
         return self._valid_addresses
 
     def grow(self, pages: int) -> None:
-        """Grows to this many pages."""
+        """Adds pages until there are this many."""
         known = len(self._arrays)
         if pages <= known:
             return
@@ -128,7 +128,7 @@ class PagedColumn:
         return _taken(self.spec, self.dtype, self._addresses, self._valid_addresses, slots)
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Returns the values of these slots (a copy). Undefined under a null."""
+        """Returns the values of these slots, as a copy. The value of a null is undefined."""
         return gathered(self._addresses, slots, self.dtype)
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
@@ -141,27 +141,28 @@ class PagedColumn:
         scatter(self._addresses, slots, self._raw_of(values))
 
     def raw_valid(self, slots: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """Returns 1 for each of these slots with a value and 0 for each without. Returns None if no slot has ever been
-        null.
-        """
+        """Returns 1 for each of these slots with a value and 0 for each null. None if there has never been a null."""
         return None if self._valid is None else gathered(self._valid_addresses, slots, _VALID)
 
     def put_raw(self, slots: NDArray[np.int32], values: NDArray[Any], valid: NDArray[np.uint8] | None) -> None:
-        """Sets these slots to values from `raw` and `raw_valid`. `valid` None means that all have values."""
+        """Sets these slots to values from `raw` and `raw_valid`. If `valid` is None, none of them is null."""
         scatter(self._addresses, slots, values)
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.ones(len(slots), dtype=np.uint8) if valid is None else valid)
 
     def extend(self, first_slot: int, values: pa.Array) -> None:
-        """Sets the slots from `first_slot` on, none of which was ever set, from an Arrow array.
+        """Sets the slots from `first_slot` on from an Arrow array. None of them may have been set before.
 
-        Consecutive calls continue where the previous one ended. Adds pages as needed, and puts the identity after the
-        last value. Faster than `grow` and `put`, because it writes to each page once.
+        Consecutive calls continue where the previous one ended. Adds pages as needed, and sets the slots after the last
+        value to the identity. It is faster than `grow` and `put`, because it writes to each page once.
         """
         self.begin_extend(first_slot, values)()
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """Returns the first half of `extend`: add pages. Any thread may call the result, which copies the values."""
+        """Does the first half of `extend`: adds pages.
+
+        Returns a function that copies the values, which any thread may call.
+        """
         if values.null_count > 0:
             self.start_nulls()
         raw = self._raw_of(values)
@@ -181,7 +182,7 @@ class PagedColumn:
         return put_both
 
     def _raw_of(self, values: pa.Array) -> NDArray[Any]:
-        """Plain values, with the identity for nulls. No copy if there are none."""
+        """Returns plain values, with the identity for nulls. They are not copied if there are no nulls."""
         raw = values.view(pa.from_numpy_dtype(self.dtype))
         if raw.null_count > 0:
             raw = raw.fill_null(self.spec.identity)
@@ -211,7 +212,7 @@ class PagedColumn:
 
     @property
     def value_bytes(self) -> int:
-        """Returns the bytes per value."""
+        """Returns the size of a value in bytes."""
         return self.dtype.itemsize
 
     def freeze(self) -> FrozenColumn:
@@ -255,8 +256,9 @@ class FrozenColumn:
         return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots, places)
 
     def raw(self, slots: NDArray[Any], places: Places | None = None) -> NDArray[Any]:
-        """Returns the values of these slots as plain numbers, in their order or each at its place. Undefined under a
-        null.
+        """Returns the values of these slots as plain numbers, in their order or each at its place.
+
+        Nulls are undefined.
         """
         return _found(self._addresses, slots, self._dtype, places)
 
@@ -300,7 +302,7 @@ def _found(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any], places: Plac
 
 
 def _is_run(slots: NDArray[Any]) -> bool:
-    """Returns True if distinct ascending slots are consecutive, and there is at least one."""
+    """Returns whether distinct ascending slots (at least one) are consecutive."""
     return len(slots) > 0 and int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
@@ -346,17 +348,17 @@ class Pins:
         self._lock = threading.Lock()
         self._pages = 0
         self._any = False
-        """False if no page is pinned. Only the owner pins, so only the owner sets it."""
+        """False if no page is pinned. Only the owner pins pages and sets it."""
         self._held: weakref.WeakSet[Pinned] = weakref.WeakSet()
         self._last_version = 0
         self._versions = np.zeros(_PAGES_MIN, dtype=np.int64)
         self.counts: NDArray[np.int32] = np.zeros(_PAGES_MIN, dtype=np.int32)
-        """Returns, for each page, how many snapshots read it. Kernels use it."""
+        """How many snapshots still read each page. Kernels use it."""
         self.shared = self.counts.data
         """`counts` as a memoryview, which is faster to index for single pages."""
 
     def grow(self, pages: int) -> None:
-        """Grows to this many pages."""
+        """Adds counts until there are this many pages."""
         with self._lock:
             self._pages = pages
             if pages > len(self.counts):
@@ -366,7 +368,7 @@ class Pins:
                 self.shared = self.counts.data
 
     def any(self) -> bool:
-        """Returns True if any page is pinned."""
+        """Returns whether any page is pinned."""
         self._any = self._any and bool(self.counts[: self._pages].any())
         return self._any
 
@@ -380,7 +382,7 @@ class Pins:
             return pinned
 
     def replaced(self, pages: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Notes that the owner has replaced pages by copies, which are not pinned.
+        """Records that the owner has replaced pages by copies, which are not pinned.
 
         Returns the versions of the former pages.
         """
@@ -400,7 +402,7 @@ class Pins:
         return read
 
     def put_back(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> None:
-        """Notes that the owner has put former pages back, and pins them for the snapshots that still read them."""
+        """Records that the owner has put former pages back, and pins them for the snapshots that still read them."""
         with self._lock:
             self._versions[pages] = versions
             self.counts[pages] = 0
@@ -409,7 +411,7 @@ class Pins:
                 self.counts[pages] += pinned.reads(pages, versions)
 
     def release(self, pinned: Pinned, stop: int) -> None:
-        """Notes that a snapshot no longer reads its pages below `stop`."""
+        """Records that a snapshot no longer reads its pages below `stop`."""
         with self._lock:
             start, versions = pinned.next, pinned.versions[pinned.next : stop]
             self.counts[start : start + len(versions)] -= self._versions[start : start + len(versions)] == versions
@@ -429,7 +431,7 @@ class Pinned:
         """The first page that is still read. Changed only under the lock of the pins."""
 
     def release(self, stop: int) -> None:
-        """Releases the pages below `stop`. Idempotent."""
+        """Releases the pages below `stop`. A second call has no effect."""
         self._pins.release(self, stop)
 
     def reads(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:

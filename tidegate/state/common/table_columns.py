@@ -34,7 +34,7 @@ from tidegate.state.kernels.paged import Pages, scatter
 from tidegate.state.kernels.partition import Places
 
 GARBAGE_BYTES_MIN = 1 << 20
-"""A heap that has grown by less than this is left alone."""
+"""A heap that has grown by less than this, in bytes, is not collected."""
 _CHUNK_BYTES_MAX = 1 << 26
 Numbers = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class BatchTable(Protocol):
     """The part of a table that its columns use."""
 
     new_slots: NDArray[np.int32]
-    """Slots that get a row in this batch."""
+    """The slots that get a row in this batch."""
 
 
 class BatchColumn:
@@ -67,7 +67,7 @@ class BatchColumn:
 
     @property
     def valid_pages(self) -> Pages:
-        """Returns the addresses of the pages of validity; empty if nothing has ever been null."""
+        """Returns the addresses of the pages of validity; empty if there has never been a null."""
         return self.paged.valid_pages
 
     def track_nulls(self) -> Pages:
@@ -89,16 +89,16 @@ class BatchColumn:
 
     @property
     def is_fixed(self) -> bool:
-        """Returns True if values have a fixed width, so that kernels may change them."""
+        """Returns whether values have a fixed width, so that kernels may change them."""
         return not isinstance(self.paged, VaryingColumn)
 
     @property
     def value_bytes(self) -> int:
-        """Returns the estimated bytes per value."""
+        """Returns the estimated size of a value in bytes."""
         return self.paged.value_bytes
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Returns the values of these slots as plain numbers (a copy). Undefined under a null."""
+        """Returns the values of these slots as plain numbers, as a copy. The value of a null is undefined."""
         return self.paged.raw(slots)
 
 
@@ -122,7 +122,10 @@ class BatchColumns:
             column.paged.reset(self.new_slots)
 
     def filled(self, slots_end: int) -> None:
-        """Called when all groups below `slots_end` have values. Only later groups become null with the first null."""
+        """Records that all groups below `slots_end` have values.
+
+        If the first null follows, only later groups become null.
+        """
         self.new_slots = self.new_slots[np.searchsorted(self.new_slots, slots_end) :]
 
     def values(self, slots: NDArray[np.int32] | None = None) -> dict[str, pa.Array]:
@@ -143,12 +146,12 @@ class VaryingColumn(PagedColumn):
 
     @property
     def value_bytes(self) -> int:
-        """Returns the estimated bytes per value, with its number."""
+        """Returns the estimated size of a value and its number in bytes."""
         return self.dtype.itemsize + self._heap.value_bytes
 
     @property
     def heap_bytes(self) -> int:
-        """Returns the bytes of all values, including garbage."""
+        """Returns the size of all values in bytes, including garbage."""
         return self._heap.size_bytes
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
@@ -160,22 +163,23 @@ class VaryingColumn(PagedColumn):
         scatter(self.pages, slots, self._heap.append(values))
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """Returns the first half of `extend`: add values and pages. Any thread may call the result, which fills the
-        pages.
+        """Does the first half of `extend`: adds values and pages.
+
+        Returns a function that fills the pages, for any thread.
         """
         return super().begin_extend(first_slot, pa.array(self._heap.append(values)))
 
     def begin_batch(self) -> None:
-        """Drops the values of the previous batch: the caller is about to set all slots."""
+        """Drops the values of the previous batch, because the caller will set all slots."""
         self._heap.clear()
 
     def freeze(self) -> FrozenColumn:
-        """Returns the references to the current pages and values. The caller pins the pages."""
+        """Returns references to the current pages and values. The caller pins the pages."""
         return _FrozenVarying(super().freeze(), self._heap.chunks, self._value_spec)
 
     @property
     def needs_collection(self) -> bool:
-        """True when `collect` is due."""
+        """Returns whether `collect` is due."""
         return self._heap.is_due
 
     def collect(self, referred: Iterable[Numbers]) -> None:
@@ -226,7 +230,7 @@ class HeapChunk:
         return self.values.take(pa.array(np.searchsorted(self.numbers, numbers)))
 
     def only(self, numbers: Numbers) -> HeapChunk | None:
-        """Returns the chunk with only these ascending numbers, or None if it has none of them."""
+        """Returns a chunk with only these ascending numbers, or None if it contains none of them."""
         first, last = np.searchsorted(numbers, [self.numbers[0], self.numbers[-1] + 1])
         places = np.flatnonzero(np.isin(self.numbers, numbers[first:last], assume_unique=True))
         if len(places) == len(self.numbers):
@@ -268,7 +272,7 @@ class ValueHeap:
         self._chunks: list[HeapChunk] = []
         self._next = 1
         self._kept_bytes = 0
-        """Size after the last collection."""
+        """The size in bytes after the last collection."""
 
     @property
     def chunks(self) -> HeapChunks:
@@ -277,12 +281,12 @@ class ValueHeap:
 
     @property
     def value_bytes(self) -> int:
-        """Returns the estimated bytes per value."""
+        """Returns the estimated size of a value in bytes."""
         values = sum(len(chunk.numbers) for chunk in self._chunks)
         return self.size_bytes // values if values else 0
 
     def append(self, values: pa.Array) -> Numbers:
-        """Adds values, and returns the number of each; 0 for nulls."""
+        """Adds values, and returns the number of each; nulls have number 0."""
         values = plain(values)
         if values.type != self.data_type:
             values = values.cast(self.data_type)
@@ -303,11 +307,11 @@ class ValueHeap:
 
     @property
     def is_due(self) -> bool:
-        """Returns True if the heap has doubled since the last collection, so that `collect` pays."""
+        """Returns whether the heap has doubled since the last collection, so that `collect` is worth its cost."""
         return self.size_bytes > 2 * self._kept_bytes + GARBAGE_BYTES_MIN
 
     def collect(self, referred: Iterable[Numbers]) -> None:
-        """Drops all values except these numbers, which may be in any order and may repeat."""
+        """Drops all values except the ones with these numbers, which may be in any order and may repeat."""
         alive = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *referred]))
         chunks, self._chunks, self.size_bytes = self._chunks, [], 0
         for chunk in chunks:

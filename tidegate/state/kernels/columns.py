@@ -1,8 +1,9 @@
-"""Arrow columns as plain arrays for kernels, and back, without a copy where possible.
+"""Converts Arrow columns to plain arrays for kernels, and back, without a copy where possible.
 
 Rules:
-- A slice gives only its own rows, not the rows of its parent.
-- The value under a null is undefined, and kernels do not use it.
+
+- For a slice, the array has only the rows of the slice.
+- The value of a null entry is undefined, and kernels do not use it.
 - Every type that may be a key has one canonical form: a 64-bit word, or a string of bytes.
 """
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from tidegate.storage.errors import ConfigurationError
 
 NO_MASK: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-"""Means "no nulls" where a kernel takes a validity mask."""
+"""Passed to a kernel as validity mask, it means that there are no nulls."""
 
 _NO_BYTES: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
 _CANONICAL_NAN = np.float64(np.nan)
@@ -87,7 +88,7 @@ def valid_mask(column: pa.Array) -> NDArray[np.uint8]:
 
 
 def fixed_values(column: pa.Array) -> NDArray[Any]:
-    """Returns the raw values of a column whose type has a `storage_dtype`. Read-only, not a copy."""
+    """Returns the raw values of a column whose type has a `storage_dtype`. The array is read-only and not a copy."""
     dtype = storage_dtype(column.type)
     assert dtype is not None, f"{column.type} has no fixed-width storage"
     buffer = column.buffers()[1]
@@ -101,7 +102,7 @@ def key_form(column: pa.Array, name: str) -> Words | Strings:
     """Returns the canonical form of a key column that is already `plain`.
 
     Integers, booleans, dates, times, timestamps and durations are widened to int64; uint64 keeps its bits. Floats are
-    widened to float64, with one NaN and one zero. Decimals and fixed-size binary are taken as their bytes. Raises
+    widened to float64, with one NaN and one zero. For decimals and fixed-size binary, their bytes are used. Raises
     ConfigurationError for a type that cannot be a key.
     """
     data_type = column.type
@@ -134,7 +135,7 @@ def key_forms(batch: pa.RecordBatch, columns: Sequence[str]) -> list[Words | Str
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """Makes an array read-only and returns it. numba would compile every kernel again for writable arrays."""
+    """Makes an array read-only and returns it. For writable arrays numba would compile every kernel again."""
     values.flags.writeable = False
     return values
 

@@ -1,11 +1,12 @@
 """The hash of a key: XXH64, column by column. It is part of the checkpoint format.
 
-Rules, pinned by golden values in the tests:
+Rules, tested with golden values:
 
-- The value of a column is hashed as its canonical bytes (`columns.py`): 8 little-endian bytes for numbers, booleans,
-  dates and times (so 5 as int32 and as int64 are one key, and so are 0.0 and -0.0), else the bytes of the string.
-- The seed of the first column is 0, the seed of each further column is the hash so far. The order of columns matters.
-- Null is XXH64 of no bytes with the seed changed by `NULL_SEED`, so it differs from the empty string.
+- The hash of a value uses its canonical bytes (`columns.py`): 8 little-endian bytes for numbers, booleans, dates and
+  times (so 5 as int32 and as int64 are one key, and so are 0.0 and -0.0), otherwise the bytes of the string.
+- The seed of the first column is 0, the seed of each further column is the hash so far. So the order of columns
+  matters.
+- The hash of null is XXH64 of no bytes with the seed changed by `NULL_SEED`, so it differs from the empty string.
 
 Algorithm: XXH64 as specified in the xxHash project's `doc/xxhash_spec.md`. Do not change any of this: stored key groups
 would no longer match.
@@ -35,7 +36,7 @@ _BYTE, _LOW = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 
 
 def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.uint64]:
-    """Returns the hash of the named columns of each row, shape (rows,).
+    """Returns the hash of the named columns for each row, shape (rows,).
 
     Raises ConfigurationError for a column that is missing or of a type that cannot be a key.
     """
@@ -43,7 +44,7 @@ def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.ui
 
 
 def hash_forms(forms: Sequence[Words | Strings], rows: int) -> NDArray[np.uint64]:
-    """Returns the hash of key columns that are in canonical form."""
+    """Returns the hash of key columns in canonical form for each row."""
     hashes = np.zeros(rows, dtype=np.uint64)
     for form in forms:
         if isinstance(form, Words):
@@ -142,9 +143,9 @@ def _chosen(condition: np.uint64, one: np.uint64, other: np.uint64) -> np.uint64
 
 @kernel
 def _hash_short(data: NDArray[np.uint8], start: np.int64, length: np.int64, seed: np.uint64) -> np.uint64:
-    """Returns what `hash_string` does, for less than 16 bytes, where `data` has at least 16 bytes from `start` on.
+    """Returns the same as `hash_string`, for less than 16 bytes, if `data` has at least 16 bytes from `start` on.
 
-    It has no branches on the length, because processors mispredict the lengths of words.
+    It has no branches that depend on the length, because processors would often mispredict them.
     """
     size = np.uint64(length)
     has_8, has_4 = (size >> _THREE) & _ONE, (size >> _TWO) & _ONE

@@ -5,12 +5,12 @@ Rules:
 - A kernel is compiled once for each combination of argument types. Its machine code is stored next to its module, or in
   the user's cache (`machine_code/images.py`). A process that finds the code there does not load numba.
 - A kernel releases the GIL, so that heartbeats and the asynchronous part of snapshots continue.
-- A kernel only touches arrays that its caller passes, and checks nothing; the typed functions around it do. It
-  allocates no arrays, raises nothing, and calls only other kernels and the instructions below.
+- A kernel only accesses arrays from its arguments, and checks nothing; the typed functions around it do. It allocates
+  no arrays, raises nothing, and calls only other kernels and the instructions below.
 - The processes of a job or of a test run start with an empty cache at the same time. One of them compiles a kernel, and
   the other processes load the stored code.
-- Where a kernel cannot have an image (it needs more than images allow), and for arrays that images cannot take (strided
-  or of more dimensions), numba runs it, with a cache of its own.
+- If a kernel cannot have an image (it needs more than images allow), and for arrays that images do not support
+  (strided, or with several dimensions), numba runs it, with its own cache.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _ARRAY = np.ndarray
 
 
 def kernel(function: F) -> F:
-    """Decorates a function that is compiled. It keeps the type of the Python function."""
+    """Decorates a function that is compiled. Its static type does not change."""
     return cast(F, Kernel(function))
 
 
 class Kernel:
-    """A kernel, and its variants that have been loaded, by argument types."""
+    """A kernel, with its loaded variants by argument types."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -108,8 +108,7 @@ class Kernel:
 
     @functools.cached_property
     def program(self) -> bytes:
-        """Returns the compiled program: the bytecode of the kernel and of kernels that it calls, and the globals that
-        it uses.
+        """Returns the bytecode of the kernel and of kernels that it calls, with the globals that it uses.
 
         The source file is not used, because it may have changed since this process imported it.
         """
@@ -123,14 +122,17 @@ class Kernel:
         return {name: known[name] for name in self._function.__code__.co_names if name in known}
 
     def _names(self, form: str) -> dict[str, Any]:
-        """Returns the globals that the function uses, with kernels and instructions in the form that numba needs."""
+        """Returns the globals of the function, with kernels and instructions in the form that numba needs."""
         return {
             name: value.for_numba(form) if isinstance(value, (Kernel, Instruction)) else value
             for name, value in self._globals().items()
         }
 
     def for_numba(self, form: str) -> Any:
-        """Returns the object that callers are compiled with. `form` names the function of `compiling.py` to make it."""
+        """Returns the object with which callers are compiled.
+
+        `form` names the function in `compiling.py` that creates it.
+        """
         with _LOCK:
             if form not in self._for_numba:
                 from tidegate.state.kernels.machine_code import compiling
@@ -139,7 +141,7 @@ class Kernel:
             return self._for_numba[form]
 
     def general(self, *arguments: Any) -> Any:
-        """Runs the kernel with numba, which takes any arguments."""
+        """Runs the kernel with numba, which accepts any arguments."""
         return self.for_numba("general")(*arguments)
 
 
@@ -153,14 +155,14 @@ def _text_of(value: object) -> str:
 
 
 class Instruction:
-    """A machine instruction in kernels, defined under its name in `machine_code/intrinsics.py`."""
+    """A machine instruction for kernels. `machine_code/intrinsics.py` defines it under its name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.program = name.encode()
 
     def for_numba(self, _form: str) -> Any:
-        """Returns the object that kernels are compiled with."""
+        """Returns the object with which kernels are compiled."""
         from tidegate.state.kernels.machine_code import intrinsics
 
         return getattr(intrinsics, self._name)
@@ -178,4 +180,4 @@ store64 = cast(Callable[[NDArray[np.uint8], int | np.int64, np.uint64], None], I
 """`store64(data, position, word)`: the inverse of `load64`."""
 
 prefetch = cast(Callable[[NDArray[Any], int | np.int64], None], Instruction("prefetch"))
-"""`prefetch(data, position)`: starts loading the cache line of `data[position]`, soon to be written."""
+"""`prefetch(data, position)`: starts to load the cache line of `data[position]`, which will soon be written."""

@@ -23,7 +23,7 @@ _VARINT_BYTES_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class PackedNumbers:
-    """Position where the numbers end, their count, and the greatest of them."""
+    """The position after the numbers, how many there are, and the greatest of them."""
 
     end: int
     count: int
@@ -42,7 +42,7 @@ def read_packed_numbers(data: NDArray[np.uint8], start: int, count_max: int) -> 
 
 
 def longest_plain_text(data: NDArray[np.uint8]) -> int | None:
-    """Returns the bytes of the longest of consecutive texts, each preceded by its length in four bytes.
+    """Returns the length in bytes of the longest of consecutive texts, each preceded by its length in four bytes.
 
     Returns 0 if there are none, and None if the last one is cut off.
     """

@@ -1,10 +1,10 @@
-"""Columns in pages: access to a value by its slot, and the marking of slots for copy-on-write and increments.
+"""Columns in pages: access to a value by its slot, and marking slots for copy-on-write and increments.
 
-A page contains the values of `PAGE_ROWS` slots one after the other; slot s is in page `s >> PAGE_BITS`. Kernels get the
-pages of a column as an array of their addresses, so that replacing one page (copy-on-write) moves no other.
+A page contains the values of `PAGE_ROWS` consecutive slots; slot s is in page `s >> PAGE_BITS`. Kernels get the pages
+of a column as an array of their addresses, so that replacing one page (copy-on-write) does not move the other pages.
 
 Rules: the caller of a kernel keeps the pages alive during the call, and passes only slots that the pages contain. Only
-the kernels of this folder follow an address.
+the kernels of this folder dereference an address.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tidegate.state.kernels.machine_code import page_size
 PAGE_BITS = page_size.PAGE_BITS
 PAGE_ROWS = page_size.PAGE_ROWS
 AHEAD = 128
-"""Rows between prefetching a slot's cache line and using it, so that the misses of several rows overlap.
+"""How many rows before its use the cache line of a slot is prefetched, so that the misses of several rows overlap.
 
 A row takes about a nanosecond, memory more than a hundred. With fewer rows the line would not arrive in time.
 """
 CACHED_PAGES = 8
-"""Columns of up to this many pages stay in the cache and need no prefetching."""
+"""A column with up to this many pages stays in the cache and needs no prefetching."""
 
 Pages = NDArray[np.uintp]
 """Addresses of the pages of one column."""
@@ -34,7 +34,7 @@ Bitmap = NDArray[np.uint64]
 """One bit per slot."""
 
 NO_PAGES: Pages = np.zeros(0, dtype=np.uintp)
-"""Stands for the pages of a column that has none, such as the validity of a column without nulls."""
+"""Represents the pages of a column that has none, such as the validity of a column without nulls."""
 
 
 load_value = cast(Callable[[Pages, Any, Any], Any], Instruction("load_value"))
@@ -55,13 +55,15 @@ prefetch_value = cast(Callable[[Pages, Any, Any], None], Instruction("prefetch_v
 
 @kernel
 def ask_ahead(pages: Pages, slots: NDArray[np.int32], row: int, like: Any) -> None:
-    """Prefetches the slot of the row `AHEAD` rows after this one, unless the column is in the cache anyway."""
+    """Prefetches the slot of the row that is `AHEAD` rows after this one, unless the column stays in the cache
+    anyway.
+    """
     if pages.shape[0] > CACHED_PAGES:
         prefetch_value(pages, slots[min(row + AHEAD, slots.shape[0] - 1)], like)
 
 
 def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns the values of some slots, in new memory. `dtype` is the type of the pages."""
+    """Returns the values of some slots, as a copy. `dtype` is the type of the pages."""
     values = np.empty(len(slots), dtype=dtype)
     # Integers of each width suffice, because only bits are copied.
     _gather(pages, slots.astype(np.int32, copy=False), values.view(f"i{dtype.itemsize}"))
@@ -69,12 +71,18 @@ def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray
 
 
 def place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
-    """Copies the value of `slots[i]` to `values[places[i]]`. Places are distinct; `values` has the pages' type."""
+    """Copies the value of `slots[i]` to `values[places[i]]`.
+
+    Places are distinct; `values` has the type of the pages.
+    """
     _place(pages, slots, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
 
 
 def place_run(pages: Pages, first_slot: int, places: NDArray[np.int32], values: NDArray[Any]) -> None:
-    """Does what `place` does, for the slots from `first_slot` on. Faster, because it looks up each page once."""
+    """Does the same as `place`, for the slots from `first_slot` on.
+
+    It is faster, because it looks up each page once.
+    """
     _place_run(pages, first_slot, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
 
 
@@ -123,9 +131,9 @@ def mark_below(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32]) -> No
 
 @kernel
 def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first: NDArray[np.int32]) -> int:
-    """Sets the bits of the slots below `slots_below`. Stores the slots whose bit was clear in `first`.
+    """Sets the bits of the slots below `slots_below`. Stores the slots whose bit was not set yet in `first`.
 
-    Returns how many these are.
+    Returns the number of these slots.
     """
     found = 0
     for i in range(slots.shape[0]):
@@ -142,9 +150,9 @@ def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first
 
 @kernel
 def revive(flags: Pages, slots: NDArray[np.int32], rows: NDArray[np.int32], revived: NDArray[np.int32]) -> int:
-    """Sets the flags (uint8) of the slots of some rows. Stores the rows whose flag was clear in `revived`.
+    """Sets the flags (uint8) of the slots of some rows. Stores the rows whose flag was not set yet in `revived`.
 
-    Returns how many these are. The rows must have different slots.
+    Returns the number of these rows. The rows must have different slots.
     """
     found = 0
     for i in range(rows.shape[0]):

@@ -1,14 +1,14 @@
-"""Assigns rows to subtasks (hash → key group → subtask) by a stable counting sort, and gathers or places rows.
+"""Assigns rows to subtasks (hash → key group → subtask) with a stable counting sort, and gathers or places rows.
 
 Rules:
 
-- Rows keep their order within a subtask; the order per key depends on it.
-- Gathered rows own their memory. A slice would keep its whole batch alive in a message.
-- Where all rows are needed, sorted by key group, each row is written to its place (`Places`) instead of gathered.
-  Memory is then read sequentially, and the next place of each group stays in the cache.
+- Rows keep their order within a subtask; the order for each key depends on it.
+- Gathered rows own their memory. A slice would keep its whole batch in memory while it is in a message.
+- If all rows are needed, sorted by key group, each row is written to its place (`Places`) instead of gathered. Then
+  memory is read sequentially, and the next place of each group stays in the cache.
 - Arrow gathers strings row by row with a copy of variable length, which processors mispredict. Here 16 bytes are copied
-  for each short string; excess bytes are overwritten by the next string. Only near the end of a buffer, read or
-  written, bytes are copied one by one.
+  for each short string; the next string overwrites the excess bytes. Bytes are copied one by one only near the end of a
+  buffer that is read or written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.storage.state.key_groups import subtask_of_key_group
 
 _SLACK_BYTES = 4096
 _FEW_ROWS = 4096
-"""Arrow gathers up to this many rows in less time than calling a kernel for each column takes."""
+"""Up to this many rows, gathering with Arrow is faster than calling a kernel for each column."""
 
 
 def subtask_table(max_parallelism: int, parallelism: int) -> NDArray[np.uint16]:
@@ -46,7 +46,7 @@ class Partition:
 
 
 def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism: int) -> Partition:
-    """Groups rows by the subtask that owns their key group. `table` comes from `subtask_table`."""
+    """Groups rows by the subtask that owns their key group. `table` is the result of `subtask_table`."""
     rows = np.empty(len(hashes), dtype=np.int32)
     bounds = np.zeros(parallelism + 1, dtype=np.int64)
     subtasks, positions = np.empty(len(hashes), dtype=np.uint16), np.empty(parallelism, dtype=np.int64)
@@ -56,7 +56,7 @@ def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Positions of rows sorted by key group: row i goes to `places[i]`. Rows of a group keep their order.
+    """The places of rows sorted by key group: row i is written to `places[i]`. Rows of a group keep their order.
 
     The rows of group `first + g` have the places from `bounds[g]` to `bounds[g + 1]`.
     """
@@ -66,7 +66,7 @@ class Places:
     bounds: tuple[int, ...]
 
     def rows(self) -> NDArray[np.int32]:
-        """Returns the row at each place."""
+        """Returns the number of the row at each place."""
         rows = np.empty(len(self.places), dtype=np.int32)
         _place(np.arange(len(rows), dtype=np.int32), self.places.view(np.uint32), rows)
         return rows
@@ -86,7 +86,10 @@ def placed(
     places: Places,
     empty: Callable[[int, np.dtype[Any]], NDArray[Any]] = np.empty,
 ) -> pa.RecordBatch:
-    """Returns the rows of batches (at least one) of one schema at their places, in buffers made by `empty`."""
+    """Returns the rows of batches at their places, in buffers from `empty`.
+
+    The batches (at least one) have the same schema.
+    """
     schema = parts[0].schema
     columns = [[part.column(name) for part in parts] for name in range(len(schema))]
     return pa.RecordBatch.from_arrays([_placed_column(column, places, empty) for column in columns], schema=schema)
@@ -213,12 +216,12 @@ _OFFSETS: dict[int, np.dtype[Any]] = {
 
 
 def has_strings(column: pa.Array) -> bool:
-    """Returns whether `gather_strings` takes the column: strings or bytes of any length, without nulls."""
+    """Returns whether `gather_strings` supports the column: strings or bytes of variable length, without nulls."""
     return column.type.id in _OFFSETS and column.null_count == 0 and len(column) > 0
 
 
 def gather_strings(column: pa.Array, rows: NDArray[np.int32]) -> pa.Array | None:
-    """Returns the given rows of a string column, or None if they have more bytes than its offsets can express."""
+    """Returns the given rows of a string column, or None if their bytes exceed the range of its offset type."""
     dtype = _OFFSETS[column.type.id]
     _, offset_buffer, data_buffer = column.buffers()
     start_bytes = column.offset * dtype.itemsize
@@ -238,7 +241,10 @@ def gather_strings(column: pa.Array, rows: NDArray[np.int32]) -> pa.Array | None
 
 @kernel
 def _gather_offsets(offsets: NDArray[Any], rows: NDArray[np.int32], gathered: NDArray[Any]) -> np.int64:
-    """Stores where each row begins and the last one ends. Returns that end even if it does not fit the offsets."""
+    """Stores where each row begins and the last one ends.
+
+    Returns that end even if it exceeds the range of the offsets.
+    """
     end = np.int64(0)
     gathered[0] = 0
     for j in range(rows.shape[0]):

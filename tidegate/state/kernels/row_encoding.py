@@ -1,8 +1,8 @@
-"""Encodes several key columns as one string of bytes per row. Two rows are equal exactly when their keys are.
+"""Encodes several key columns as one string of bytes for each row. Two rows are equal exactly if their keys are.
 
-A row is its columns in order: a byte 0 for null, or a byte 1 followed by 8 bytes (a word), or by 8 bytes of length and
-the bytes themselves. A row is never a prefix of another row. RocksDB and checkpoints of its files store keys in this
-form. `tidegate/storage/state/rocksdb/keys.py` reads it, and golden values in the tests pin it.
+A row has its columns in order: a byte 0 for null, or a byte 1 followed by 8 bytes (a word), or by 8 bytes with the
+length and the bytes themselves. A row is never a prefix of another row. RocksDB and checkpoints of its files store keys
+in this form. `tidegate/storage/state/rocksdb/keys.py` reads it, and tests compare it with golden values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidegate.state.kernels.jit import kernel, store64
 def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.uint8] | None = None) -> Strings:
     """Encodes each row of the key columns as one byte string. Returns `rows` strings, none of which is null.
 
-    `forms`: the key columns in canonical form. `heads`: the bytes that each string begins with, of shape (rows, bytes).
+    `forms`: the key columns in canonical form. `heads`: bytes with which each string begins, of shape (rows, bytes).
     """
     head_bytes = 0 if heads is None else heads.shape[1]
     if all(isinstance(form, Words) and len(form.valid) == 0 for form in forms):
@@ -58,7 +58,7 @@ def _rows_of_words(
 
 @kernel
 def _encode_column(words: NDArray[np.int64], first: int, width: int, data: NDArray[np.uint8]) -> None:
-    """Writes a byte 1 and a word every `width` bytes, from `first` on."""
+    """Writes a byte 1 and a word every `width` bytes, starting at `first`."""
     for i in range(words.shape[0]):
         at = first + i * width
         data[at] = 1

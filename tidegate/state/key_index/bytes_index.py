@@ -1,11 +1,12 @@
 """Index of keys that are byte strings: one string column, or several columns encoded into rows.
 
-Most keys are short. A key of less than `SHORT_BYTES` is stored in its entry as two words: its first eight bytes, and
-the remaining bytes with the length in the highest byte, zeros between. Different bytes or lengths give different words.
-A probe compares both words and touches nothing else. For a longer key the entry stores its position in an arena and its
-length, marked as `_LONG`; the bytes are compared only if the upper halves of the hashes are equal. The third word
-stores that half of the hash, and slot + 1, which is 0 when the entry is free. Keys are equal when their bytes are; an
-equal hash alone is never enough. Null has an entry outside the table. `hash_table.py` describes the rest of the layout.
+Most keys are short. A key with less than `SHORT_BYTES` is stored in its entry as two words: its first eight bytes, and
+the remaining bytes with the length in the highest byte, and zeros between them. Different bytes or lengths give
+different words. A probe compares both words and accesses nothing else. For a longer key the entry stores its position
+in an arena and its length, marked as `_LONG`; the bytes are compared only if the upper halves of the hashes are equal.
+The third word stores that half of the hash, and slot + 1, which is 0 if the entry is free. Keys are equal if their
+bytes are equal; an equal hash alone is never enough. Null has an entry outside the table. `hash_table.py` describes the
+rest of the layout.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tidegate.state.key_index.hash_table import (
 
 SHORT_BYTES = 16
 _ENTRY = 3
-"""Words of an entry."""
+"""How many words an entry has."""
 _ARENA_BYTES_MIN = 1 << 14
 _ARENA_AHEAD = AHEAD_ROWS // 2
 """The bytes of a long key are prefetched this many rows ahead; its entry is in the cache by then."""
@@ -51,7 +52,7 @@ _LENGTH = np.uint64(56)
 
 
 class BytesIndex:
-    """Open-addressing table of byte strings → slots 0, 1, 2, … in order of first appearance."""
+    """Open-addressing table that maps byte strings to slots 0, 1, 2, … in the order of their first appearance."""
 
     __slots__ = ("_arena", "_null", "_seen", "_table", "_used", "size")
 
@@ -62,17 +63,17 @@ class BytesIndex:
         self._seen = seen_bitmap(keys_max(CAPACITY_MIN, _ENTRY))
         self._arena = np.empty(0, dtype=np.uint8)
         self._used = np.zeros(1, dtype=np.int64)
-        """Number of bytes of the arena in use."""
+        """How many bytes of the arena are in use."""
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of the table, bitmap and arena."""
+        """Returns the size of the table, the bitmap and the arena in bytes."""
         return self._table.nbytes + self._seen.nbytes + self._arena.nbytes
 
     def upsert(self, keys: Strings, hashes: NDArray[np.uint64]) -> Upserted:
         """Returns the slots of a batch of keys, with new slots for new keys.
 
-        `hashes` come from `hash_keys`, or from any other function of the keys.
+        `hashes` are the result of `hash_keys`, or of any other function of the keys.
         """
         progress = Progress(len(hashes), self.size)
         while True:
@@ -99,9 +100,9 @@ class BytesIndex:
             self._enlarge(keys, int(progress.counters[0]))
 
     def fill(self, keys: Strings, hashes: NDArray[np.uint64], keys_to_come: int = 0) -> bool:
-        """Assigns the next slots to many new keys, in their order, and makes room for `keys_to_come` more.
+        """Assigns the next slots to many new keys, in their order, and reserves room for `keys_to_come` more.
 
-        Returns False if a key occurs twice or was known. The index must not be used after that.
+        Returns False if a key occurs twice or already existed. Then the index must not be used any more.
         """
         rows = len(hashes)
         keys_in_all = self.size + rows + keys_to_come
@@ -125,7 +126,7 @@ class BytesIndex:
         return bool(filled)
 
     def _enlarge(self, keys: Strings, row: int) -> None:
-        """Enlarges whichever is too small for the key of `row`: the table or the arena."""
+        """Enlarges the table or the arena, whichever is too small for the key of `row`."""
         entries = len(self._table) // _ENTRY
         if self.size >= keys_max(entries, _ENTRY):
             self._grow(capacity_after(entries, _ENTRY))
@@ -356,7 +357,10 @@ def _prefetch_bytes(table: NDArray[np.int64], at: np.int64, arena: NDArray[np.ui
 
 
 def hash_keys(keys: Strings) -> NDArray[np.uint64]:
-    """Returns a hash of each key for an index. It is not part of any format, and cheaper than the key group's hash."""
+    """Returns a hash of each key for an index.
+
+    It is not part of any format, and cheaper than the hash for key groups.
+    """
     hashes = np.empty(len(keys.offsets) - 1, dtype=np.uint64)
     _hash_keys(keys.offsets, keys.data, keys.valid, hashes)
     return hashes
@@ -405,7 +409,10 @@ def _below(length: np.int64) -> np.uint64:
 
 @kernel
 def _if_eight(length: np.int64) -> np.uint64:
-    """Returns all bits for 8 to 15 bytes, else none. Without a branch, which lengths of words would mispredict."""
+    """Returns all bits set for 8 to 15 bytes, otherwise none.
+
+    It has no branch, which processors would often mispredict.
+    """
     return _ZERO - (np.uint64(length) >> _THREE)
 
 

@@ -1,13 +1,14 @@
-"""Groups the rows of one batch whose keys lie close together: the position of a key is the slot of its group.
+"""Groups the rows of one batch whose keys are close together: the position of a key is the slot of its group.
 
-`KeyIndex` numbers keys as they appear, and remembers them. The groups of a single batch need neither: keys within a
-short range need no index at all. One pass over the rows gives their slots, the number of rows of each group, and its
-first row. Databases call this perfect hashing. Rules:
+`KeyIndex` numbers keys in the order of their appearance, and stores them. The groups of a single batch need neither:
+keys within a short range need no index at all. One pass over the rows gives their slots, the number of rows of each
+group, and its first row. Databases call this perfect hashing. Rules:
 
 - Keys are columns of words (`Words`). Several columns form one number, with their positions as digits.
-- There are at least `ROWS_PER_PLACE` rows for each position, so that work per position costs less than the pass.
-- Null has a position of its own, after the greatest word.
-- One column without nulls is first tried within the bounds of the previous batch, which saves reading all keys to find
+- There are at least `ROWS_PER_PLACE` rows for each position, so that the work for positions costs less than the pass
+  over the rows.
+- Null has its own position, after the greatest word.
+- For one column without nulls, the bounds of the previous batch are tried first, which saves reading all keys to find
   the bounds. Groups and their order do not depend on it.
 """
 
@@ -44,16 +45,16 @@ class Groups:
 
 
 class DenseIntGroups:
-    """Finds the groups of one batch after the other."""
+    """Finds the groups of several batches, one after the other."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
         self._known: tuple[int, int] | None = None
-        """Least word and number of positions of the last batch; None unless it was one column without nulls."""
+        """Least word and number of positions of the last batch. None if it was not one column without nulls."""
 
     def of(self, keys: Sequence[Words]) -> Groups | None:
-        """Returns the groups of rows with these key columns (at least one), or None if keys are too far apart."""
+        """Returns the groups of rows with these key columns (at least one), or None if the keys are too far apart."""
         rows = len(keys[0].words)
         places_max = max(rows // ROWS_PER_PLACE, 1)
         alone = len(keys) == 1 and not len(keys[0].valid)
@@ -94,7 +95,7 @@ def _digit(column: Words) -> tuple[NDArray[np.int64], int, int]:
 
 
 def _groups(words: NDArray[np.int64], origin: int, places: int) -> Groups | None:
-    """Returns None if a word is outside the positions."""
+    """Returns the groups of the rows, or None if a word is outside the positions."""
     slots = np.empty(len(words), dtype=np.int32)
     first_rows = np.empty(places, dtype=np.int32)
     counts = np.zeros(places, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""The hash table that the key indexes share: layout of an entry, hash, prefetching, bulk order, and the upsert result.
+"""The hash table of all key indexes: layout of an entry, hash, prefetching, bulk order, and the upsert result.
 
 Layout. An entry is two to four words: the key itself if it is short, and in the last word slot + 1, which is 0 when the
 entry is free. A probe therefore touches one cache line, rarely two. The *high* bits of the hash choose an entry's home
-(the low bits chose the key group and are alike within a subtask), so growing a table reads and writes forwards only.
+(the low bits choose the key group and are similar within a subtask), so growing a table only reads and writes forwards.
 A table has any number of entries (`home_of`) and grows by half. At most 9/16 of the entries are used, in small tables a
 quarter (`keys_max`). Probing is linear. A bitmap over slots stores which keys the current batch has contained already;
 it fits into the cache and is cleared through the rows that set its bits.
@@ -12,8 +12,8 @@ next one prefetched, `AHEAD_ROWS` rows before the row is looked up, so that the 
 
 Hash. `mix` is two rounds of shift, xor and multiply, as in the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014), with the multipliers of "Mix13" (David Stafford, "Better bit
-mixing", 2011). The shifts differ: a home needs only the high half of the hash, so the last step carries the low half
-up, where the finalizer carries the high half down. The hash is not part of any format and may change.
+mixing", 2011). The shifts differ: a home needs only the high half of the hash, so the last step moves the low half up,
+while the finalizer moves the high half down. The hash is not part of any format and may change.
 
 Bulk order. A restore fills an index with many keys at once. Keys in random order would miss the cache at each entry, so
 `by_home` first sorts them coarsely by home, and parts of the table that fit into the cache are filled one after the
@@ -34,20 +34,20 @@ from tidegate.storage.errors import ConfigurationError
 
 CAPACITY_MIN = 1024
 SPARSE_WORDS = 1 << 17
-"""Tables up to this size (1 MiB) are kept emptier than larger ones."""
+"""Tables up to this size (1 MiB) have a larger part of free entries than larger ones."""
 _HIGH = np.uint64(32)
 SLOTS_MAX = (1 << 31) - 2
-"""Slots are int32, and slot + 1 must fit as well."""
+"""Slots are int32, and slot + 1 must be an int32 as well."""
 _ENTRIES_MAX = (1 << 32) - 1
-"""`home_of` multiplies 32 bits with the number of entries. This many entries have room for all slots."""
+"""`home_of` multiplies 32 bits by the number of entries. This many entries have room for all slots."""
 AHEAD_ROWS = 32
-"""A power of two."""
+"""How many rows ahead entries are prefetched. It must be a power of two."""
 AHEAD_MASK = AHEAD_ROWS - 1
-"""The home of row r, once computed, is stored at `r & AHEAD_MASK`."""
+"""After its computation, the home of row r is stored at `r & AHEAD_MASK`."""
 PART_BYTES = 1 << 20
 """Size of a part of the table that fits into the cache of a core."""
 _PARTS_BITS_MAX = 9
-"""With more parts, sorting writes to more streams than a processor has address translations for."""
+"""With more parts, sorting would write to more streams than a processor has address translations for."""
 WORD_MASK = (1 << 64) - 1
 """The low 64 bits. `number & WORD_MASK` is the uint64 with the bits of an int64."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -56,11 +56,11 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Upserted:
-    """Result of an upsert of a batch of keys.
+    """The result of an upsert of a batch of keys.
 
-    slots: the slot of each row.
-    first_rows: the first row of each distinct key of the batch, ascending.
-    new_rows: the entries of `first_rows` whose key was new. They got the next free slots, in order.
+    - `slots`: the slot of each row.
+    - `first_rows`: the first row of each distinct key of the batch, ascending.
+    - `new_rows`: the entries of `first_rows` whose key was new. They got the next free slots, in order.
     """
 
     slots: NDArray[np.int32]
@@ -69,7 +69,7 @@ class Upserted:
 
 
 class Progress:
-    """Progress of an upsert: the kernel stops when the table is full and continues in a larger one."""
+    """The progress of an upsert: the kernel stops when the table is full, and continues in a larger one."""
 
     __slots__ = ("counters", "first_rows", "new_rows", "slots")
 
@@ -104,14 +104,14 @@ def seen_bitmap(slots_max: int) -> NDArray[np.uint64]:
 
 
 def extended(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
-    """Returns a longer copy of an array: its first `used` entries, then zeros."""
+    """Returns a longer copy of an array: its first `used` entries, followed by zeros."""
     larger = np.zeros(length, dtype=values.dtype)
     larger[:used] = values[:used]
     return larger
 
 
 def capacity_for(keys: int, entry_words: int) -> int:
-    """Returns the number of entries of a table for this many keys, with some room to grow."""
+    """Returns how many entries a table for this many keys should have, with some room to grow."""
     if keys > SLOTS_MAX:
         raise too_many_keys(keys)
     sparse = max(CAPACITY_MIN, 4 * keys)
@@ -121,14 +121,14 @@ def capacity_for(keys: int, entry_words: int) -> int:
 
 
 def capacity_after(entries: int, entry_words: int) -> int:
-    """Returns the number of entries of the table that replaces a full one."""
+    """Returns how many entries the table must have that replaces a full one."""
     if keys_max(entries, entry_words) >= SLOTS_MAX:
         raise too_many_keys(SLOTS_MAX + 1)
     return 2 * entries if entry_words * entries <= SPARSE_WORDS else min(entries + entries // 2, _ENTRIES_MAX)
 
 
 def too_many_keys(keys: int) -> ConfigurationError:
-    """Returns the error for more keys than slots. Restarting does not help, because the same keys come again."""
+    """Returns the error for more keys than slots. A restart does not help, because the same keys will follow again."""
     return ConfigurationError(
         f"one subtask has {keys:,} keys, but an index holds at most {SLOTS_MAX:,}: restore the newest checkpoint at a "
         "higher parallelism, or set a time to live (ttl=) so that old keys are removed"
@@ -138,7 +138,7 @@ def too_many_keys(keys: int) -> ConfigurationError:
 def store_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]) -> bool:
     """Stores the slot of the null among keys that get the slots from `first_slot` on.
 
-    `null` is the entry of null. `valid` may be `NO_MASK`. Returns False if null occurs twice or was known.
+    `null` is the entry of null. `valid` may be `NO_MASK`. Returns False if null occurs twice or already existed.
     """
     nulls = np.flatnonzero(valid == 0)
     if len(nulls) + (null[1] != 0) > 1:
@@ -150,16 +150,17 @@ def store_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8
 
 @kernel
 def keys_max(entries: int, entry_words: int) -> int:
-    """Returns how many keys a table holds before it grows.
+    """Returns how many keys a table may contain before it grows.
 
-    A table that fits into the cache is kept emptier: its probes cost mispredicted branches rather than memory.
+    A table that fits into the cache has more free entries: its probes cost mispredicted branches rather than memory
+    access.
     """
     return entries // 4 if entries * entry_words <= SPARSE_WORDS else min(entries * 9 // 16, SLOTS_MAX)
 
 
 @kernel
 def home_of(hashed: np.uint64, entries: int) -> np.int64:
-    """Returns the first entry to probe for a hash. It ascends with the high half of the hash."""
+    """Returns the first entry to probe for a hash. It increases with the high half of the hash."""
     return np.int64(((hashed >> _HIGH) * np.uint64(entries)) >> _HIGH)
 
 
@@ -171,7 +172,7 @@ def next_entry(entry: np.int64, entries: int) -> np.int64:
 
 @kernel
 def mark_seen(seen: NDArray[np.uint64], slot: np.int64) -> np.int64:
-    """Sets the bit of a slot. Returns 1 if it was clear, else 0."""
+    """Sets the bit of a slot. Returns 1 if it was not set before, otherwise 0."""
     bit = np.uint64(slot & 63)
     bits = seen[slot >> 6]
     seen[slot >> 6] = bits | (np.uint64(1) << bit)
@@ -202,7 +203,7 @@ def mix_pair(first: np.uint64, second: np.uint64) -> np.uint64:
 
 @dataclass(frozen=True, slots=True)
 class HomeOrder:
-    """Keys sorted by the part of the table that contains their home, with the row of each. Null rows are omitted."""
+    """Keys sorted by the part of the table that contains their home, each with its row. Null rows are omitted."""
 
     words: NDArray[np.int64]
     rows: NDArray[np.int32]

@@ -1,14 +1,15 @@
 """Index of keys that fit into a word: one integer, float, boolean, date or time column.
 
 `IntIndex` looks up keys that are close together in an array (`DenseIntIndex`), and all other keys in a hash table
-(`hash_table.py` has the layout). Identifiers are usually counted up; an array from the least of them to the greatest is
-then smaller than a hash table of the same keys, and finds a slot with one read, without hash or probe. Databases call
-this perfect hashing. Null has an entry of its own. Rules:
+(`hash_table.py` has the layout). Identifiers are usually consecutive numbers; an array from the least to the greatest
+is then smaller than a hash table of the same keys, and finds a slot with one read, without hash or probe. Databases
+call this perfect hashing. Null has its own entry. Rules:
 
 - A word that the array covers is never in the table.
-- The array has at most `WORDS_PER_KEY` words for each key of the index, or twice `FIRST_WORDS`. That is no more memory
-  than a hash table that has just grown, so the array pays off for keys that a few subtasks share.
-- The array grows by at least half of what it must have, so all that is ever copied is proportional to its length.
+- The array has at most `WORDS_PER_KEY` words for each key of the index, or twice `FIRST_WORDS`. That is not more memory
+  than a hash table that has just grown, so the array is useful even if a few subtasks share the keys.
+- The array grows by at least half of the needed length, so the total number of copied words is proportional to its
+  length.
 - An index starts with an array if the words of its first batch are close together: within `FIRST_WORDS`, which need as
   much memory as the smallest hash table, or `WORDS_PER_ROW` for each row of the batch. The array has room on both
   sides, because a first batch rarely contains the least and the greatest key. It starts at 0 rather than below.
@@ -58,16 +59,16 @@ WORDS_PER_KEY = 8
 WORDS_PER_ROW = 4
 FIRST_WORDS = 4096
 SAMPLED_WORDS = 1 << 16
-"""Sample size that determines where most words are."""
+"""How many words are sampled to find the range of most words."""
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 _OTHERS_MIN = 256
-"""Rows that the general kernel looks up, from the first row outside the array on; then twice as many."""
+"""How many rows the general kernel looks up, from the first row outside the array on; then twice as many."""
 _NEAR_WORDS = 1 << 17
 """A longer bitmap of seen keys exceeds the cache: its words are prefetched like entries."""
 
 
 class IntIndex:
-    """Maps int64 words to slots 0, 1, 2, … in order of first appearance."""
+    """Maps int64 words to slots 0, 1, 2, … in the order of their first appearance."""
 
     __slots__ = ("_dense", "_hashed", "_hashed_max", "_homes", "_null", "_seen", "_size_max", "_table", "size")
 
@@ -76,7 +77,7 @@ class IntIndex:
         self._dense = DenseIntIndex()
         self._table = np.zeros(_ENTRY * CAPACITY_MIN, dtype=np.int64)
         self._hashed = np.zeros(1, dtype=np.int64)
-        """Number of keys in the table."""
+        """How many keys the table contains."""
         self._hashed_max = 1
         self._size_max = 1
         """With this many keys in the table, or in all, the array is extended if possible."""
@@ -87,7 +88,7 @@ class IntIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of the array, table and bitmap."""
+        """Returns the size of the array, the table and the bitmap in bytes."""
         return self._dense.slots.nbytes + self._table.nbytes + self._seen.nbytes
 
     def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
@@ -142,10 +143,10 @@ class IntIndex:
                 self._grow()
 
     def fill(self, words: NDArray[np.int64], valid: NDArray[np.uint8], keys_to_come: int = 0) -> bool:
-        """Assigns the next slots to many new keys, in their order, and makes room for `keys_to_come` more.
+        """Assigns the next slots to many new keys, in their order, and reserves room for `keys_to_come` more.
 
-        `valid` may be `NO_MASK`. Returns False if a key occurs twice or was known. The index must not be used after
-        that.
+        `valid` may be `NO_MASK`. Returns False if a key occurs twice or already existed. Then the index must not be
+        used any more.
         """
         if not store_null(self._null, self.size, valid):
             return False
@@ -164,7 +165,9 @@ class IntIndex:
         return True
 
     def _fill_table(self, words: NDArray[np.int64], far: NDArray[np.uint8], others: int, keys_to_come: int) -> bool:
-        """Assigns the next slots to the words marked `far`, and makes room for the same share of the keys to come."""
+        """Assigns the next slots to the words marked `far`, and reserves room for the same share of the keys to
+        come.
+        """
         keys = int(self._hashed[0]) + others + keys_to_come * others // len(words)
         if keys > keys_max(len(self._table) // _ENTRY, _ENTRY):
             self._rehash(capacity_for(keys, _ENTRY))
@@ -176,7 +179,7 @@ class IntIndex:
         return bool(_fill(self._table, ordered.words, ordered.rows, np.int64(self.size)))
 
     def _grow(self) -> None:
-        """Makes room in a full table: moves keys to the array if it can be extended, or else enlarges the table."""
+        """Makes room in a full table: moves keys to the array if it can be extended, otherwise enlarges the table."""
         if self.size >= SLOTS_MAX:
             raise too_many_keys(SLOTS_MAX + 1)
         if not self._extend_dense():
@@ -184,7 +187,7 @@ class IntIndex:
             self._enlarge()
 
     def _extend_dense(self) -> bool:
-        """Extends the array to keys of the table that are close enough. Returns False if no key is."""
+        """Extends the array to keys of the table that are close enough. Returns False if there are none."""
         grows = len(self._dense.slots) > 0
         low, high = self._dense.reachable(self.size) if grows else _around_most(self._some_hashed())
         bounds = np.zeros(2, dtype=np.int64)
@@ -204,7 +207,7 @@ class IntIndex:
         return words
 
     def _use_dense(self, dense: DenseIntIndex | None) -> bool:
-        """Replaces the array by a longer one and moves keys of the table into it. Does nothing for None."""
+        """Replaces the array by a longer one and moves keys from the table into it. Does nothing for None."""
         if dense is None:
             return False
         self._dense = dense
@@ -218,7 +221,9 @@ class IntIndex:
         self._table = table
 
     def _enlarge(self) -> None:
-        """Gives the bitmap a bit for each slot, and for null, that may be used before the array or table grows."""
+        """Ensures that the bitmap has a bit for null and for each slot that may be used before the array or table
+        grows.
+        """
         slots = len(self._dense.slots) + keys_max(len(self._table) // _ENTRY, _ENTRY) + 1
         if slots > 64 * len(self._seen):
             self._seen = extended(self._seen, len(self._seen), slots // 64 + 1)
@@ -226,7 +231,7 @@ class IntIndex:
 
 @dataclass(frozen=True, slots=True)
 class DenseIntIndex:
-    """An array of slots + 1 for the words from `first` on, 0 where there is no key."""
+    """An array of slots + 1 for the words from `first` on; 0 means that there is no key."""
 
     first: int = 0
     slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
@@ -237,11 +242,11 @@ class DenseIntIndex:
         return np.uint64(self.first & WORD_MASK)
 
     def has(self, least: int, greatest: int) -> bool:
-        """Returns whether the array covers both words, and all between them."""
+        """Returns whether the array covers both words, and all words between them."""
         return self.first <= least and greatest < self.first + len(self.slots)
 
     def reachable(self, keys: int) -> tuple[int, int]:
-        """Returns the least and the greatest word that the array could cover if it grew, for this many keys."""
+        """Returns the least and the greatest word that the array could cover after it grew for this many keys."""
         words = _words_max(keys)
         return max(self.first + len(self.slots) - words, _LEAST), min(self.first + words, _GREATEST)
 
@@ -271,7 +276,7 @@ def _words_max(keys: int) -> int:
 
 
 def dense_index_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> DenseIntIndex:
-    """Returns the array that an index starts with, given its first batch. `valid` may be `NO_MASK`."""
+    """Returns the array with which an index starts, for its first batch. `valid` may be `NO_MASK`."""
     words_max = max(FIRST_WORDS, WORDS_PER_ROW * len(words))
     bounds = bounds_of(words, valid)
     if bounds is None or (between := bounds[1] - bounds[0] + 1) > words_max:
@@ -283,7 +288,7 @@ def dense_index_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Dense
 
 
 def _bounds_of_most(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Returns the least and the greatest word except distant ones, or None if all are null."""
+    """Returns the least and the greatest word, without distant ones, or None if all words are null."""
     some = words[:SAMPLED_WORDS]
     low, high = _around_most(some[valid[:SAMPLED_WORDS].view(np.bool_)] if len(valid) else some)
     bounds = np.array([_GREATEST, _LEAST], dtype=np.int64)
@@ -306,7 +311,7 @@ def _around_most(words: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def bounds_of(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Returns the least and the greatest word, or None if all are null. `valid` may be `NO_MASK`."""
+    """Returns the least and the greatest word, or None if all words are null. `valid` may be `NO_MASK`."""
     bounds = np.array([_GREATEST, _LEAST], dtype=np.int64)
     _bounds(words, valid, bounds)
     least, greatest = bounds.tolist()
@@ -474,7 +479,10 @@ def _bounds_within(
 
 @kernel
 def _bounds_of_table(table: NDArray[np.int64], low: np.int64, high: np.int64, bounds: NDArray[np.int64]) -> None:
-    """Stores the least and the greatest word of a table between `low` and `high`; the first is greater if none is."""
+    """Stores the least and the greatest word of a table between `low` and `high`.
+
+    If there is none, the first is greater.
+    """
     bounds[0], bounds[1] = _GREATEST, _LEAST
     for position in range(0, table.shape[0], 2):
         if table[position + 1] != 0 and low <= table[position] <= high:
@@ -487,7 +495,7 @@ def _move_to_dense(
     dense: NDArray[np.int32],
     origin: np.uint64,
 ) -> np.int64:
-    """Moves the keys of a table that the array covers into the array. Returns how many keys remain."""
+    """Moves the keys that the array covers from a table into the array. Returns how many keys remain in the table."""
     others = np.int64(0)
     for position in range(0, table.shape[0], 2):
         if table[position + 1] != 0:
@@ -511,7 +519,7 @@ def _fill_dense(
 ) -> np.int64:
     """Assigns the next slots to the words that the array covers, and marks all other words.
 
-    Returns how many words are marked, or -1 if a key occurs twice or was known.
+    Returns how many words are marked, or -1 if a key occurs twice or already existed.
     """
     masked = valid.shape[0] > 0
     marked = np.int64(0)

@@ -4,17 +4,17 @@ Both words are stored in the entry, 32 bytes, so a probe touches one cache line.
 such keys would have to be hashed and compared in an arena, which costs one more cache miss and twice the time. An entry
 has the two words, which of them are null (their words are 0 then), and slot + 1, which is 0 when the entry is free.
 
-`DensePairCache` stands in front of the table. Rows of windows have the slice and the key as their words, and come
-roughly in order of time: at any time nearly all belong to one slice, or to two. One array for each of the two, from the
-least key to the greatest, finds a slot with one read. Rules:
+`DensePairCache` is used before the table. Rows of windows have the slice and the key as their words, and arrive roughly
+in order of time: at any time nearly all belong to one or two slices. One array for each of the two, from the least key
+to the greatest, finds a slot with one read. Rules:
 
 - The table contains every pair. The arrays only cache its answers and may be dropped.
 - There are two arrays: for the least and the greatest first word of a batch that contains hardly any other. Entries of
   other first words are evicted, and all entries when the second words are too far away.
 - After an eviction, rows are found in the table only at first, which costs twice as much as a table without arrays. It
-  pays off if half of the rows are found before the next eviction. If it did not, the batches that would evict again use
-  the table alone: first 1 batch, then 3, 7 and so on, up to `SKIPS_MAX`. So key ranges that alternate, or batches of
-  only new pairs, cost little more than the table.
+  is worth it if half of the rows are found before the next eviction. If it was not, the batches that would evict again
+  use the table alone: first 1 batch, then 3, 7 and so on, up to `SKIPS_MAX`. So key ranges that alternate, or batches
+  of only new pairs, cost little more than the table.
 - An array has at most `WORDS_PER_ROW` words for each row of a batch, or `WORDS_PER_PAIR` for each pair of the index. It
   grows by half of what it must have, on the side of the new words, so copying is proportional to its length.
 """
@@ -52,13 +52,13 @@ WORDS_PER_ROW = 4
 WORDS_PER_PAIR = 2
 SKIPS_MAX = 63
 _SAMPLES = 16
-"""Number of rows whose first words are sampled."""
+"""How many rows are sampled for their first words."""
 _LEAST = -(1 << 63)
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class IntPairIndex:
-    """Maps pairs of int64 words to slots 0, 1, 2, … in order of first appearance."""
+    """Maps pairs of int64 words to slots 0, 1, 2, … in the order of their first appearance."""
 
     __slots__ = ("_dense", "_homes", "_seen", "_table", "size")
 
@@ -71,7 +71,7 @@ class IntPairIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of the table, bitmap and arrays."""
+        """Returns the size of the table, the bitmap and the arrays in bytes."""
         return self._table.nbytes + self._seen.nbytes + self._dense.slots.nbytes
 
     def upsert(self, first: Words, second: Words) -> Upserted:
@@ -105,9 +105,9 @@ class IntPairIndex:
             self._grow(capacity_after(len(self._table) // _ENTRY, _ENTRY))
 
     def fill(self, first: Words, second: Words, keys_to_come: int = 0) -> bool:
-        """Assigns the next slots to many new keys, in their order, and makes room for `keys_to_come` more.
+        """Assigns the next slots to many new keys, in their order, and reserves room for `keys_to_come` more.
 
-        Returns False if a key occurs twice or was known. The index must not be used after that.
+        Returns False if a key occurs twice or already existed. Then the index must not be used any more.
         """
         keys = self.size + len(first.words) + keys_to_come
         if keys > keys_max(len(self._table) // _ENTRY, _ENTRY):
@@ -129,7 +129,7 @@ class IntPairIndex:
 
 
 class DensePairCache:
-    """Two arrays of slots + 1, stored one after the other in `slots`, 0 where nothing is cached."""
+    """Two arrays of slots + 1, stored one after the other in `slots`; 0 means that nothing is cached."""
 
     __slots__ = ("_rows", "_skip", "_skips_left", "_span", "firsts", "found", "origin", "slots")
 
@@ -149,7 +149,10 @@ class DensePairCache:
         self._skips_left = 0
 
     def prepare(self, first: Words, second: Words, pairs: int) -> bool:
-        """Prepares the arrays for a batch, for an index of this many pairs. Returns False if they are of no use."""
+        """Prepares the arrays for a batch, for an index with this many pairs.
+
+        Returns False if they are not useful for it.
+        """
         rows = len(first.words)
         if not rows or len(first.valid) or len(second.valid):
             return False
@@ -178,7 +181,7 @@ class DensePairCache:
         return self._span > 0 and (far or len({*ends} - known) > 2 - len(known))
 
     def _may_evict(self) -> bool:
-        """Returns whether a batch may evict entries. Otherwise it uses the table alone."""
+        """Returns whether a batch may evict entries. Otherwise it only uses the table."""
         if self._skips_left:
             self._skips_left -= 1
             return False
@@ -188,7 +191,7 @@ class DensePairCache:
         return True
 
     def _can_extend(self, least: int, greatest: int, words_max: int) -> bool:
-        """Returns whether arrays may cover these second words and the ones that they cover already."""
+        """Returns whether the arrays may cover these second words in addition to the ones that they already cover."""
         low, high = min(self.origin, least), max(self.origin + self._span, greatest + 1)
         return high - low <= max(words_max, self._span)
 
@@ -343,7 +346,7 @@ def _upsert(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
-    """Looks up a batch. `dense` is empty if it is of no use. Counts the rows found in it in `dense_found`."""
+    """Looks up a batch. `dense` is empty if it is not useful. Counts the rows found in it in `dense_found`."""
     entries = table.shape[0] // 4
     size_max = keys_max(entries, 4)
     row, size, firsts, new = counters[0], counters[1], counters[2], counters[3]

@@ -1,6 +1,6 @@
-"""`KeyIndex` maps the key columns of a batch to slots, with the index that suits their types.
+"""`KeyIndex` maps the key columns of a batch to slots, with the kind of index that fits their types.
 
-One fixed-width column uses `IntIndex`, two use `IntPairIndex`. One string column uses `BytesIndex`, straight from
+One fixed-width column uses `IntIndex`, two use `IntPairIndex`. One string column uses `BytesIndex`, directly with
 Arrow's buffers. All other combinations are first encoded into rows of bytes.
 """
 
@@ -49,7 +49,7 @@ class KeyIndex:
         return self.upsert_forms(key_forms(batch, self._columns), batch.num_rows)
 
     def upsert_forms(self, forms: Sequence[Words | Strings], rows: int) -> Upserted:
-        """Returns the slots for key columns in their canonical forms (see `upsert`)."""
+        """Returns the slots for key columns in canonical form, like `upsert`."""
         keys = _joined(forms, rows)
         if isinstance(keys, Words):
             return self._int_index().upsert(keys.words, keys.valid)
@@ -58,10 +58,10 @@ class KeyIndex:
         return self._bytes_index().upsert(keys, hash_keys(keys))
 
     def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
-        """Assigns the next slots to the keys of a batch, in their order. Much faster than `upsert` for many keys.
+        """Assigns the next slots to the keys of a batch, in their order. For many keys it is much faster than `upsert`.
 
-        Makes room for `keys_to_come` keys of later calls. Returns False if a key occurs twice or was known; the index
-        must not be used after that. Raises like `upsert`.
+        Reserves room for `keys_to_come` keys of later calls. Returns False if a key occurs twice or already existed;
+        then the index must not be used any more. Raises the same errors as `upsert`.
         """
         keys = _joined(key_forms(batch, self._columns), batch.num_rows)
         if isinstance(keys, Words):
