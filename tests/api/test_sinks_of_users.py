@@ -143,7 +143,7 @@ def test_a_commit_that_does_not_come_back_fails_its_job(tmp_path: Path, monkeypa
     monkeypatch.setattr(user_sinks, "CALL_LIMIT_MIN_MS", 0)
     source, sink = GatedSource(100, 80, gates=(50,)), _Hangs(tmp_path / "out")
     checkpoints = config(tmp_path / "checkpoints", retention="retain_on_cancellation", storage_outage="200ms")
-    hangs = r"sink 'to_sink' \(uid 'sink'\) was asked to commit \d committables.*it has not come back within 0.2 s"
+    hangs = r"sink 'to_sink' \(uid 'sink'\) did not commit \d committables.*the call has not returned within 0.2 s"
     with opening(source), local() as env:
         env.from_source(source, uid="source").to_sink(sink, uid="sink")
         job = env.execute("sinks", checkpoints=checkpoints, restart=NO_RESTART)
@@ -203,7 +203,9 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
             rows.to_sink(SqliteSink(tmp_path / "out"), keys=["z"])
         rows.to_sink(Wrong(tmp_path / "out"), name="mine")
         job = env.execute("wrong", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
-        with pytest.raises(tg.JobFailedError, match=r"'mine'.*committable must be bytes, not str.*in prepare of Wrong"):
+        with pytest.raises(
+            tg.JobFailedError, match=r"'mine'.*committable of type str, and it must be bytes.*in prepare of Wrong"
+        ):
             job.wait("4min")
 
 

@@ -75,7 +75,7 @@ def test_a_wrong_amount_and_a_wrong_word_are_refused_when_the_step_is_made() -> 
     """The amount as any wrong setting, the word as Python refuses one."""
     with local() as env:
         stream = env.from_batches(numbers(10))
-        with pytest.raises(tg.ConfigurationError, match="score: num_gpus=-1 is no amount"):
+        with pytest.raises(tg.ConfigurationError, match="score: num_gpus=-1 is not an amount"):
             stream.map_batches(lambda batch: batch, name="score", num_gpus=-1)
         with pytest.raises(TypeError, match="score: unexpected keyword argument 'num_gpu'"):
             stream.map_batches(lambda batch: batch, name="score", num_gpu=1)  # type: ignore[call-arg]

@@ -203,9 +203,9 @@ def test_what_runs_is_not_deployed_again() -> None:
     both = (SOURCE, SINK)
     invariants.check_deployed(state(), both)
     invariants.check_deployed(state(ready={SINK: None}), None)
-    with pytest.raises(InvariantError, match="invariant 7: what runs"):
+    with pytest.raises(InvariantError, match="invariant 7: a running task"):
         invariants.check_deployed(state(ready={SINK: None}), both)
-    with pytest.raises(InvariantError, match="invariant 1: what channels join"):
+    with pytest.raises(InvariantError, match="invariant 1: tasks that a channel joins"):
         invariants.check_deployed(state(), (SINK,))
 
 
@@ -380,7 +380,7 @@ def test_a_checkpoint_goes_when_nobody_needs_it() -> None:
     assert not invariants.may_delete(state(pending(base=four)), four), "one that is pending is built on it"
     assert invariants.is_built_on(state(pending(base=four)), four)
     assert not invariants.is_built_on(state(pending(base=four)), TWO)
-    with pytest.raises(InvariantError, match="invariant 5: what is retained"):
+    with pytest.raises(InvariantError, match="invariant 5: a retained checkpoint"):
         invariants.permit_deletion(state(), TWO, None)
 
 
@@ -407,7 +407,7 @@ def test_files_that_a_pending_checkpoint_has_counted_stay() -> None:
     """Storage may have completed it already; a task that it still waits for has nothing in it."""
     one = pending(acknowledged={SOURCE: part(3, SOURCE)})
     invariants.permit_refused_deletion(state(one), THREE, SINK, ())
-    with pytest.raises(InvariantError, match="invariant 5: what a checkpoint refers to"):
+    with pytest.raises(InvariantError, match="invariant 5: files to which a checkpoint refers"):
         invariants.permit_refused_deletion(state(one), THREE, SOURCE, ())
 
 

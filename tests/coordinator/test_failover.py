@@ -307,7 +307,7 @@ def test_what_runs_is_not_deployed_a_second_time() -> None:
         invariants.check_deployed(job.state, (A0,))
     job.state.stop((B, C))
     invariants.check_deployed(job.state, (B, C))
-    with pytest.raises(InvariantError, match="goes back together"):
+    with pytest.raises(InvariantError, match="are deployed together"):
         invariants.check_deployed(job.state, (B,))
     with pytest.raises(InvariantError, match="runs when all"):
         invariants.check_state(job.state)

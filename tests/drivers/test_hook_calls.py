@@ -60,7 +60,7 @@ def test_a_call_that_does_not_come_back_holds_no_thread_but_its_own(hook: Hook) 
         until("the call", hook.called.is_set)
 
         for _ in range(3):
-            with pytest.raises(HookError, match="'outside' for checkpoint 1 has not come back"):
+            with pytest.raises(HookError, match="'outside' for checkpoint 1 has not returned"):
                 calls.trigger(CheckpointId(2), 0)
         with pytest.raises(HookError, match="'outside' for checkpoint 1"):
             calls.restore(CheckpointId(1), {})

@@ -179,7 +179,7 @@ def test_slots_fill_bundles_in_turn_or_one_after_the_other(
 @pytest.mark.parametrize("wrong", ["SPREAD", "strict_spread", None, 3, ["pack"]])
 def test_an_unknown_placement_is_refused(wrong: Any) -> None:
     """With those that there are."""
-    with pytest.raises(ConfigurationError, match="it is one of 'spread', 'pack', 'strict_pack'"):
+    with pytest.raises(ConfigurationError, match="give one of 'spread', 'pack', 'strict_pack'"):
         strategy_of(wrong)
 
 

@@ -294,7 +294,7 @@ def test_a_place_that_is_not_the_frames_is_refused(shared: tuple[FrameWriter, Fr
 def test_a_place_in_memory_that_is_not_mapped_is_refused() -> None:
     """Its rows must not get lost silently."""
     message = Ends(shared=True).sent((numbers(1),))
-    with pytest.raises(ProtocolError, match="does not map"):
+    with pytest.raises(ProtocolError, match="has not mapped"):
         unpack_frame(message, None)
 
 

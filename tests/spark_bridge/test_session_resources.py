@@ -51,7 +51,7 @@ def test_an_executor_and_its_slots_are_asked_for_together(placement: Placement) 
 
 def test_an_unknown_placement_is_refused() -> None:
     """Before anything has started."""
-    with pytest.raises(ConfigurationError, match="placement='STRICT_SPREAD': it is one of 'spread', 'pack'"):
+    with pytest.raises(ConfigurationError, match="placement='STRICT_SPREAD' is unknown; give one of 'spread', 'pack'"):
         SessionResources.of(1, 1, "1g", 1, "STRICT_SPREAD")  # type: ignore[arg-type]
 
 

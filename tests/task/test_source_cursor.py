@@ -75,7 +75,7 @@ def test_an_answer_that_comes_twice_is_dropped_and_one_to_no_question_refused() 
     taken, _, _, induces = source.take()
     assert taken is not None
     assert (taken.num_rows, second.offset, source.has_batch, induces) == (2, 2, False, None)
-    with pytest.raises(ProtocolError, match="never asked for"):
+    with pytest.raises(ProtocolError, match="never ordered"):
         source.batch_read(SourceBatchRead(0, 7, None, 0, True))
 
 

@@ -112,7 +112,7 @@ def test_finished_operators_do_not_run_again() -> None:
     assert log == [], "operators that have finished are not even opened"
     assert sent(found) == [Watermark(MAX_WATERMARK_MS), EndOfData(drain=True), barrier(1)]
     assert only(found, do.PersistSnapshot)[0].snapshots == ()
-    with pytest.raises(ProtocolError, match="has finished its operators and got 1 rows"):
+    with pytest.raises(ProtocolError, match="got 1 rows after its operators had finished"):
         subject.feed(0, batch(1))
 
 

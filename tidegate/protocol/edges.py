@@ -53,11 +53,11 @@ class Partitioning:
     def __post_init__(self) -> None:
         if (self.kind is PartitioningKind.HASH) != bool(self.keys):
             raise ConfigurationError(
-                f"{self.kind.value} partitioning with keys {list(self.keys)}: hash partitioning needs at "
-                f"least one key column, the other kinds take none"
+                f"{self.kind.value} partitioning with keys {list(self.keys)}: give at least one key column for hash "
+                f"partitioning, and none for the other kinds"
             )
         if len(set(self.keys)) != len(self.keys):
-            raise ConfigurationError(f"a key column is named twice: {list(self.keys)}")
+            raise ConfigurationError(f"a key column is named twice: {list(self.keys)}; name each key column once")
 
 
 RECORDS_IN_ERRORS = "numRecordsInErrors"
@@ -122,5 +122,7 @@ def check_tags(operator: str, tags: Sequence[OutputTag]) -> None:
                 f"{operator}: side_outputs takes tags, such as tg.OutputTag('bad', schema), not {tag!r}"
             )
         if tag.name in names:
-            raise ConfigurationError(f"{operator}: two side outputs are called {tag.name!r}")
+            raise ConfigurationError(
+                f"{operator}: two side outputs are called {tag.name!r}; give each a name of its own"
+            )
         names.add(tag.name)

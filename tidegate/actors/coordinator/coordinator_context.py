@@ -54,7 +54,7 @@ class CoordinatorContext:
     def spec(self) -> JobSpec:
         """Returns the description of the submitted job. Raises ProtocolError if no job was submitted yet."""
         if self.state.spec is None:
-            raise ProtocolError("no job was submitted")
+            raise ProtocolError("the coordinator was used before a job was submitted to it")
         return self.state.spec
 
     def retry_later(self, timer: str, at_ms: int, failures: int) -> None:

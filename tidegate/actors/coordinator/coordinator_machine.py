@@ -87,7 +87,9 @@ class CoordinatorMachine:
 
     @singledispatchmethod
     def _on(self, event: ev.CoordinatorEvent) -> None:
-        raise ProtocolError(f"a coordinator does not take events of type {type(event).__name__}")
+        raise ProtocolError(
+            f"a coordinator does not take events of type {type(event).__name__}, which is not a coordinator event"
+        )
 
     @_on.register
     def _on_submitted(self, event: ev.JobSubmitted) -> None:
@@ -105,7 +107,9 @@ class CoordinatorMachine:
     @_on.register
     def _on_started(self, event: ev.CoordinatorStarted) -> None:
         if not invariants.is_newer(self.state, event.generation):
-            raise ProtocolError(f"generation {event.generation} follows {self.state.generation}")
+            raise ProtocolError(
+                f"coordinator generation {event.generation} follows {self.state.generation}: it must be higher"
+            )
         self.state.generation = event.generation
         self.state.storage_away = False
         if self.state.spec is None:

@@ -141,22 +141,25 @@ def check_state(state: CoordinatorState) -> None:
     event.
     """
     for checkpoint_id, pending in state.pending.items():
-        _require(is_spent(state, checkpoint_id), "4: no number is given to a second checkpoint")
+        _require(is_spent(state, checkpoint_id), "4: each checkpoint has a new id")
         _require(is_in_its_time(state, pending), "7: acknowledgements are collected only while the job runs")
-        _require(is_base_held(state, pending), "5: what a pending checkpoint is built on stays")
+        _require(is_base_held(state, pending), "5: the base of a pending checkpoint is not deleted")
         if pending.phase.being_written:
             _require(is_covered(pending), "4: only a fully acknowledged checkpoint is written")
-    _require(not state.copies or not is_ending(state), "7: a job that ends waits for no copy, and answers who waits")
+    _require(not state.copies or not is_ending(state), "7: a job that ends copies no savepoint any more")
     for checkpoint_id in state.copies:
         _require(checkpoint_id not in state.pending, "4: a savepoint is copied once its checkpoint is complete")
-    _require(are_copies_bounded(state), "10: a bounded number of savepoints is copied side by side")
-    _require(is_whole_while_running(state), "7: a job runs when all of its tasks do")
+    _require(are_copies_bounded(state), "10: the number of savepoint copies is limited")
+    _require(is_whole_while_running(state), "7: no task is stopped while the job runs")
     _require(being_written(state) <= 1, "4: one checkpoint is written at a time")
     _require(is_stop_pending(state), "7: a stop waits for its savepoint")
     _require(are_ascending(c.checkpoint_id for c in state.completed), "4: completed checkpoints ascend")
-    _require(not state.completed or is_spent(state, state.completed[-1].checkpoint_id), "4: numbers are not used twice")
-    _require(is_queue_bounded(state), "10: requests wait in a queue of bounded length")
-    _require(is_queue_in_its_time(state), "7: who waits for a checkpoint is answered by an attempt, or by the end")
+    _require(
+        not state.completed or is_spent(state, state.completed[-1].checkpoint_id),
+        "4: checkpoint ids are not used twice",
+    )
+    _require(is_queue_bounded(state), "10: the queue of checkpoint requests is limited")
+    _require(is_queue_in_its_time(state), "7: only requests for a stop wait while no attempt runs")
 
 
 def is_newer(state: CoordinatorState, generation: Generation) -> bool:
@@ -195,12 +198,12 @@ def is_wait_bounded(strategy: RestartStrategy, delay_ms: int) -> bool:
 
 def check_wait(strategy: RestartStrategy, delay_ms: int) -> None:
     """Raises InvariantError if the delay of a restart, in ms, exceeds the restart strategy's limit."""
-    _require(is_wait_bounded(strategy, delay_ms), "7: a restart is put off for a bounded time")
+    _require(is_wait_bounded(strategy, delay_ms), "7: a restart is delayed for a limited time")
 
 
 def check_deploy(state: CoordinatorState) -> None:
     """Raises InvariantError if a new attempt must not begin yet, because a checkpoint is still pending."""
-    _require(is_fate_known(state), "7: an attempt begins when the fate of every checkpoint is known")
+    _require(is_fate_known(state), "7: an attempt begins when no checkpoint is pending")
 
 
 def first_running(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
@@ -215,16 +218,18 @@ def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> N
     region is cut.
     """
     if tasks is not None and state.spec is not None:
-        _require(first_running(state, tasks) is None, "7: what runs keeps its attempt")
+        _require(first_running(state, tasks) is None, "7: a running task is not deployed again")
         edges = ((edge.upstream, edge.downstream, edge.pointwise) for edge in state.spec.edges)
-        _require(cut_edge(tasks, state.spec.tasks, edges) is None, "1: what channels join goes back together")
+        _require(
+            cut_edge(tasks, state.spec.tasks, edges) is None, "1: tasks that a channel joins are deployed together"
+        )
 
 
 def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> None:
     """Raises InvariantError if the checkpoint is not the newest undamaged one. None stands for a start without
     state.
     """
-    _require(is_start_newest(state, checkpoint_id), "7: an attempt starts from the newest checkpoint that is whole")
+    _require(is_start_newest(state, checkpoint_id), "7: an attempt starts from the newest undamaged checkpoint")
 
 
 def copies_under_way(state: CoordinatorState) -> int:
@@ -299,7 +304,7 @@ def permit_export(pending: PendingCheckpoint) -> permits.ExportPermit:
     """Returns the permit to copy the savepoint of a stop into its own folder. Raises InvariantError if that is
     not allowed.
     """
-    _require(may_export(pending), "4: a savepoint is exported once all of it is there, by one copy at a time")
+    _require(may_export(pending), "4: a savepoint is copied once all its files exist, by one copy at a time")
     return permits.ExportPermit(permits._DECIDED, pending.checkpoint_id)
 
 
@@ -322,7 +327,7 @@ def permit_copy(state: CoordinatorState, savepoint: PendingCheckpoint) -> permit
     """Returns the permit to copy a savepoint whose checkpoint is complete. Raises InvariantError if that is not
     allowed.
     """
-    _require(may_copy_complete(state, savepoint), "4: a savepoint is copied while its checkpoint stays, by one copy")
+    _require(may_copy_complete(state, savepoint), "4: a savepoint is copied while its checkpoint exists, by one copy")
     return permits.ExportPermit(permits._DECIDED, savepoint.checkpoint_id)
 
 
@@ -343,9 +348,11 @@ def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | N
 
 def check_complete(state: CoordinatorState, pending: PendingCheckpoint) -> None:
     """Raises InvariantError if a checkpoint must not be registered as completed."""
-    _require(may_count_as_complete(state, pending), "4: each checkpoint completes once, whole, and after older ones")
+    _require(
+        may_count_as_complete(state, pending), "4: each checkpoint completes once, with all tasks, and after older ones"
+    )
     strange = strange_file(state, pending)
-    _require(strange is None, f"5: {strange} is neither a file of the checkpoint nor of the one that it is built on")
+    _require(strange is None, f"5: {strange} is neither a file of the checkpoint nor of its base")
 
 
 def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
@@ -361,7 +368,7 @@ def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> permits.CommitPermit:
     """Returns the permit to commit the sink files of a checkpoint. Raises InvariantError if that is not allowed."""
-    _require(may_commit(state, checkpoint_id), "6: sinks commit what a completed checkpoint covers, in order")
+    _require(may_commit(state, checkpoint_id), "6: sinks commit only completed checkpoints, in order")
     return permits.CommitPermit(permits._DECIDED, checkpoint_id)
 
 
@@ -433,8 +440,12 @@ def permit_deletion(
 
     `shared`: None stands for all shared files that were written for a checkpoint that never completed.
     """
-    _require(may_delete(state, checkpoint_id), "5: what is retained, not committed or built on is never deleted")
-    _require(may_delete_shared(state, shared or ()), "5: a shared file goes with the last one that refers to it")
+    _require(
+        may_delete(state, checkpoint_id), "5: a retained checkpoint, an uncommitted one, or a base is never deleted"
+    )
+    _require(
+        may_delete_shared(state, shared or ()), "5: a shared file is deleted with the last checkpoint that refers to it"
+    )
     return permits.DeletePermit(permits._DECIDED, checkpoint_id)
 
 
@@ -444,7 +455,9 @@ def permit_refused_deletion(
     """Returns the permit to delete the files of a refused acknowledgement, `shared` among them. Raises
     InvariantError.
     """
-    _require(may_delete_refused(state, checkpoint_id, task, shared), "5: what a checkpoint refers to stays")
+    _require(
+        may_delete_refused(state, checkpoint_id, task, shared), "5: files to which a checkpoint refers are not deleted"
+    )
     return permits.DeletePermit(permits._DECIDED, checkpoint_id)
 
 
@@ -453,7 +466,7 @@ def permit_savepoint_deletion(state: CoordinatorState, number: CheckpointId, voi
 
     `voided`: a tombstone is created in the folder first, and stays.
     """
-    _require(may_delete_savepoint(state, number, voided), "5: nobody deletes a folder that is being written")
+    _require(may_delete_savepoint(state, number, voided), "5: a folder is not deleted while a copy writes to it")
     return permits.DeletePermit(permits._DECIDED, number)
 
 
@@ -471,7 +484,7 @@ def permit_sweep(state: CoordinatorState) -> permits.EndPermit:
     """Returns the permit to delete all files of a job that it does not retain. Raises InvariantError if that is
     not allowed.
     """
-    _require(may_sweep(state), "5: files of a job go when nobody writes for it any more")
+    _require(may_sweep(state), "5: files of a job are deleted only after its end")
     heads = state.known_tables
     return permits.EndPermit(
         permits._DECIDED,
@@ -521,7 +534,7 @@ def check_answer(state: CoordinatorState, answer: TaskAnswered) -> None:
     """Raises InvariantError if the new coordinator must not adopt the answering task, because its log contradicts
     the answer.
     """
-    _require(runs_by_the_log(state, answer), "7: a task that is adopted runs, in its own attempt")
+    _require(runs_by_the_log(state, answer), "7: a task that is adopted runs in its current attempt")
     _require(knows_its_checkpoints(state, answer), "4: a task has taken part in no checkpoint that the log lacks")
 
 

@@ -158,8 +158,8 @@ async def _begun(function: AsyncFunction, call: Call) -> Any:
         return owned_result(await asyncio.wrap_future(result))
     if not hasattr(result, "__await__"):
         raise TypeError(
-            f"the function returned {type(result).__name__}; it must be an async def, or return a future. A function "
-            "that just computes is for map or map_batches"
+            f"the function of map_async returned {type(result).__name__}; make it an async def, or return a future. "
+            "Use map or map_batches for a function that only computes"
         )
     return owned_result(await result)  # here: other calls may run before the answer is read
 

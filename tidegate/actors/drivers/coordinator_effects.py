@@ -395,7 +395,10 @@ class HookCalls:
 
     def _call_all(self, call: Callable[[MasterHook], None], what: str) -> None:
         if not self._turn.acquire(timeout=self._turn_timeout_s):
-            raise HookError(f"master hook {self._running} has not come back yet, so none was called {what}")
+            raise HookError(
+                f"master hook {self._running} has not returned yet, so no hook was called {what}; "
+                "give its calls a timeout"
+            )
         done: Future[object] = Future()
         with self._guard:
             self._waiting = done

@@ -85,7 +85,7 @@ def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     if not wait((future,), limit_s).done:
-        raise NotBackError(f"it has not come back within {limit_s:g} s")
+        raise NotBackError(f"the call has not returned within {limit_s:g} s")
     return future.result()
 
 
@@ -167,7 +167,7 @@ class ThreadPool:
             if self._closed:
                 return
             if self._work.qsize() >= WAITING_MAX:
-                raise RuntimeError(f"{WAITING_MAX} pieces of work wait for the threads {self._name}")
+                raise RuntimeError(f"thread pool {self._name!r} is full: {WAITING_MAX} pieces of work wait")
             self._work.put_nowait(run)
 
     @property

@@ -263,20 +263,20 @@ def _checked(prepared: object) -> tuple[bytes, ...]:
     """
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
         raise ConfigurationError(
-            f"prepare must return a list of committables, each of bytes, not {type(prepared).__name__}; an empty list "
-            "if there is nothing to commit"
+            f"prepare must return a list of bytes, not {type(prepared).__name__}; return an empty list if there is "
+            "nothing to commit"
         )
     committables = tuple(prepared)
     for committable in committables:
         if not isinstance(committable, bytes):
             raise ConfigurationError(
-                f"a committable must be bytes, not {type(committable).__name__}; encode it, as by "
-                "json.dumps(...).encode()"
+                f"prepare returned a committable of type {type(committable).__name__}, and it must be bytes; encode "
+                "it, for example with json.dumps(...).encode()"
             )
     if (size := sum(map(len, committables))) > COMMITTABLES_BYTES_MAX:
         raise ConfigurationError(
             f"prepare returned committables of {size} bytes; at most {COMMITTABLES_BYTES_MAX} go into a checkpoint. "
-            "Write the data itself in prepare, and return where it is"
+            "Write the data to your storage in prepare, and return its path"
         )
     return committables
 
@@ -287,8 +287,8 @@ def _checked_parts(prepared: object, buckets: range) -> tuple[PreparedPart, ...]
     """
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
         raise ConfigurationError(
-            f"prepare must return a list of tg.Committable, not {type(prepared).__name__}; an empty list if there is "
-            "nothing to commit"
+            f"prepare must return a list of tg.Committable, not {type(prepared).__name__}; return an empty list if "
+            "there is nothing to commit"
         )
     parts = []
     size_bytes = 0
@@ -380,7 +380,7 @@ class SinkCommitters:
                 try:
                     self._call(place, partial(self._committer(place).commit, committables, context))
                 except NotBackError as error:
-                    text = f"sink {spec.name!r} (uid {spec.uid!r}) was asked to {what}: {error}"
+                    text = f"sink {spec.name!r} (uid {spec.uid!r}) did not {what}: {error}; give its calls a timeout"
                     raise SinkHangsError(text) from None
                 except BaseException as error:
                     if not is_failure(error):
@@ -403,7 +403,7 @@ class SinkCommitters:
 
     def _call(self, place: str, call: Callable[[], None]) -> None:
         if place in self._hung:
-            raise NotBackError("an earlier call of it has not come back")
+            raise NotBackError("an earlier call of the sink has not returned")
         try:
             call_within(call, self._limit_ms / 1_000, "tidegate-sink")
         except NotBackError:

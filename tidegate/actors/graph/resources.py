@@ -61,7 +61,8 @@ class Resources:
         gpus = 0.0 if num_gpus is None else _amount(step, f"num_gpus={num_gpus!r}", num_gpus)
         if gpus > 1 and not gpus.is_integer():
             raise ConfigurationError(
-                f"{step}: num_gpus={num_gpus!r}: more than one GPU can only be had whole; give a whole number"
+                f"{step}: num_gpus={num_gpus!r}: Ray reserves more than one GPU only in whole numbers; give a "
+                "whole number"
             )
         custom = tuple(sorted((_name(step, name), _custom(step, name, n)) for name, n in (resources or {}).items()))
         found = cls(cpus, gpus, custom)
@@ -83,24 +84,24 @@ class Resources:
 def _custom(step: str, name: str, amount: object) -> float:
     found = _amount(step, f"resources={{{name!r}: {repr_text(amount)}}}", amount)
     if not found:
-        raise ConfigurationError(f"{step}: resources={{{name!r}: 0}}: leave out what is not needed")
+        raise ConfigurationError(f"{step}: resources={{{name!r}: 0}} reserves nothing; remove {name!r}")
     return found
 
 
 def _name(step: str, name: object) -> str:
     if not isinstance(name, str) or not name.strip():
-        raise ConfigurationError(f"{step}: resources= has the name {repr_text(name)}; a name is a string")
+        raise ConfigurationError(f"{step}: resources= has the name {repr_text(name)}; name each resource by a string")
     if name in _NAMED:
         raise ConfigurationError(f"{step}: resources={{{name!r}: …}}: give it as {_NAMED[name]}")
     if name in _OF_RAY:
-        raise ConfigurationError(f"{step}: resources={{{name!r}: …}}: memory cannot be reserved for a step")
+        raise ConfigurationError(f"{step}: resources={{{name!r}: …}}: memory cannot be reserved for a step; remove it")
     return name
 
 
 def _amount(step: str, what: str, amount: object) -> float:
     number = isinstance(amount, int | float) and not isinstance(amount, bool)
     if not number or not math.isfinite(amount) or amount < 0:  # type: ignore[arg-type, operator]
-        raise ConfigurationError(f"{step}: {what} is no amount: a number from 0 on is needed")
+        raise ConfigurationError(f"{step}: {what} is not an amount; give a number that is 0 or more")
     found = float(amount)  # type: ignore[arg-type]
     if found and round(found * STEPS_OF_ONE) < 1:
         raise ConfigurationError(f"{step}: {what} is too little: Ray counts to four decimals; give 0.0001 or more")

@@ -52,7 +52,7 @@ def strategy_of(placement: object) -> Strategy:
     """Returns Ray's name of a placement strategy. Raises ConfigurationError for an unknown placement."""
     if not isinstance(placement, str) or placement not in _STRATEGIES:
         raise ConfigurationError(
-            f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}; give one of these"
+            f"placement={repr_text(placement)} is unknown; give one of {', '.join(map(repr, _STRATEGIES))}"
         )
     return _STRATEGIES[placement]
 

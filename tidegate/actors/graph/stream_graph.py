@@ -94,9 +94,9 @@ class StreamNode:
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
-            raise AssertionError("a node is a source, an operator, or a side output of one")
+            raise AssertionError("a stream node must be a source, an operator, or a side output")
         if self.ordinals and len(self.ordinals) != len(self.inputs):
-            raise AssertionError("each input has an ordinal, or none has")
+            raise AssertionError("a stream node needs an ordinal for each input, or none at all")
 
     @property
     def maker(self) -> StreamNode:
@@ -204,8 +204,8 @@ def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:
             )
         if node.uid in seen:
             raise ConfigurationError(
-                f"operators {seen[node.uid].name!r} and {node.name!r} both have uid {node.uid!r}; a uid names one "
-                "operator, because state is matched by it"
+                f"operators {seen[node.uid].name!r} and {node.name!r} both have uid {node.uid!r}; give one of them "
+                "another uid=, because a restore finds the state of an operator by its uid"
             )
         seen[node.uid] = node
 

@@ -131,7 +131,7 @@ def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
     try:
         RuntimeEnv(**runtime_env)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"runtime_env: {error}") from error
+        raise ConfigurationError(f"runtime_env: {error}; correct that field") from error
 
 
 def prepare_connection(address: str) -> None:

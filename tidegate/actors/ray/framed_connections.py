@@ -562,7 +562,9 @@ class FrameCodec:
             while len(unread) - at >= MESSAGE_HEAD.size:
                 size_bytes, number = MESSAGE_HEAD.unpack_from(unread, at)
                 if size_bytes > MESSAGE_BYTES_MAX or number not in _KINDS:
-                    raise ProtocolError(f"invalid message on a connection: {size_bytes} bytes of kind {number}")
+                    raise ProtocolError(
+                        f"a connection received an invalid message: {size_bytes} bytes of kind {number}"
+                    )
                 begin, end = at + MESSAGE_HEAD.size, at + MESSAGE_HEAD.size + size_bytes
                 if end > len(unread):
                     if size_bytes >= LARGE_BYTES:

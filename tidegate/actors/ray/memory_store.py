@@ -150,7 +150,9 @@ class RayMemoryFiles:
     def _put(self, key: str, data: bytes, replace: bool) -> bool:
         refused: str | None = self._ask("put", key, data, replace)
         if refused == "full":
-            raise OSError(errno.ENOSPC, f"no room for {len(data):,} more bytes in the memory of the checkpoints' actor")
+            raise OSError(
+                errno.ENOSPC, f"the actor with the checkpoints in memory has no room for {len(data):,} more bytes"
+            )
         if refused == "in the way":
             raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder is needed", key)
         return refused is None
@@ -161,7 +163,9 @@ class RayMemoryFiles:
                 self._actor = ray.get_actor(actor_name(self._name), namespace=NAMESPACE)
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
         except GetTimeoutError as error:
-            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {self._timeout_s:g} s") from error
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"the actor with the checkpoints in memory gave no answer within {self._timeout_s:g} s"
+            ) from error
         except (RayError, ValueError) as error:
             # ValueError: no actor has this name.
             self._actor = None
@@ -183,7 +187,7 @@ class RayMemoryStore(FileSystemStore):
     def _open(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
         rest = url.removeprefix(SCHEME).strip("/")
         if not url.startswith(SCHEME) or not rest:
-            raise ConfigurationError(f"{url!r} is not the url of a memory of checkpoints; write {SCHEME}<name>")
+            raise ConfigurationError(f"{url!r} is not the URL of a checkpoint memory; write {SCHEME}<name>")
         timeout_ms = options["timeout_ms"]
         assert isinstance(timeout_ms, int)
         return f"{SCHEME}{rest}", f"/{rest}", RayMemoryFiles(rest.partition("/")[0], timeout_ms)
@@ -204,7 +208,9 @@ def start_memory(name: str, size_bytes_max: int = SIZE_BYTES_MAX_DEFAULT) -> tup
     The actor lives until its last handle or the driver is gone. An existing actor of this name is used instead.
     """
     if not name or "/" in name:
-        raise ConfigurationError(f"{name!r} cannot name a memory of checkpoints: it is the first part of a path")
+        raise ConfigurationError(
+            f"{name!r} cannot name a checkpoint memory; give a name that is not empty and has no '/'"
+        )
     actor_class = _remote(num_cpus=0, max_restarts=0)(HeldFiles)
     options = actor_class.options(name=actor_name(name), namespace=NAMESPACE, get_if_exists=True)
     return join_url(SCHEME, name), options.remote(size_bytes_max)

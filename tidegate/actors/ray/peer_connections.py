@@ -406,7 +406,7 @@ def unpack_frame(payload: bytes | memoryview, reader: FrameReader | None) -> tup
             elements += stream
     elif place is not None:
         if reader is None:
-            raise ProtocolError("a frame is in shared memory that this process does not map")
+            raise ProtocolError("a frame is in shared memory that this process has not mapped")
         elements += reader.read(Place(*place))
     for index, element in controls:
         elements.insert(index, element)

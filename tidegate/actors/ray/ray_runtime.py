@@ -198,7 +198,7 @@ class RayRuntime:
         if there is none.
         """
         if not ray.is_initialized():
-            raise ConfigurationError(f"attach({name!r}): this process is not connected to Ray")
+            raise ConfigurationError(f"attach({name!r}): this process is not connected to Ray; call ray.init first")
         card, coordinator = find(name, self._namespace)
         return card, RayJob(card, coordinator, None, range(0), self.open_store)
 

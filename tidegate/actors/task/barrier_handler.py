@@ -291,7 +291,7 @@ class Channels:
         if channel not in self._channels:
             raise ProtocolError(f"{channel} is not an input of this task")
         if channel in self._ended:
-            raise ProtocolError(f"{channel} has ended and delivered one more element")
+            raise ProtocolError(f"{channel} has delivered an element after its end")
 
     def end(self, channel: ChannelId) -> None:
         """Records that the channel has delivered its last element."""

@@ -357,7 +357,7 @@ class ChangeLog:
                 if layer.condition is _Condition.WRITING:
                     return layer
                 break
-        raise ProtocolError(f"segment {number} of the changelog is not being written")
+        raise ProtocolError(f"the write of changelog segment {number} was answered, but it is not being written")
 
     def _replace_base(self) -> list[StateHandle]:
         base = self._coming

@@ -88,19 +88,19 @@ def check_recover(rows_taken: int) -> None:
     other rows.
     """
     if not may_recover(rows_taken):
-        raise InvariantError(f"invariant 3: what was in flight is restored after {rows_taken} rows were processed")
+        raise InvariantError(f"invariant 3: in-flight rows are restored after {rows_taken} rows were processed")
 
 
 def check_watermark(reached_ms: int | None, watermark_ms: int) -> None:
     """Raises InvariantError if a watermark is below the one that the task has reached."""
     if not goes_on(reached_ms, watermark_ms):
-        raise InvariantError(f"a task that has reached event time {reached_ms} goes back to {watermark_ms}")
+        raise InvariantError(f"the watermark of a task goes back from {reached_ms} to {watermark_ms} ms")
 
 
 def check_process(blocked: bool) -> None:
     """Raises InvariantError unless `may_process`. Called before an element is processed."""
     if not may_process(blocked):
-        raise InvariantError("invariant 2: nothing of a channel is processed between its barrier and the snapshot")
+        raise InvariantError("invariant 2: no element of a channel is processed between its barrier and the snapshot")
 
 
 # --- the coordinator --------------------------------------------------------------------------------------------------
@@ -158,10 +158,14 @@ def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool, committed: 
 def check_hold(checkpoints: int, limit: int) -> None:
     """Raises InvariantError unless `may_hold`. Called after the task deferred an input."""
     if not may_hold(checkpoints, limit):
-        raise InvariantError(f"invariant 10: {checkpoints} checkpoints are held back, and {limit} may be")
+        raise InvariantError(
+            f"invariant 10: inputs of {checkpoints} checkpoints are deferred, and the limit is {limit}"
+        )
 
 
 def check_newer(checkpoint_id: int, closed: int) -> None:
     """Raises InvariantError unless `is_newer`. Called before the task treats a checkpoint as over."""
     if not is_newer(checkpoint_id, closed):
-        raise InvariantError(f"invariant 2: checkpoint {checkpoint_id} is over a second time, {closed} was the last")
+        raise InvariantError(
+            f"invariant 2: checkpoint {checkpoint_id} ends a second time; the last one that ended was {closed}"
+        )

@@ -63,7 +63,7 @@ class StagedFiles:
     def durable(self, index: int, file: DataFile) -> None:
         """Records that a file is written durably. Repeated calls change nothing."""
         if index >= self.next_index:
-            raise ProtocolError(f"sink file {index} was staged, but only {self.next_index} were asked for")
+            raise ProtocolError(f"sink file {index} was written, but only {self.next_index} files were ordered")
         if index >= self._committed:
             self._durable[index] = file
 

@@ -370,7 +370,7 @@ class SourceCursor:
         if event.read != self._outstanding:
             if event.read < self._reads:
                 return None
-            raise ProtocolError(f"an answer to read {event.read} came, which was never asked for")
+            raise ProtocolError(f"the result of read {event.read} arrived, but that read was never ordered")
         self._outstanding = None
         for index in self._asked[: event.empty]:
             self._misses += 1
@@ -476,11 +476,14 @@ class SourceCursor:
         ids = [split.split_id for split in event.found]
         if twice := [split_id for split_id in ids if split_id in self._known or ids.count(split_id) > 1]:
             raise ConfigurationError(
-                f"split {finder!r} has found {twice[0]!r}, which this subtask reads already; a source must remember in "
-                "the payload of a split what it has found there"
+                f"split {finder!r} has found {twice[0]!r}, which this subtask reads already; store the found splits in "
+                "the payload of the split, so that each is found once"
             )
         if len(self._known) + len(ids) > SPLITS_MAX:
-            raise ConfigurationError(f"split {finder!r} has found too many: a subtask has {SPLITS_MAX:,} at most")
+            raise ConfigurationError(
+                f"split {finder!r} has found too many splits: a subtask reads at most {SPLITS_MAX:,}; make "
+                "fewer, larger splits"
+            )
         self._known.update(ids)
 
     def _add(self, split: SourceSplit) -> None:
@@ -633,7 +636,10 @@ class SplitRequests:
         are missing.
         """
         if event.first > self._given:
-            raise ProtocolError(f"splits from number {event.first} on were assigned, and {self._given} were there")
+            raise ProtocolError(
+                f"splits from number {event.first} on were assigned to a task with {self._given} splits: some are "
+                "missing"
+            )
         if event.first < self._given:
             return ()
         self._asked = False

@@ -104,6 +104,8 @@ class SubtaskCommits:
     def committed(self, rows: PreparedRows) -> None:
         """Records that prepared rows are committed."""
         if not self._committing or self._due[0] != rows:
-            raise ProtocolError(f"checkpoint {rows.checkpoint_id} of sink {self._uid!r} was committed out of turn")
+            raise ProtocolError(
+                f"checkpoint {rows.checkpoint_id} of sink {self._uid!r} was reported as committed out of turn"
+            )
         self._committing = False
         self._due.popleft()

@@ -187,7 +187,7 @@ class TaskMachine:
 
     @singledispatchmethod
     def _on(self, event: ev.TaskEvent) -> None:
-        raise ProtocolError(f"a task does not take events of type {type(event).__name__}")
+        raise ProtocolError(f"a task does not take events of type {type(event).__name__}, which is not a task event")
 
     @_on.register
     def _on_restored(self, event: ev.TaskRestored) -> None:
@@ -292,7 +292,7 @@ class TaskMachine:
     @_on.register
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
         if self.source is None:
-            raise ProtocolError(f"{self.descriptor.task} has no source and was read for")
+            raise ProtocolError(f"{self.descriptor.task} has no source, but got the result of a read")
         if (pause_ms := self.source.batch_read(event)) is not None:
             self._instructions.append(do.SetTaskTimer(ev.TaskTimer.SOURCE, event.at_ms + pause_ms))
 
@@ -407,7 +407,7 @@ class TaskMachine:
 
     def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
-            raise ProtocolError(f"{self.descriptor.task} has finished its operators and got {batch.num_rows} rows")
+            raise ProtocolError(f"{self.descriptor.task} got {batch.num_rows} rows after its operators had finished")
         self.chain.process(batch, input_index)
         self._stage(force=False)
 
