@@ -85,8 +85,8 @@ def test_the_next_number_is_nobodys() -> None:
     assert invariants.is_spent(state(), THREE)
     assert not invariants.is_spent(state(), CheckpointId(4))
     invariants.check_state(state(pending()))
-    broken(state(pending(), next_checkpoint_id=THREE), "invariant 4: no number")
-    broken(state(next_checkpoint_id=TWO), "invariant 4: numbers")
+    broken(state(pending(), next_checkpoint_id=THREE), "invariant 4: each checkpoint has a new id")
+    broken(state(next_checkpoint_id=TWO), "invariant 4: checkpoint ids")
 
 
 @pytest.mark.parametrize("phase", PendingPhase)
@@ -105,7 +105,7 @@ def test_nothing_is_down_while_a_job_runs() -> None:
     """A checkpoint of the others would have a hole; a job that restarts takes none."""
     assert invariants.is_whole_while_running(state())
     assert invariants.is_whole_while_running(state(down={SINK: None}, status=JobStatus.RESTARTING))
-    broken(state(down={SINK: None}), "invariant 7: a job runs")
+    broken(state(down={SINK: None}), "invariant 7: no task is stopped")
 
 
 def test_what_is_built_on_stays() -> None:
@@ -165,7 +165,7 @@ def test_who_waits_is_answered_by_an_attempt_or_by_the_end(status: JobStatus) ->
         asked = state(requests=waiting, status=status)
         assert invariants.is_queue_in_its_time(asked) is (allowed or status is JobStatus.RUNNING)
         if not invariants.is_queue_in_its_time(asked):
-            broken(asked, "invariant 7: who waits")
+            broken(asked, "invariant 7: only requests")
 
 
 # --- before an attempt ------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_job_that_ends_has_no_copies(status: JobStatus) -> None:
     copied = pending(PendingPhase.COMPLETED, properties=SAVEPOINT, export_asked=True)
     one = state(copies={THREE: copied}, status=status)
     if status is JobStatus.ENDING or status.terminal:
-        broken(one, "invariant 7: a job that ends waits for no copy")
+        broken(one, "invariant 7: a job that ends copies no savepoint")
     else:
         invariants.check_state(one)
 
