@@ -303,7 +303,7 @@ def test_an_older_fold_restarts_as_a_whole() -> None:
 def test_what_runs_is_not_deployed_a_second_time() -> None:
     """Nor is a channel cut: the last look before tasks are deployed."""
     job = Regions()
-    with pytest.raises(InvariantError, match="keeps its attempt"):
+    with pytest.raises(InvariantError, match="not deployed again"):
         invariants.check_deployed(job.state, (A0,))
     job.state.stop((B, C))
     invariants.check_deployed(job.state, (B, C))
