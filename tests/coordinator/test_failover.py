@@ -309,5 +309,5 @@ def test_what_runs_is_not_deployed_a_second_time() -> None:
     invariants.check_deployed(job.state, (B, C))
     with pytest.raises(InvariantError, match="are deployed together"):
         invariants.check_deployed(job.state, (B,))
-    with pytest.raises(InvariantError, match="runs when all"):
+    with pytest.raises(InvariantError, match="no task is stopped"):
         invariants.check_state(job.state)

@@ -122,7 +122,7 @@ def test_the_default_still_gives_up_at_once_on_what_can_never_pass() -> None:
 def test_a_wait_that_no_strategy_may_give_is_a_fault() -> None:
     """The machine does not put off a restart for longer than the strategy's longest wait."""
     coordinator = Coordinator(spec(_Endless(1_000, 2_000, 2.0, 0.0, 1_000))).run()
-    with pytest.raises(InvariantError, match="bounded time"):
+    with pytest.raises(InvariantError, match="limited time"):
         coordinator.fail()
 
 
