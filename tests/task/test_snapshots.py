@@ -178,5 +178,5 @@ def test_files_in_flight_are_those_being_written() -> None:
 
     assert files.in_flight == 0
     assert files.covered(2) == (2, ())
-    with pytest.raises(ProtocolError, match="sink file 2 was staged"):
+    with pytest.raises(ProtocolError, match="sink file 2 was written"):
         files.durable(2, data_file("f2"))

@@ -90,7 +90,7 @@ def test_a_question_is_repeated_until_it_is_answered() -> None:
 
 def test_an_answer_from_nowhere_is_refused() -> None:
     """Splits before it would be missing."""
-    with pytest.raises(ProtocolError, match="from number 1 on were assigned, and 0 were there"):
+    with pytest.raises(ProtocolError, match="from number 1 on were assigned to a task with 0 splits"):
         Reading().gets(1, ONE)
 
 
