@@ -33,18 +33,18 @@ WIDTH = 4
 """How many integers an instruction has."""
 JUMP, BOOL, FLOAT, DOUBLE, FIXED, DECIMAL_FIXED, NEXT = range(7)
 INT, LONG, ENUM, BYTES, DECIMAL, OPTION, LIST, BRANCH = range(10, 18)
-"""Operations. From INT on they begin with a variable-length integer.
+"""The operations. From INT on, they begin with a variable-length integer.
 
 - FIXED, DECIMAL_FIXED: the argument is the size. ENUM, BRANCH: the number of symbols or branches.
-- OPTION: a value or null; the argument is the branch of null, the position is behind the value.
+- OPTION: a value or null; the argument is the branch of null, the position is after the value.
 - LIST: the begin of a block of elements; the argument is the first instruction of an element, the position is behind
   the list. The element ends with NEXT, with the position of its first instruction, and another LIST follows.
-- BRANCH: followed by a JUMP for each branch. It is only passed over, and so has no column.
+- BRANCH: followed by a JUMP for each branch. Its value is only skipped, so it has no column.
 """
 CUT, LONG_VARINT, BAD_BOOL, INT_RANGE, ENUM_RANGE, BRANCH_RANGE, BAD_LENGTH, BAD_COUNT, TRAILING, WIDE_DECIMAL = range(
     1, 11
 )
-"""Reasons for which a record cannot be read. WIDE_DECIMAL is also a reason for which one cannot be written."""
+"""The reasons why a record cannot be read. WIDE_DECIMAL is also a reason why a record cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
