@@ -37,7 +37,10 @@ PAGE = ROOT / "docs" / "installation.md"
 SHOWN = ("pyspark", "ray", "numpy", "numba", "pyarrow", "pandas")
 """Packages whose versions the table shows."""
 
-_EXTRAS = "avro,databases,delta,examples,iceberg,json-schema,kafka,protobuf,ray,rocksdb,s3,sketches,sql,test,web"
+_EXTRAS = (
+    "avro,azure,databases,delta,examples,gcs,hdfs,iceberg,json-schema,"
+    "kafka,protobuf,ray,rocksdb,s3,sketches,sql,test,web"
+)
 _TABLE = re.compile(r"(?<=<!-- tested versions -->\n).*?(?=<!-- end of tested versions -->)", re.DOTALL)
 QUICK = ("--kinds", "unit, contract, docs, local jobs", "-m", "not slow")
 SPREAD = ("--dist", "loadgroup", "--no-loadscope-reorder", "--max-worker-restart", "0")

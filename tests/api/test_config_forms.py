@@ -322,9 +322,12 @@ def test_what_spark_and_ray_are_started_with(monkeypatch: pytest.MonkeyPatch) ->
         ),
         ("execution.checkpointing.tolerable-failed-checkpoints: -1", "for any number write 2147483647"),
         ("execution.checkpointing.alignment-timeout: 10s", "aligned-checkpoint-timeout"),
-        ("state.checkpoints.dir: hdfs://name/folder", "Mount it as a folder"),
-        ("state.savepoints.dir: gs://bucket/folder", "Mount it as a folder"),
-        ("state.savepoints.dir: ftp://host/folder", "'/folder', 'file://', 's3://', 'memory://'"),
+        ("state.checkpoints.dir: viewfs://name/folder", "Mount it as a folder"),
+        ("state.savepoints.dir: oss://bucket/folder", "Mount it as a folder"),
+        (
+            "state.savepoints.dir: ftp://host/folder",
+            "'/folder', 'file://', 's3://', 'gs://', 'abfs://', 'hdfs://', 'memory://'",
+        ),
     ],
 )
 def test_values_of_flink_that_are_refused_name_what_to_write(tmp_path: Path, line: str, meant: str) -> None:

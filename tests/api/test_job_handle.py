@@ -270,7 +270,10 @@ def test_vertices_tell_what_came_through_while_the_job_runs_and_after_it(tmp_pat
     ("target", "reason"),
     [
         ("ray-memory://other", "the savepoint would be written to ray-memory://other, the memory of a Ray actor"),
-        ("ftp://host/folder", "'ftp' is not one of '/folder', 'file://', 's3://', 'memory://'"),
+        (
+            "ftp://host/folder",
+            "'ftp' is not one of '/folder', 'file://', 's3://', 'gs://', 'abfs://', 'hdfs://', 'memory://'",
+        ),
         ("file:/folder", "write 'file://…'"),
     ],
 )

@@ -124,7 +124,7 @@ def test_other_names_are_no_checkpoints(name: str) -> None:
     assert parse_checkpoint_name(name) is None
 
 
-@pytest.mark.parametrize("root", ["/ck", "/", "s3://bucket", "s3://bucket/a/b", "memory://", "memory://x", "rel/ck"])
+@pytest.mark.parametrize("root", ["/ck", "/", "s3://bucket", "gs://bucket/a/b", "memory://", "memory://x", "rel/ck"])
 @pytest.mark.parametrize("suffix", ["", "/", "/_metadata", "/_metadata/"])
 def test_pointers_come_back(root: str, suffix: str) -> None:
     """A pointer gives root, job and number, however its end is spelled."""
@@ -161,7 +161,9 @@ def test_a_pointer_in_the_working_directory() -> None:
     assert parse_pointer("demo-1/chk-3") == CheckpointPointer(".", JobId("demo-1"), CheckpointId(3))
 
 
-@pytest.mark.parametrize("path", ["", "/", "chk-1", "/chk-1", "/a/b", "s3://b/chk-1", "s3://chk-1", "/a/../chk-1"])
+@pytest.mark.parametrize(
+    "path", ["", "/", "chk-1", "/chk-1", "/a/b", "s3://b/chk-1", "s3://chk-1", "gs://b/chk-1", "/a/../chk-1"]
+)
 def test_other_paths_are_refused(path: str) -> None:
     """What is no pointer is told how one looks."""
     with pytest.raises(ConfigurationError, match="<root>/<job>/chk-<number>"):

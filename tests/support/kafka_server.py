@@ -116,7 +116,7 @@ def run_kafka(folder: Path) -> Iterator[KafkaServer]:
     for attempt in range(_START_TRIES_MAX):
         # Another process may take a port between the choice and the start.
         settings = folder / f"server-{attempt}.properties"
-        ports = _free_ports(2)
+        ports = free_ports(2)
         data = folder / f"data-{attempt}"
         settings.write_text(_settings(data, *ports))
         storage = [java, "-Xmx128m", "-cp", classpath, "kafka.tools.StorageTool"]
@@ -220,7 +220,8 @@ def _found(program: str) -> str:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that are free now."""
     opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in opened]
     for each in opened:

@@ -1,4 +1,5 @@
-"""Stores that any test can ask for: a local folder, memory, and S3; a broker of Apache Kafka, PostgreSQL and MariaDB.
+"""Stores that any test can ask for: a local folder, memory, S3, Google Cloud Storage, Azure and HDFS; a broker of
+Apache Kafka, PostgreSQL and MariaDB.
 
 What makes them is imported when a test asks: most runs of a few tests can do without a client for S3.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from kafka_server import KafkaServer
+    from object_servers import ObjectServer
     from postgres_server import PostgresDatabase, PostgresServer
     from seaweed import S3Server
     from stores_of_sql import Database
@@ -65,6 +67,63 @@ def s3_store(s3_server: S3Server) -> FileSystemStore:
     from seaweed import BUCKET
 
     return opened(f"s3://{BUCKET}/{uuid.uuid4().hex}/ckpt", **s3_server.options)
+
+
+@contextmanager
+def object_server(kind: str, folder: Path) -> Iterator[ObjectServer]:
+    """A running server, which programs find by the environment; skips the test where it cannot be had."""
+    import object_servers as servers
+
+    library = {"gcs": "gcsfs", "azure": "adlfs", "hdfs": "requests"}[kind]
+    pytest.importorskip(library, reason=f"{library} is not installed: pip install 'tidegate[{kind}]'")
+    run = {"gcs": servers.run_gcs, "azure": servers.run_azurite, "hdfs": servers.run_hdfs}[kind]
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        try:
+            server = stack.enter_context(run(folder))
+        except servers.ServerUnavailable as error:
+            pytest.skip(f"the server of {kind} cannot be started here: {error}")
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """One fake-gcs-server for the session."""
+    with object_server("gcs", tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """One Azurite for the session."""
+    with object_server("azure", tmp_path_factory.mktemp("azure")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """One HDFS for the session."""
+    with object_server("hdfs", tmp_path_factory.mktemp("hdfs")) as server:
+        yield server
+
+
+@pytest.fixture
+def gcs_store(gcs_server: ObjectServer) -> FileSystemStore:
+    """An empty store under a prefix of its own on the server of Google Cloud Storage."""
+    return opened(gcs_server.new_url())
+
+
+@pytest.fixture
+def azure_store(azure_server: ObjectServer) -> FileSystemStore:
+    """An empty store under a prefix of its own on Azurite."""
+    return opened(azure_server.new_url())
+
+
+@pytest.fixture
+def hdfs_store(hdfs_server: ObjectServer) -> FileSystemStore:
+    """An empty store in a folder of its own on HDFS."""
+    return opened(hdfs_server.new_url())
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

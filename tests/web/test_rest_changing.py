@@ -113,7 +113,11 @@ def test_without_the_token_nothing_changes(method: str, path: str) -> None:
         ("savepoints", {"target-directory": "file://evil/x"}, "host 'evil'"),
         ("savepoints", {"target-directory": "//evil/x"}, "host 'evil'"),
         ("savepoints", {"target-directory": "ray-memory://x"}, "ends with its driver"),
-        ("stop", {"targetDirectory": "ftp://host/x"}, "'/folder', 'file://', 's3://', 'memory://'"),
+        (
+            "stop",
+            {"targetDirectory": "ftp://host/x"},
+            "'/folder', 'file://', 's3://', 'gs://', 'abfs://', 'hdfs://', 'memory://'",
+        ),
         ("savepoints", {"target-directory": "/a\nb"}, "give a folder or a URL"),
         ("savepoints", {"formatType": "ZIP"}, "CANONICAL or NATIVE"),
         ("savepoints", {"triggerId": "1"}, "32 hexadecimal"),

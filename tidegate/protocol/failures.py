@@ -71,7 +71,22 @@ _NOTE_BYTES = 64
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
 _LIBRARIES = frozenset(
-    {"pyarrow", "polars", "numpy", "numba", "pandas", "ray", "fsspec", "s3fs", "pyspark", "py4j", "cloudpickle"}
+    {
+        "pyarrow",
+        "polars",
+        "numpy",
+        "numba",
+        "pandas",
+        "ray",
+        "fsspec",
+        "s3fs",
+        "gcsfs",
+        "adlfs",
+        "azure",
+        "pyspark",
+        "py4j",
+        "cloudpickle",
+    }
 )
 """Libraries that user code calls. Stack frames of these libraries alone do not show where the user's code failed."""
 _FRAMES_MAX = 8

@@ -20,8 +20,11 @@ from tidegate.storage.errors import ConfigurationError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "avro": ("fastavro",),
+    "azure": ("adlfs",),
     "databases": ("adbc_driver_postgresql", "sqlalchemy"),
     "delta": ("deltalake",),
+    "gcs": ("gcsfs",),
+    "hdfs": ("requests",),
     "iceberg": ("pyiceberg",),
     "json-schema": ("jsonschema_rs",),
     "kafka": ("confluent_kafka",),

@@ -18,7 +18,7 @@ from tidegate.api.tables.output_tables import OutputTable, open_table
 from tidegate.connectors.formats.parquet import whole_parquet
 from tidegate.connectors.sql.lookup import DatabaseTable
 from tidegate.storage.errors import ConfigurationError, TableError
-from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.file_system_store import HOSTED_SCHEMES, join_url, open_store
 from tidegate.storage.schemas.arrow_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
 from tidegate.storage.tables.delta_mirror import check_place, imported, storage_options
@@ -96,19 +96,21 @@ def _delta(url: str) -> pa.Table:
 
 def _parquet(url: str) -> pa.Table:
     """Returns the rows of one Parquet file, or of all Parquet files in a folder and its subfolders."""
-    import fsspec
-
-    files, path = fsspec.core.url_to_fs(url)
-    found = [path] if files.isfile(path) else sorted(files.glob(f"{path.rstrip('/')}/**/*.parquet"))
+    store = open_store(url)
+    found = [file.path for file in store.walk("", follow_links=True) if file.path.endswith(".parquet")]
+    folder, _, name = store.url.rpartition("/")
+    # After "s3:/" the name of a bucket follows, which is not a file.
+    is_bucket = folder.endswith(":/") and folder[:-2] in HOSTED_SCHEMES
+    if not found and name and not is_bucket:
+        above = open_store(f"{folder}/")
+        if above.exists(name):
+            store, found = above, [name]
     if not found:
         raise ConfigurationError(
             f"lookup_join: there is neither a table nor a Parquet file at {url}"
             "; correct the URL, or write the table before the job starts"
         )
-    tables = []
-    for name in found:
-        with files.open(name, "rb") as file:
-            tables.append(whole_parquet(file, name))
+    tables = [whole_parquet(pa.BufferReader(store.read(path)), join_url(store.url, path)) for path in found]
     return pa.concat_tables(tables, promote_options="default")
 
 

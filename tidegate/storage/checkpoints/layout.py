@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.file_system_store import HOSTED_SCHEMES, join_url
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
 METADATA_NAME = "_metadata"
@@ -251,7 +251,7 @@ def parse_pointer(path: str) -> CheckpointPointer:
         raise ConfigurationError(f"{path!r} names no checkpoint: {name!r} is not chk-<number>; {advice}")
     folder = folder.rstrip("/")
     root, slash, job = folder.rpartition("/")
-    bucket_missing = scheme.startswith("s3") and not root
+    bucket_missing = scheme in HOSTED_SCHEMES and not root
     if job in ("", ".", "..") or bucket_missing:
         raise ConfigurationError(f"{path!r} names no job before {name!r}; {advice}")
     if not separator and not root:

@@ -1,4 +1,4 @@
-"""`FileSystemStore`: a `Store` over local folders, S3, or the memory of this process, chosen by the url.
+"""`FileSystemStore`: a `Store` over local folders, S3, Google Cloud Storage, Azure, HDFS or memory, chosen by the url.
 
 Rules:
 
@@ -19,6 +19,7 @@ depend on conditional creates. It tests two things:
 from __future__ import annotations
 
 import errno
+import getpass
 import os
 import re
 import uuid
@@ -202,22 +203,30 @@ class FileSystemStore:
             raise StorageError(f"cannot {operation} {join_url(self._url, path)}: {error}{hint}") from error
 
 
-_MOUNTED = frozenset({"hdfs", "viewfs", "webhdfs", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn"})
+_MOUNTED = frozenset({"viewfs", "wasb", "wasbs", "oss", "cosn"})
+_S3 = frozenset({"s3", "s3a"})
+_GCS = frozenset({"gs", "gcs"})
+_AZURE = frozenset({"abfs", "abfss", "az"})
+_HDFS = frozenset({"hdfs", "webhdfs", "swebhdfs"})
+HOSTED_SCHEMES = frozenset({*_S3, *_GCS, *_AZURE, *_HDFS})
+"""The URL schemes after which the name of a bucket, a container or a server follows."""
 RAY_MEMORY = "ray-memory"
 """URL scheme of checkpoints in the memory of a Ray actor."""
-_SCHEMES = frozenset({"file", "local", "s3", "s3a", "memory", RAY_MEMORY, "sim"})
+_SCHEMES = frozenset({"file", "local", "memory", RAY_MEMORY, "sim", *HOSTED_SCHEMES})
 """The URL schemes that any runtime of tidegate supports. `ray-memory` works only on Ray, `sim` only in the
 simulator.
 """
 
 
 def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
-    """Opens a store by url: `/folder`, `~/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
+    """Opens a store by url: `/folder`, `~/folder` or `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+    `abfs://container/prefix`, `hdfs://namenode/folder`, or `memory://name`.
 
     Options for S3 are the options of s3fs (`key`, `secret`, `endpoint_url`, …), `timeout_ms`, which bounds each request
     (default 60,000 ms), and `write_timeout_ms`, which bounds a whole write (default 600,000 ms). Without credentials or
-    an endpoint the usual AWS environment variables apply. Nothing is read or written yet. Raises ConfigurationError for
-    another scheme or a wrong option.
+    an endpoint the usual AWS environment variables apply. Google Cloud Storage takes the options of gcsfs, Azure the
+    options of adlfs, and HDFS `user`; all of them take these two limits. Nothing is read or written yet. Raises
+    ConfigurationError for another scheme or a wrong option.
     """
     return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
 
@@ -299,7 +308,8 @@ def _no_storage(url: str, scheme: str) -> ConfigurationError:
             "storage as s3://bucket/prefix"
         )
     return ConfigurationError(
-        f"tidegate cannot store at {url!r}: {scheme!r} is not one of '/folder', 'file://', 's3://', 'memory://'{hint}"
+        f"tidegate cannot store at {url!r}: {scheme!r} is not one of '/folder', 'file://', 's3://', 'gs://', "
+        f"'abfs://', 'hdfs://', 'memory://'{hint}"
     )
 
 
@@ -319,18 +329,65 @@ def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
     if scheme == "memory":
         _refuse_options(url, options)
         return f"memory://{rest}", f"/{rest}", MemoryFiles()
-    if scheme in ("s3", "s3a"):
+    if scheme in _S3:
         if not rest:
             raise ConfigurationError(f"{url!r} names no bucket; write s3://bucket/prefix")
         need(f"storage at {url}", "s3")
         # Imported late: s3fs costs every process half a second, and most never touch S3.
         from tidegate.storage.files.s3_files import S3Files
 
-        more = dict(options)
-        timeout_ms = _milliseconds(more, "timeout_ms", TIMEOUT_MS_DEFAULT, url)
-        write_timeout_ms = _milliseconds(more, "write_timeout_ms", WRITE_TIMEOUT_MS_DEFAULT, url)
+        more, timeout_ms, write_timeout_ms = _limits(options, url)
         return f"s3://{rest}", rest, S3Files(more, timeout_ms, write_timeout_ms)
+    if scheme in _GCS:
+        if not rest:
+            raise ConfigurationError(f"{url!r} names no bucket; write gs://bucket/prefix")
+        need(f"storage at {url}", "gcs")
+        # Imported late, as gcsfs and Google's libraries cost a second.
+        from tidegate.storage.files.gcs_client import GcsClient
+        from tidegate.storage.files.object_files import ObjectFiles
+
+        more, timeout_ms, write_timeout_ms = _limits(options, url)
+        return f"gs://{rest}", rest, ObjectFiles(GcsClient(more), timeout_ms, write_timeout_ms)
+    if scheme in _AZURE:
+        container, _, path = rest.partition("/")
+        container, _, host = container.partition("@")
+        if not container:
+            raise ConfigurationError(f"{url!r} names no container; write abfs://container/prefix")
+        need(f"storage at {url}", "azure")
+        from tidegate.storage.files.azure_client import AzureClient
+        from tidegate.storage.files.object_files import ObjectFiles
+
+        more, timeout_ms, write_timeout_ms = _limits(options, url)
+        key = join_url(container, path)
+        return f"abfs://{rest}", key, ObjectFiles(AzureClient(more, url, host), timeout_ms, write_timeout_ms)
+    if scheme in _HDFS:
+        return _open_hdfs(url, options)
     raise _no_storage(url, scheme)
+
+
+def _open_hdfs(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    path = path.strip("/")
+    if "@" in authority:
+        raise ConfigurationError(
+            f"{url!r} names a user; write {scheme}://{authority.rpartition('@')[2]}/{path}, and set HADOOP_USER_NAME"
+        )
+    need(f"storage at {url}", "hdfs")
+    from tidegate.storage.files.hdfs_files import HdfsFiles, name_nodes
+
+    more, timeout_ms, write_timeout_ms = _limits(options, url)
+    user = more.pop("user", None) or os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+    _refuse_options(url, more)
+    files = HdfsFiles(name_nodes(scheme, authority, url), str(user), timeout_ms, write_timeout_ms)
+    return f"{scheme}://{join_url(authority, path)}" if authority else f"{scheme}:///{path}", f"/{path}", files
+
+
+def _limits(options: dict[str, object], url: str) -> tuple[dict[str, object], int, int]:
+    """Returns the options of a client, the limit of a request, and the limit of a whole write, both in ms."""
+    more = dict(options)
+    timeout_ms = _milliseconds(more, "timeout_ms", TIMEOUT_MS_DEFAULT, url)
+    return more, timeout_ms, _milliseconds(more, "write_timeout_ms", WRITE_TIMEOUT_MS_DEFAULT, url)
 
 
 def _milliseconds(options: dict[str, object], name: str, default: int, url: str) -> int:
@@ -387,7 +444,7 @@ def _check_sequential_creates(store: Store, path: str) -> None:
         except AlreadyExistsError:
             refused = True
         if not refused or store.read(path) != b"first":
-            raise _refusal(store, "a put with `If-None-Match: *` replaced a file")
+            raise _refusal(store, "a second create of one name replaced the file")
     finally:
         store.delete(path)
 
@@ -446,5 +503,6 @@ def _mark(creator: int) -> bytes:
 def _refusal(store: Store, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"the storage at {store.url} has no conditional create that is reliable ({why}): without one tidegate is "
-        "not exactly-once. Use a local folder, AWS S3, or an S3 server that supports it"
+        "not exactly-once. Use a local folder, AWS S3, Google Cloud Storage, Azure Blob Storage, HDFS, or a server "
+        "that supports it"
     )

@@ -541,13 +541,19 @@ def imported() -> Any:
 
 def check_place(url: str) -> None:
     """Raises ConfigurationError for a URL at which a Delta table cannot be, or for which `deltalake` would use another
-    folder.
+    folder. `url` is the normalized URL of a store.
 
     `deltalake` decodes percent escapes in paths and reads a backslash as a slash, so `a%20b` would become the folder `a
     b`.
     """
-    if url.startswith("memory://"):
-        raise ConfigurationError(f"a Delta table cannot be in memory ({url}): give a folder or a bucket")
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme == "memory":
+        raise ConfigurationError(f"a Delta table cannot be in memory ({url}): give a folder or s3://bucket/prefix")
+    if separator and scheme not in ("s3", "file", "local"):
+        raise ConfigurationError(
+            f"a Delta table cannot be at {url}: tidegate supports Delta tables in folders and at s3:// only, because "
+            "`deltalake` reaches other storage by means of its own. Give a folder or s3://bucket/prefix"
+        )
     if (wrong := re.search(r"%[0-9A-Fa-f]{2}|\\", url)) is not None:
         raise ConfigurationError(
             f"a Delta table cannot be at {url}: Delta readers decode {wrong[0]!r} and would look in another folder. "
