@@ -175,7 +175,7 @@ class From:
         return replace(made, names=tuple(e for e in made.names if (e.table, e.name.lower()) not in hidden))
 
     def _same(self, name: exp.Expr, left: Relation, right: Relation) -> exp.Expr:
-        """Returns the equality condition for a column of USING."""
+        """Returns the condition that the column `name` of both sides is equal, for USING."""
         found = []
         for side in (left, right):
             column = side.find(exp.column(name.copy()))

@@ -164,7 +164,7 @@ class JobWatch:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Waits until the next look is due: `refresh_s` if clients are active, otherwise up to `idle_s` longer."""
+        """Waits `refresh_s` before jobs are queried again, and without active clients up to `idle_s` more."""
         await asyncio.sleep(self.refresh_s)
         if monotonic_ms() - self._asked_ms > ACTIVE_MS and not self._wanted.is_set():
             try:

@@ -67,10 +67,10 @@ def is_whole_while_running(state: CoordinatorState) -> bool:
 
 
 def is_base_held(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether the files of a pending checkpoint's base still exist (invariant 5).
+    """Returns whether the files of the earlier checkpoint on which a pending one builds still exist (invariant 5).
 
-    The base may no longer be retained. The registry keeps its files until the pending checkpoint has ended, because the
-    snapshots of the tasks will refer to them.
+    True if it builds on none. The registry keeps these files until the pending checkpoint has ended, even if the
+    earlier checkpoint is no longer retained, because the snapshots of the tasks will refer to them.
     """
     return pending.base is None or state.shared.can_be_base(pending.base)
 

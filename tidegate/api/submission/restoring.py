@@ -165,8 +165,10 @@ def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | 
 
 
 def _lost(store: Store, name: str) -> Iterator[str]:
-    """Yields the reasons, as text, why a job of this name must not start without a checkpoint: earlier runs completed
-    checkpoints, or were restored from one, and these checkpoints no longer exist.
+    """Yields a text for each earlier run of this job whose state is lost.
+
+    Such a run completed checkpoints, or was restored from one, and they no longer exist, or its event log cannot be
+    read. After one of them the job must not start without a checkpoint.
     """
     for job_id in map(JobId, store.list("")):
         if not is_of_job(store, job_id, name):

@@ -120,7 +120,7 @@ class DeltaUpsert(Sink):
         """Merges the staged rows in one transaction, unless the table has the transaction already, and deletes the
         staged files.
         """
-        prepared = [_decoded(committable) for committable in committables]
+        prepared = [_decoded(committable, self._place.named) for committable in committables]
         ids = {one.table_id for one in prepared}
         if len(ids) > 1:
             raise TableError(f"checkpoint {context.checkpoint_id} has rows for several tables at {self._place.url}")
@@ -225,11 +225,11 @@ def _quoted(name: str) -> str:
     return f'"{doubled}"'
 
 
-def _decoded(committable: bytes) -> DeltaRows:
+def _decoded(committable: bytes, named: str) -> DeltaRows:
     found = decode(committable)
     if not isinstance(found, DeltaRows):
         raise ConfigurationError(
-            f"the sink was restored with rows of {type(found).__name__}, and now needs DeltaRows: give it the mode "
-            "that it had"
+            f"{named}: the checkpoint has rows that were written in another mode; restore with the mode= that wrote "
+            "them"
         )
     return found

@@ -168,7 +168,7 @@ class AvroEvents(EventParser):
         self._decoder = WireDecoder(self._schema, "AVRO", RegistryClient(registry), self._reader)
 
     def parse(self, records: list[bytes]) -> Parsed:
-        """Returns the rows of events."""
+        """Decodes the values of Kafka records: a row for each event. An event that cannot be decoded is in `bad`."""
         found = self._decoder.decode(records)
         return Parsed(found.batch, found.payload_of_rows(len(records)), found.bad)
 
@@ -186,7 +186,7 @@ class AvroKeys(EventParser):
         self._decoder = WireDecoder(self._schema, "AVRO", RegistryClient(registry), self._reader)
 
     def parse(self, records: list[bytes]) -> Parsed:
-        """Returns the rows of keys."""
+        """Decodes the keys of Kafka records: a row with the key columns for each. A wrong key is in `bad`."""
         found = self._decoder.decode(records)
         bad = {number: f"the key of the record: {reason}" for number, reason in found.bad.items()}
         return Parsed(found.batch, found.payload_of_rows(len(records)), bad)

@@ -57,7 +57,7 @@ class JsonEvents(EventParser):
         self._checked: dict[bytes, str | None] = {}
 
     def parse(self, records: list[bytes]) -> Parsed:
-        """Returns the rows of events. An event with a schema that does not fit is bad."""
+        """Decodes the values of Kafka records: a row for each event. An event with another schema is in `bad`."""
         found = self._objects.parse(records)
         bad = found.bad | dict.fromkeys(found.strangers.tolist(), NO_EVENT)
         for number in found.numbers.tolist() if found.any_schema else ():
@@ -100,7 +100,7 @@ class JsonKeys(EventParser):
         self._wanted = set(keys.names)
 
     def parse(self, records: list[bytes]) -> Parsed:
-        """Returns the rows of keys. A key with other columns is bad."""
+        """Decodes the keys of Kafka records: a row for each. A key with other columns is in `bad`."""
         found = self._objects.parse(records)
         bad = {number: f"the key of the record: {reason}" for number, reason in found.bad.items()}
         others = found.strangers.tolist()

@@ -288,16 +288,20 @@ class JsonDecoder:
             if self._great_decimal.search(data):
                 rows = [_loads(line, decimal.Decimal) for line in _BREAK.split(data) if line.strip()]
                 given = [[row.get(field.name) for row in rows] for field in self._parsed]
-                if any(
-                    map(_has_other_decimals, self._parsed.types, given, (each.to_pylist() for each in found.columns))
-                ):
-                    raise pa.ArrowInvalid("a number is too great for its column")
+                for field, texts, column in zip(self._parsed, given, found.columns, strict=True):
+                    if _has_other_decimals(field.type, texts, column.to_pylist()):
+                        raise pa.ArrowInvalid(
+                            f"a number does not fit column {field.name!r} ({field.type}); give a wider type in schema="
+                        )
         if not self._floats or (infinite := self._infinities(found)) == 0:
             return
         if _TOO_LONG.search(data) or (
             self._wide != self._parsed and infinite != self._infinities(_parse(data, self._wide))
         ):
-            raise pa.ArrowInvalid("a number is too great for its column")
+            raise pa.ArrowInvalid(
+                f"a number is too great for a floating-point column, one of {self._floats}; give a wider type in "
+                "schema="
+            )
 
     def _infinities(self, table: pa.Table) -> int:
         """Returns the number of infinite floats, at any depth."""

@@ -572,9 +572,10 @@ class _Relation:
 
     @staticmethod
     def of(number: int, table: CdcTable, message: Relation) -> _Relation:
-        """Compares a table's description in the log with the one at submission.
+        """Returns how the columns of a table are found in rows of the log, by the table's description in the log.
 
-        Raises ConfigurationError if they are incompatible.
+        `number`: the number of the table at the source. Raises ConfigurationError if the table no longer fits the table
+        at submission.
         """
         found = {column.name: (place, column) for place, column in enumerate(message.columns)}
         identified_by = {column.name for column in message.columns if column.is_key}

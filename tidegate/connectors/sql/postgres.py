@@ -253,7 +253,11 @@ class PostgresClient(TableClient):
             )
         lacking = [name for name, is_granted in zip(privileges, granted, strict=True) if not is_granted]
         if lacking:
-            raise ConfigurationError(f"{self.where}: this user lacks {', '.join(lacking)} on table {write.place}")
+            rights = ", ".join(lacking)
+            raise ConfigurationError(
+                f"{self.where}: this user lacks {rights} on table {write.place}: GRANT {rights} ON {write.place} TO "
+                "the user"
+            )
         columns = columns_of(connection, place)
         if not temporary and (upsert or write.on_conflict == "ignore" or any(column.cast for column in columns)):
             raise ConfigurationError(
@@ -286,7 +290,10 @@ class PostgresSession(TableSession):
         except driver().Error as error:
             self.close()
             if not is_permanent(error):
-                raise DatabaseError(f"{self._client.where}: {first_line(error)}") from error
+                raise DatabaseError(
+                    f"{self._client.where}: the rows of checkpoint {key.checkpoint_id} for table "
+                    f"{self._client.write.place} could not be committed: {first_line(error)}"
+                ) from error
             # Another process may have committed the same rows meanwhile, which a unique index reports as an error.
             if self._are_committed(key, buckets):
                 return

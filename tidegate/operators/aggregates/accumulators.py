@@ -283,7 +283,7 @@ class Choice:
             self._put(slots, parts[0], chosen)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the value of the chosen row of each slot in `slots`. Null where no row was chosen."""
+        """Returns the value that first, last, min_by or max_by has chosen in each slot of `slots`. Null without one."""
         if not self._is_fixed:
             return self._values[0].take(slots)
         valid, known = self._seen.raw(slots), valid_of(self._values[0], slots)

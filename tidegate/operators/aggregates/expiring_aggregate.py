@@ -144,7 +144,7 @@ class ExpiringAggregate(KeyedAggregate):
         return frozen if self._time is None else replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Returns the changes of the keyed state since the last snapshot, without the reached watermarks."""
+        """Returns the changes of keyed state since the last call, for the changelog. Only `snapshot` has watermarks."""
         return super().snapshot(cut)
 
     def next_processing_time_ms(self) -> int | None:

@@ -50,7 +50,7 @@ class RankWords:
         return [each for pair in pairs for each in pair if each is not None]
 
     def take(self, rows: NDArray[np.int64]) -> RankWords:
-        """Returns the words of the rows with these indices."""
+        """Returns the order words, and their nulls, of the rows with these indices."""
         return RankWords(
             [words[rows] for words in self.values],
             [None if nulls is None else nulls[rows] for nulls in self.nulls],

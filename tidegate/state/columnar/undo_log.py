@@ -338,7 +338,7 @@ class KeptPage(NamedTuple):
         return self.beyond_bytes + self.page_bytes
 
     def rows(self, page: int, slots: NDArray[np.int32]) -> NotedRows:
-        """Returns the former rows of some slots of this page, whose number is `page`."""
+        """Returns the rows that slots of this page had when the page was kept. `page`: the number of this page."""
         places = slots - (page << PAGE_BITS)
         valid = (None if valid is None else valid[places] for _, valid in self.columns)
         values = tuple(values[places] for values, _ in self.columns)

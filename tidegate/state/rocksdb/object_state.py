@@ -113,7 +113,7 @@ class RocksValues(RocksObjectState):
         return value
 
     def put(self, ref: bytes, value: Any) -> None:
-        """Sets the value."""
+        """Stores the value of the key `ref`."""
         self._values[ref] = value
         self._changed[ref] = None
 

@@ -23,7 +23,10 @@ from tidegate.storage.errors import TableError
 
 
 def widened_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the Arrow type in which values of a type are stored: dictionaries get int32 indexes, or are decoded."""
+    """Returns the Arrow type in which values of a type are stored.
+
+    A dictionary of strings or bytes gets int32 indexes. Another dictionary becomes the type of its values.
+    """
     return _mapped(data_type, _widened)
 
 

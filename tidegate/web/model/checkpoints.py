@@ -106,9 +106,10 @@ def checkpoint_details(job: SeenJob, checkpoint_id: int) -> dict[str, Any]:
 
 
 def _taking_part(job: SeenJob, found: EndedCheckpoint | PendingNow, vertex: str, parts: Mapping[Any, Any]) -> int:
-    """Returns how many subtasks of a vertex take part.
+    """Returns how many subtasks of a vertex a checkpoint has.
 
-    For a checkpoint that has ended, finished subtasks do not count.
+    A pending checkpoint has the planned subtasks, a completed one the subtasks in its statistics, without finished
+    subtasks, and a failed one all of them.
     """
     parallelism = next(each.parallelism for each in job.about.vertices if each.vertex == vertex)
     if isinstance(found, PendingNow):
