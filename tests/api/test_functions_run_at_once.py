@@ -129,7 +129,7 @@ def test_a_decorator_may_change_the_arguments() -> None:
 
     with tg.StreamEnvironment.local() as env:
         found = env.from_batches(ROWS).filter(with_user(lambda row, user: user == "ann")).collect()
-        env.execute("decorated", progress="off").wait("1min")
+        env.execute("decorated", progress="off").wait("4min")
         assert found.to_arrow()["n"].to_pylist() == [1, 3]
 
 
@@ -141,7 +141,7 @@ def test_a_function_that_returns_such_an_object_fails_the_job(name: str, fn: Cal
         stream: Any = STEPS[name](rows, lambda row: fn(row))
         stream.collect()
         with pytest.raises(tg.JobFailedError, match=r"returned a (coroutine|generator), which nothing would run"):
-            env.execute(f"returns-{name}", progress="off").wait("1min")
+            env.execute(f"returns-{name}", progress="off").wait("4min")
 
 
 class AsyncBatches(tg.BatchFunction):
@@ -246,7 +246,7 @@ def test_an_async_source_is_refused() -> None:
             env.from_source(AsyncSource())  # type: ignore[arg-type]
         env.from_source(AsyncReads()).collect()  # type: ignore[arg-type]
         with pytest.raises(tg.JobFailedError, match=r"_Reader\.read is an async function"):
-            env.execute("reads", progress="off").wait("1min")
+            env.execute("reads", progress="off").wait("4min")
 
 
 class _Writer(tg.CommittingWriter):
@@ -280,4 +280,4 @@ def test_the_writer_of_a_sink_is_checked_when_it_is_opened() -> None:
     with tg.StreamEnvironment.local() as env:
         env.from_batches(ROWS).to_sink(AsyncWriter())
         with pytest.raises(tg.JobFailedError, match=r"_Writer\.write is an async function"):
-            env.execute("writes", progress="off").wait("1min")
+            env.execute("writes", progress="off").wait("4min")

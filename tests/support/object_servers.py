@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kafka_server import KafkaUnavailable, free_ports, maven_jars
-from waiting import until
+from waiting import LIMIT_S, until
 
 BUCKET = "tidegate-tests"
 AZURITE_VERSION = "3.35.0"
@@ -234,7 +234,7 @@ def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
         if process.poll() is not None:
             return True
         try:
-            with urllib.request.urlopen(url, timeout=2):
+            with urllib.request.urlopen(url, timeout=LIMIT_S):
                 return True
         except urllib.error.HTTPError:
             return True
