@@ -381,7 +381,8 @@ def test_kafka_begins_where_the_files_end(kafka_server: KafkaServer, tmp_path: P
     if a file with later rows was added since.
     """
     topic, stop = f"behind-files-{by_offset}", 300
-    kafka_server.create(topic, 2)
+    # By default the broker deletes records that are older than a week.
+    kafka_server.create(topic, 2, **{"retention.ms": "-1"})
     producer = Producer({"bootstrap.servers": kafka_server.servers, "log_level": 0})
 
     def add(numbers: range) -> None:

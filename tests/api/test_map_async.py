@@ -219,5 +219,5 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
             updates.map_async(_doubled)
         rows.map_async(lambda row: row, schema=ROWS.schema, name="plain").collect()
         job = env.execute("plain", checkpoints=config(tmp_path), restart=NO_RESTART)
-        with pytest.raises(tg.JobFailedError, match=r"'plain'.*must be an async def.*'x': 0"):
+        with pytest.raises(tg.JobFailedError, match=r"'plain'.*make it an async def.*'x': 0"):
             job.wait("4min")

@@ -170,7 +170,7 @@ STATELESS = {
     *["key_by", "lookup_join", "map", "map_batches", "rebalance", "select", "side_output", "union"],
     *["branch", "cast", "drop", "explode", "peek", "pipe", "print", "rename", "show", "where"],
     *["window", "with_columns", "dead_letters", "late_rows", "early_results"],
-    *["collect", "for_each_checkpoint", "to_delta", "to_sink", "to_table"],
+    *["collect", "for_each_checkpoint", "to_delta", "to_files", "to_sink", "to_table"],
     *["to_iceberg", "to_kafka", "to_postgres", "to_sql"],
 }
 """Verbs whose operators keep nothing, or what tidegate's own files mean."""

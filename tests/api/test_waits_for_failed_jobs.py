@@ -14,14 +14,13 @@ import tidegate as tg
 
 
 def failing(env: tg.StreamEnvironment, folder: Path, restart: tg.RestartStrategy = NO_RESTART) -> tg.Job:
-    """Start a job whose function lacks an argument."""
+    """Start a job whose function fails."""
     source = GatedSource(20, gates=[10])
 
-    def function() -> pa.RecordBatch:
-        raise AssertionError("it is never called")
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise ValueError("a wrong argument")
 
-    broken: Callable[[pa.RecordBatch], pa.RecordBatch] = function  # type: ignore[assignment]
-    env.from_source(source, uid="rows").map_batches(broken, schema=source.schema, uid="map").collect(uid="out")
+    env.from_source(source, uid="rows").map_batches(function, schema=source.schema, uid="map").collect(uid="out")
     return env.execute("failing", checkpoints=config(folder), restart=restart)
 
 

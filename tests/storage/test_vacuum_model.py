@@ -110,7 +110,7 @@ class VacuumedTableMachine(CompactedTableMachine):
         self.next_checkpoint[self.owner] += damaged
         for late in range(first_late, first_late + damaged):
             commit(self.logs[1 - log], self.owner, late, "late")
-        self._goes_on(self.owner, self.cuts[self.owner][number])
+        self.goes_on(self.owner, self.cuts[self.owner][number])
 
     @property
     def readable_from(self) -> int:
@@ -160,7 +160,7 @@ class VacuumedTableMachine(CompactedTableMachine):
                 assert number < fold.vacuum.readable_from
                 continue
             files = [file for entry in entries if covers(shown, entry.seq) for file in entry.files]
-            assert self._paths(files) == self._in_order(names)
+            assert self._paths(files) == self.in_order(names)
             assert not gone.keys() & {file.path for file in files}
 
 
