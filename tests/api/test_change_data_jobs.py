@@ -99,7 +99,7 @@ def test_the_table_equals_the_source_after_every_event(
 def test_the_table_equals_the_source_after_every_event_in_avro(
     kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same events with a schema registry."""
+    """Events in Avro with a schema registry give the table that events in JSON give."""
     monkeypatch.setattr(RecordFormat, "check_partitions", lambda *_: None)
     kafka.add("items", 0, None)
     with registry_server() as registry:

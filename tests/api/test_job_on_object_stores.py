@@ -38,7 +38,7 @@ def put(store: FileSystemStore, number: int) -> None:
 
 
 def expected(files: int) -> list[tuple[int, int, int]]:
-    """Key, count and sum of all rows of so many files."""
+    """Key, count and sum of all rows of n files."""
     values = range(files * ROWS)
     of_key = [[value for value in values if value % 7 == key] for key in range(7)]
     return [(key, len(each), sum(each)) for key, each in enumerate(of_key)]

@@ -49,7 +49,7 @@ def test_a_hundred_checkpoints_in_memory_keep_the_bytes_of_one() -> None:
                 assert log_bytes < LOG_BYTES_MAX
                 assert sum(sizes.values()) - log_bytes < 1.1 * state_bytes
                 assert len(encode(host.machine.state)) < FOLD_BYTES_MAX
-                until("inlined state to be let go", lambda: not host.inlined.checkpoints)
+                until("inlined state to be released", lambda: not host.inlined.checkpoints)
 
         source.open_all()
         assert job.wait(f"{WAIT_S}s") == "finished"

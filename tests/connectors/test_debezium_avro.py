@@ -180,7 +180,7 @@ def test_a_schema_that_does_not_fit_is_refused_when_the_job_is_submitted(
 
 
 def test_a_topic_of_plain_rows_is_refused(registry: RegistryServer) -> None:
-    """As ExtractNewRecordState writes them."""
+    """Events without an envelope are read, in the form that ExtractNewRecordState writes."""
     registry.add(f"{TOPIC}-value", {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "int"}]})
     with pytest.raises(ConfigurationError, match="not an event of Debezium with its envelope"):
         DebeziumFormat(registry=registry.url).for_reading(TABLE, READING)
@@ -251,7 +251,7 @@ def test_values_that_the_database_did_not_write_are_listed(registry: RegistrySer
 
 @pytest.mark.parametrize(("mode", "kind", "value"), [("string", "string", "1234.50"), ("double", "double", 1234.5)])
 def test_decimals_may_be_text_or_numbers(mode: str, kind: str, value: object, registry: RegistryServer) -> None:
-    """As `decimal.handling.mode` has it. A number with more digits is bad."""
+    """Decimals are read in each form of `decimal.handling.mode`. A number with more digits is bad."""
     schema = _event_schema(id="int", v=kind)
     columns = pa.schema([("id", pa.int32()), ("v", pa.decimal128(10, 2))])
     more = "0.125" if mode == "string" else 0.125
@@ -345,7 +345,7 @@ def _read(registry: RegistryServer, columns: pa.Schema, values: list[bytes], key
 
 
 def test_events_that_are_written_are_read_as_the_same_rows(registry: RegistryServer) -> None:
-    """All types that events have, in structs and lists, with nulls, and in slices. fastavro reads them, too."""
+    """Values of every type of an event come back, in structs and lists, with nulls, and in slices, also by fastavro."""
     columns, row = _all_types()
     empty = dict.fromkeys(row) | {"id": ""}
     rows = pa.RecordBatch.from_pylist([row, empty, row | {"id": "c"}, empty | {"id": "d"}], schema=columns).slice(1)
@@ -371,7 +371,7 @@ def test_events_that_are_written_are_read_as_the_same_rows(registry: RegistrySer
 
 
 def test_events_have_the_shape_that_debezium_gives_them(registry: RegistryServer) -> None:
-    """The same rows before and after, and the same names and types of columns in the schema."""
+    """Written events have the rows before and after, and the names and types of the columns in the schema."""
     records = [each for each in avro_events(registry, TOPIC) if each.event is not None and each.event["op"] != "t"]
     found = _decoder(registry).decode_records([each.value for each in records], [each.key for each in records])
     rows = found.batch.select(TABLE.names)
@@ -442,7 +442,7 @@ def test_what_events_in_avro_cannot_hold_is_refused(registry: RegistryServer) ->
 
 
 def test_names_of_topics_become_names_of_avro(registry: RegistryServer) -> None:
-    """As Debezium replaces letters that Avro does not allow."""
+    """Names get the letters with which Debezium replaces those that Avro does not allow."""
     form = DebeziumFormat(registry=registry.url)
     form.for_writing(pa.schema([("id", pa.int64())]), PayloadUse("to_kafka", ("my-shop.1st.items",), keys=("id",)))
     (schema,) = registry.schemas.values()

@@ -342,7 +342,7 @@ def test_events_are_written_as_debezium_writes_them() -> None:
 
 
 def test_events_that_are_written_are_read_as_the_same_rows() -> None:
-    """All types that events have, in structs and lists, with nulls, and in slices."""
+    """Values of every type of an event come back, in structs and lists, with nulls, and in slices."""
     inner = pa.struct([("n", pa.decimal128(5, 2)), ("d", pa.list_(pa.date32()))])
     columns = pa.schema(
         [

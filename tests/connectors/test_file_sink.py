@@ -77,7 +77,7 @@ def rows_of(path: Path, schema: pa.Schema) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("format", ["parquet", "avro", "csv", "json"])
 def test_a_source_reads_the_same_rows(format: WrittenFormat, tmp_path: Path) -> None:
-    """Of several batches, with nulls, and in slices."""
+    """Rows of several batches come back from the file, with nulls, and in slices."""
     batch = pa.RecordBatch.from_pylist(ROWS, COLUMNS)
     path = written(tmp_path, format, batch.slice(1), batch, batch.slice(0, 0), batch.slice(2))
     assert path.suffix == f".{format}"

@@ -354,7 +354,7 @@ def test_only_wanted_columns_come_with_the_types_of_the_schema(tmp_path: Path) -
 
 @pytest.mark.parametrize("place", ["local", "memory"])
 def test_a_path_of_a_folder_means_the_files_in_it(tmp_path: Path, place: str) -> None:
-    """As in Spark, which writes `orders.parquet` as a folder. A file of that name is the file."""
+    """Spark writes `orders.parquet` as a folder and reads it by that name. A file of that name is the file."""
     root = str(tmp_path) if place == "local" else f"memory://{uuid.uuid4()}"
     store = open_store(root)
     write(tmp_path / "made" / "x.parquet", 1)

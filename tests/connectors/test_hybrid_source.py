@@ -193,7 +193,7 @@ def test_a_stream_can_be_used_once() -> None:
 
 
 def test_the_greatest_value_is_over_all_splits() -> None:
-    """Of all rows, or of the rows of each value of a second column. A null counts if there is nothing else."""
+    """The position is the greatest value, of all rows or of each group. A null counts if there is nothing else."""
     times = pa.array([5_000_000_001, None, 7_000_000_002, 6], pa.timestamp("ns", "UTC"))
     table = pa.table({"x": [4, 9, None, 9], "at": times, "part": [0, 0, 1, 0], "name": list("abcd")})
     source = MemorySource.of(table, 3)

@@ -145,7 +145,7 @@ def test_a_value_that_another_type_would_change_is_an_error(
 def test_values_of_sqlite_are_read_as_other_types(
     tmp_path: Path, values: list[str], wanted: pa.DataType, found: list[object]
 ) -> None:
-    """Where the value stays the same."""
+    """A value is converted where it stays the same."""
     database = Database(f"sqlite:///{tmp_path}/test.db")
     for number, value in enumerate(values):
         database.execute(f"CREATE TABLE t{number} (x)")

@@ -76,7 +76,7 @@ class Both:
 
 
 FAILOVER_PATCHES: dict[str, tuple[int, Patch]] = {
-    "regions: one that goes on starts anew": (7, lambda: patch.object(Failover, "going_back", _takes_survivors)),
+    "regions: one that continues starts anew": (7, lambda: patch.object(Failover, "going_back", _takes_survivors)),
     "regions: a channel is cut": (
         1, lambda: Both(patch.object(Failover, "going_back", _leaves_neighbours), _unchecked())
     ),

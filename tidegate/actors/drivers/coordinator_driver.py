@@ -470,8 +470,8 @@ class StorageOutages:
 
         `limit_ms`: the longest outage of one target. At this time the target is forgotten.
         """
-        meanwhile = "checkpoints fail meanwhile, the job goes on"
-        again = "it is tried again, the job goes on"
+        meanwhile = "checkpoints fail meanwhile, the job continues"
+        again = "it is tried again, the job continues"
         match event:
             case ev.CheckpointDeclined(reason=CheckpointFailureReason.STORAGE_AWAY, message=error):
                 return replace(event, away_ms=self._state.failed(error, meanwhile))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.connectors.formats.avro import AvroFormat, AvroWrite
-from tidegate.connectors.formats.avro_file import AVRO_CODECS, avro_file_block, avro_file_head
+from tidegate.connectors.formats.avro_file import AVRO_CODECS, avro_file_block, avro_file_head, joined_bytes
 from tidegate.connectors.formats.avro_schema import kind_of, parsed
 from tidegate.connectors.formats.csv_format import CsvFormat
 from tidegate.connectors.formats.format import EncodedRecords, Format, PayloadUse, WriteFormat
@@ -227,7 +227,7 @@ class _Lines(FileEncoder):
                 "line, which is no row; filter such rows, or write JSON"
             )
         lines = pc.binary_join_element_wise(payloads, pa.scalar(b"", pa.binary()), pa.scalar(b"\n", pa.binary()))
-        data = b"".join(lines.to_pylist())
+        data = bytes(joined_bytes(lines))
         self._pieces.append(data)
         self._size_bytes += len(data)
 

@@ -165,18 +165,22 @@ def avro_file_head(schema: str, codec: str, sync: bytes) -> bytes:
     return b"Obj\x01" + _long(len(entries)) + items + _long(0) + sync
 
 
+def joined_bytes(values: pa.Array) -> memoryview:
+    """Returns the bytes of all values, one after the other, without a copy. `values`: binary without nulls."""
+    _, offset_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32, count=len(values) + 1, offset=4 * values.offset)
+    return memoryview(data_buffer if data_buffer is not None else b"")[offsets[0] : offsets[-1]]
+
+
 def avro_file_block(records: pa.Array, codec: str, sync: bytes) -> bytes:
     """Returns a block of records, an array of binary without nulls."""
-    _, offset_buffer, data_buffer = records.buffers()
-    count = len(records)
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32, count=count + 1, offset=4 * records.offset)
-    data = memoryview(data_buffer if data_buffer is not None else b"")[offsets[0] : offsets[-1]]
+    data = joined_bytes(records)
     if codec == "deflate":
         packer = zlib.compressobj(_DEFLATE_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = packer.compress(data) + packer.flush()
     else:
         packed = bytes(data)
-    return _long(count) + _sized(packed) + sync
+    return _long(len(records)) + _sized(packed) + sync
 
 
 def _sized(data: bytes) -> bytes:
