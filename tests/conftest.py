@@ -66,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_SHORT_LIVED_JVM}".strip()
     # Ray would kill processes of a test where other programs take the machine's memory.
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+    # Ray's processes make way for all others, so that beside other tests they would hardly get a turn.
+    os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def _memory_has_room() -> bool:

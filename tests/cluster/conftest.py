@@ -13,9 +13,8 @@ from tidegate.spark_bridge import RayDPSession
 def raydp_session() -> Iterator[RayDPSession]:
     """Two executors of one core, two task slots beside each; one CPU and a GPU, which is only counted, are left over.
 
-    Tests leave no actors and no cached data in it. Its processes are as nice as the tests: on a busy machine those of
-    Ray, which makes way for whatever else runs, would hardly get a turn. Without RayDP, which takes no PySpark 4, its
-    tests are skipped; those of Ray on Spark have sessions of their own.
+    Tests leave no actors and no cached data in it. Without RayDP, which takes no PySpark 4, its tests are skipped;
+    those of Ray on Spark have sessions of their own.
     """
     pytest.importorskip("raydp", reason="RayDP is not installed: the tests of Ray on Spark run, those on RayDP do not")
     session = RayDPSession.start(
@@ -27,7 +26,7 @@ def raydp_session() -> Iterator[RayDPSession]:
         include_dashboard=False,
         start_timeout_s=240.0,
         ray_options={
-            "_system_config": {"worker_niceness": 0, "metrics_report_interval_ms": 5_000},
+            "_system_config": {"metrics_report_interval_ms": 5_000},
             "num_cpus": 8,
             "num_gpus": 1,
         },

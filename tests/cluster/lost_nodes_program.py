@@ -41,9 +41,9 @@ PIECE_BYTES = 64 * 2**20
 def raylets() -> Iterator[Any]:
     """A Ray with one node, to which others can be added, and to which this process is connected.
 
-    Its processes are as nice as the tests, and a node that has died is known to be lost after a few seconds.
+    A node that has died is known to be lost after a few seconds.
     """
-    os.environ |= {"RAY_worker_niceness": "0", "RAY_health_check_period_ms": "1000"}
+    os.environ |= {"RAY_health_check_period_ms": "1000"}
     # Ray's types know nothing of its clusters for tests.
     make: Any = Cluster
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
