@@ -13,12 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psycopg
 import pytest
 from local_jobs import config, local
 from postgres_server import PostgresDatabase, drop_database
 from waiting import until
 
 import tidegate as tg
+from tidegate.connectors.postgres_cdc import client as cdc_client
 from tidegate.connectors.postgres_cdc import source as cdc_source
 
 
@@ -341,6 +343,33 @@ def test_changes_that_the_server_does_not_send_are_an_error(
     running.equals()
     items.execute(statement)
     assert error in running.error()
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        ("DROP TABLE items", "table public.items was dropped, or created again"),
+        ("ALTER TABLE items RENAME TO others", "table public.items was renamed to public.others"),
+        ("ALTER PUBLICATION p DROP TABLE items", "publication 'p' does not have table public.items"),
+    ],
+)
+def test_a_table_that_changes_within_a_check_is_named(statement: str, error: str, items: PostgresDatabase) -> None:
+    """After the tables were compared, and before the publication is: it does not have the table any more."""
+
+    class Late(psycopg.Connection[tuple[Any, ...]]):
+        def execute(self, query: Any, *args: Any, **more: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+            nonlocal statement
+            if "pg_publication_tables" in str(query) and statement:
+                items.execute(statement)
+                statement = ""
+            return super().execute(query, *args, **more)
+
+    items.execute("CREATE PUBLICATION p FOR TABLE items")
+    with cdc_client.connect(items.dsn) as connection:
+        tables = [cdc_client.describe_table(connection, "items")]
+        cdc_client.check_tables(connection, "p", tables)
+    with Late.connect(items.dsn, autocommit=True) as connection, pytest.raises(tg.ConfigurationError, match=error):
+        cdc_client.check_tables(connection, "p", tables)
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,17 @@ def changed_table(was: CdcTable, now: CdcTable | None) -> str | None:
 
 def check_tables(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
     """Raises ConfigurationError if tables or the publication have changed so that changes of rows are missing."""
+    _check_unchanged(connection, tables)
+    try:
+        _check_publication(connection, publication, tables)
+    except ConfigurationError:
+        # A table that was dropped or renamed since the first check is also missing in the publication.
+        _check_unchanged(connection, tables)
+        raise
+
+
+def _check_unchanged(connection: Connection, tables: Sequence[CdcTable]) -> None:
+    """Raises ConfigurationError if a table was dropped, renamed, or changed so that changes of rows are missing."""
     with connection.transaction():
         # All queries see one state of the catalog.
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -178,7 +189,6 @@ def check_tables(connection: Connection, publication: str, tables: Sequence[CdcT
             fault = changed_table(table, _table_of(connection, table.oid))
             if fault is not None:
                 raise ConfigurationError(fault)
-        _check_publication(connection, publication, tables)
 
 
 def prepare_publication(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
