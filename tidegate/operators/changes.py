@@ -55,7 +55,7 @@ def with_kind(schema: pa.Schema) -> pa.Schema:
 
 
 def rows_that_come(batch: pa.RecordBatch) -> Flags:
-    """Returns True for each row of a batch of changes that is added, and False for each row that is retracted.
+    """Returns True for each row of a batch of changes that is inserted, and False for each row that is retracted.
 
     Raises ValueError for a row without a valid kind.
     """
@@ -73,9 +73,8 @@ def rows_that_come(batch: pa.RecordBatch) -> Flags:
 
 
 def kinds_of(parts: Sequence[tuple[str, int]]) -> pa.Array:
-    """Returns the values of the column `CHANGE` for consecutive parts.
-
-    Each part is a pair of a kind and its number of rows.
+    """Returns the values of the column `CHANGE` for consecutive parts of a batch. Each part is a pair of a kind of
+    change and its number of rows.
     """
     rows = sum(count for _, count in parts)
     texts = b"".join(kind.encode() * count for kind, count in parts)
@@ -84,9 +83,9 @@ def kinds_of(parts: Sequence[tuple[str, int]]) -> pa.Array:
 
 
 def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) -> pa.RecordBatch | None:
-    """Returns one batch of changes from parts, each a kind and the columns of its rows. None if all parts are empty.
+    """Joins parts into one batch of changes. Each part is a pair of a kind of change and the columns of its rows.
 
-    `schema` is the schema of the rows, with `CHANGE` as the last column.
+    Returns None if all parts are empty. `schema` is the schema of the result, with `CHANGE` as the last column.
     """
     some = [(kind, columns) for kind, columns in parts if len(columns[0])]
     if not some:

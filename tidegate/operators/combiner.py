@@ -43,7 +43,7 @@ _SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
 class Combiner:
     """Combines the rows of each batch that one sender sends, as a `LocalAggregation` describes.
 
-    Keeps nothing between batches.
+    Has no state between batches.
     """
 
     def __init__(self, spec: LocalAggregation) -> None:
@@ -140,7 +140,7 @@ class Combiner:
 
 
 def _counts_rows(aggregate: Aggregate) -> bool:
-    """Returns whether an aggregate counts all rows of a group, independent of their values."""
+    """Returns whether the result of an aggregate is the number of all rows of a group, independent of their values."""
     return aggregate.kind is AggregateKind.COUNT and aggregate.column is None and aggregate.condition is None
 
 

@@ -69,8 +69,8 @@ class LocalAggregation:
 
     @property
     def is_exact(self) -> bool:
-        """Returns True if combining never changes a result of these kinds of aggregates. Combining may still be ruled
-        out by the types of columns.
+        """Returns True if combining rows before sending never changes a result of these kinds of aggregates. The types
+        of columns may still rule out combining.
 
         `first` and `last` depend on the order of rows. They are not combined for sliding and cumulating windows, whose
         late rows are added to state that several slices share.
@@ -113,16 +113,16 @@ class CombiningRule:
         return True
 
     def rows_first(self, rows: int) -> int:
-        """Returns how many rows of a batch to group first, to decide whether to group the other rows. 0 means to group
-        all at once.
+        """Returns how many rows of a batch to group as a sample, which decides whether to group all rows. 0 means to
+        group all rows at once.
         """
         return rows // LOOKED_INTO if self._mode == "auto" and not self.combining else 0
 
     def gives_up(self, rows: int, groups: int) -> bool:
-        """Returns whether the first rows of a batch form more groups than the whole batch may have. If so, ends the
+        """Returns whether the sample shows that the batch has too many groups to combine, and if so ends the
         measurement.
 
-        `rows` is the number of rows of the batch, `groups` the number of groups in its first rows.
+        `rows` is the number of rows of the batch, `groups` the number of groups in the sample (see `rows_first`).
         """
         if groups <= OFF_AT * rows:
             return False
@@ -159,6 +159,6 @@ class CombiningRule:
         self._rows = self._groups = self._measured = 0
 
     def _rest(self) -> None:
-        """Starts a pause in which batches are not measured, and doubles the length of the next pause."""
+        """Starts a pause in which batches are not measured. Each pause is twice as long as the previous pause."""
         self._left = self._pause
         self._pause = min(2 * self._pause, PAUSE_MAX)

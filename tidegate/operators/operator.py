@@ -32,7 +32,7 @@ Columns = frozenset[str] | None
 
 
 def together(first: Columns, second: Columns) -> Columns:
-    """Returns the union of two sets of columns."""
+    """Returns the union of two sets of columns. None stands for all columns."""
     return None if first is None or second is None else first | second
 
 
@@ -127,17 +127,16 @@ class Operator:
     def waits_for_event_time(self) -> bool:
         """Returns True if the operator must be called with watermarks. Must be correct before `open`.
 
-        Operators without a reaction to watermarks are not called, because a call costs more than a batch.
+        Other operators are not called with watermarks, because such a call costs more than a batch.
         """
         return type(self).advance_watermark is not Operator.advance_watermark
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rules by which a row's treatment depends on the watermark before it, such as dropping late rows.
-        Must be correct before `open`.
+        """Returns the rules that tie the treatment of a row to the watermark before it, such as dropping late rows.
 
-        The watermark generator cuts batches so that each row gets the right watermark before it, also if the generator
-        runs in another task.
+        Must be correct before `open`. The watermark generator, which may run in another task, divides batches by these
+        rules, so that each row arrives after the right watermark.
         """
         return (as_they_are,) if self.waits_for_event_time else ()
 
@@ -150,7 +149,8 @@ class Operator:
     def reached_ms(self, watermark_ms: int) -> int:
         """Returns the watermark to forward, in ms, after `watermark_ms` has arrived.
 
-        The final watermark (end of event time) is not delayed.
+        An operator may return an earlier time, which delays event time. The final watermark (end of event time) is not
+        delayed.
         """
         held_ms = self.holds_back_ms if watermark_ms < MAX_WATERMARK_MS else 0
         return max(MIN_WATERMARK_MS, watermark_ms - held_ms)

@@ -51,8 +51,8 @@ class Blame(AbstractContextManager[None]):
         locate: Callable[[], tuple[str, Mapping[str, object] | None]],
         batch: pa.RecordBatch | pa.Table | None = None,
     ) -> None:
-        """Takes `locate`, which is called after a failure. It returns a description of the place, and the failing row
-        or None, for the error text.
+        """`locate` is called after a failure, and returns a description of the place and the failing row (or None) for
+        the error text.
 
         `batch` has the rows that the code inside works on. Their values are marked as user values in the message of the
         exception.

@@ -187,7 +187,7 @@ def _alike(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list
 
 
 class FromPolars:
-    """Converts polars frames that were made from batches of one stream back to Arrow."""
+    """Converts polars frames, made from batches of one stream, back to Arrow."""
 
     __slots__ = ("_dtypes", "_schema")
 

@@ -87,7 +87,7 @@ def check_text(value: str) -> None:
 def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, complete: bool = False) -> pa.Array:
     """Returns values as an Arrow array of type `wanted`, or of their common type if it is None.
 
-    With `complete` a dict must have every field of its struct. Otherwise missing fields are null. Raises
+    With `complete`, a dict must have every field of the struct type. Otherwise missing fields are null. Raises
     InexactValueError for a value that would change, and ArrowException if values have no common type.
     """
     kinds = set(map(type, values))
@@ -107,7 +107,7 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, com
 
 
 def check_exact(values: Sequence[Any], array: pa.Array) -> None:
-    """Raises InexactValueError if `array`, which Arrow made of `values`, differs from one of them."""
+    """Raises InexactValueError if a value of `array`, which Arrow made of `values`, differs from the original value."""
     _check(values, array.type, complete=False, array=array)
 
 
@@ -195,7 +195,7 @@ def _check(
 ) -> None:
     """Raises InexactValueError for a value that Arrow would change in a column of type `wanted`.
 
-    `array` is the converted column and `kinds` are the Python types of the values, or None if not known.
+    `array` is the converted column. `kinds` are the Python types of the values, or None if not known.
     """
     kinds = set(map(type, values)) if kinds is None else kinds
     kinds.discard(NoneType)
@@ -313,7 +313,7 @@ _NONE: frozenset[type] = frozenset()
 
 
 def _exact_types() -> dict[int, frozenset[type]]:
-    """Maps the id of each Arrow type to the Python types whose values Arrow either stores exactly or refuses."""
+    """Returns, for the id of each Arrow type, the Python types whose values Arrow either stores exactly or refuses."""
     exact: dict[int, frozenset[type]] = {}
     for made in (pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64):
         exact[made().id] = frozenset({int})

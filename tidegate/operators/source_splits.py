@@ -48,21 +48,21 @@ of `idleness=`.
 def as_they_are(times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
     """The `Due` rule of operators that treat a row differently once the watermark has reached the time of the row.
 
-    Returns these times.
+    Returns the times of the rows.
     """
     return times
 
 
 @dataclass(frozen=True, slots=True)
 class DueByAge:
-    """The `Due` rule of operators that drop rows which are at least `age_ms` behind the watermark."""
+    """The `Due` rule of operators that drop rows which are at least `age_ms` ms older than the watermark."""
 
     age_ms: int
 
     def __call__(self, times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns, for each row, the watermark at which it becomes too old, its time plus `age_ms`.
 
-        Returns a later watermark than the given one if the row is not too old yet.
+        If the row is not too old at its watermark in `watermarks`, that time is later than the watermark.
         """
         return np.where(times <= watermarks - self.age_ms, times + self.age_ms, watermarks + 1)
 
@@ -114,11 +114,13 @@ class SourceSplits:
         self.begin(splits, without_rows)
 
     def begins_waiting(self) -> None:
-        """Records that the task has read all of its first part, and waits for the second part or for more splits."""
+        """Records that the task has read all its splits of the first part, and waits for the second part or for more
+        splits.
+        """
         self.waits = True
 
     def waits_too_long(self) -> None:
-        """Records that the task has waited for the time of `idleness=`, so that it counts as idle."""
+        """Records that the task has waited for the time of `idleness=`, so that the task is idle in event time."""
         self.idle.add(WAITING)
 
     def stops_waiting(self) -> None:

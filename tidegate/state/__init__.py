@@ -1,1 +1,1 @@
-"""State backends: hold the keyed state of operators while a job runs."""
+"""State backends: store the keyed state of operators while a job runs."""

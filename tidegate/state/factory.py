@@ -14,7 +14,9 @@ from tidegate.storage.ids import OperatorUid
 
 
 def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBackend:
-    """Opens a backend for the keyed state of one operator in one subtask: empty, or on the files in its folder."""
+    """Opens a backend for the keyed state of one operator in one subtask. It is empty, or has the state in the files of
+    its folder.
+    """
     if options.kind == "columnar":
         # With a changelog, freezes are for segments and not for checkpoints, so there is nothing to go back to.
         undo_bytes = 0 if options.changelog else options.undo_bytes
@@ -42,5 +44,8 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
 
 
 def backend_folder(directory: str, uid: OperatorUid) -> str:
-    """Returns the folder in which an operator's backend works. Files to restore from are put there first."""
+    """Returns the folder in which an operator's backend stores its files.
+
+    A restore puts the files of the checkpoint there first.
+    """
     return os.path.join(directory, escape(uid))

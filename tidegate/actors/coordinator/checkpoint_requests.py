@@ -21,7 +21,7 @@ class CheckpointProperties:
     """The kind of a checkpoint and, for a savepoint, its target folder and format (Flink's `CheckpointProperties`).
 
     - A savepoint belongs to the user. It is never unaligned, no newer checkpoint subsumes it, its failure is not
-      counted, and it is copied to a folder of its own. Only a stop waits for the copy.
+      counted, and its files are copied to a separate folder of the user. Only a stop waits for the copy.
     - The savepoint of a `stop` is forced: it starts at once, whatever else is pending.
 
     `target` is the URL below which the savepoint gets a folder. It is None for a checkpoint, which also ignores the
@@ -79,10 +79,9 @@ def barrier_options(settings: CheckpointSettings, properties: CheckpointProperti
 
 
 def keeps_checkpoints(retention: Retention, end: JobStatus) -> bool:
-    """Returns whether a job that ends in this status keeps its completed checkpoints.
+    """Returns whether a job that ends with the status `end` keeps its completed checkpoints instead of deleting them.
 
-    Finished and suspended jobs do: a restored job finds in the last one that nothing is left to do, or where to
-    continue.
+    Finished and suspended jobs always keep them. For failed and cancelled jobs, `retention` decides.
     """
     if end is JobStatus.FAILED:
         return retention is not Retention.NEVER_RETAIN
@@ -114,8 +113,10 @@ class CheckpointRequest:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Decision to start a checkpoint now. `requests` are the ids that it answers, and `queue` has the remaining
-    requests.
+    """Decision to start a checkpoint now.
+
+    `requests` are the ids of the user requests that this checkpoint answers. `queue` has the requests that stay in the
+    queue.
     """
 
     properties: CheckpointProperties
@@ -216,8 +217,9 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
 
 
 def has_room(properties: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
-    """Returns whether fewer than `max_concurrent` checkpoints are pending that a checkpoint with these properties has
-    to wait for.
+    """Returns whether the limit `max_concurrent` of pending checkpoints allows one more checkpoint.
+
+    Checkpoints do not count against a savepoint, unless checkpoints are unaligned.
     """
     goes_ahead = properties.kind.is_savepoint and not settings.unaligned
     return (demand.savepoints if goes_ahead else demand.pending) < settings.max_concurrent

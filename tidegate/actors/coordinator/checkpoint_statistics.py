@@ -150,7 +150,8 @@ class PassedOverCheckpoint:
 class CheckpointStatistics:
     """Checkpoint statistics of one job over all attempts.
 
-    `history` begins with the oldest checkpoint. `by_kind` has the number of completed checkpoints of each kind.
+    `history` has the ended checkpoints, and begins with the oldest checkpoint. `by_kind` has the number of completed
+    checkpoints of each kind.
     """
 
     triggered: int = 0

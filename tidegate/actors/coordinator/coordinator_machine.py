@@ -349,7 +349,9 @@ class CoordinatorMachine:
         self._instructions.append(do.SetTimer(f"restart:{state.attempt + 1}", at_ms + delay_ms))
 
     def _end(self, status: JobStatus, reason: str | None, at_ms: int, waits: bool = True) -> None:
-        """Begins the end of the job. `waits`: running tasks finish by themselves, and the job waits for them."""
+        """Begins the end of the job. `waits`: if the job ends successfully, wait until the running tasks have finished,
+        instead of stopping them.
+        """
         state = self.state
         succeeds = status in (JobStatus.FINISHED, JobStatus.SUSPENDED)
         waits_for_tasks = waits and succeeds and state.status is JobStatus.RUNNING
@@ -368,8 +370,9 @@ class CoordinatorMachine:
         self._checkpoints.copies.drop(at_ms, reason or status.value)
 
     def _begin_to_leave(self, at_ms: int) -> None:
-        """Sets the timer of `_repeat_completion` once the last checkpoint is complete, once for each attempt and
-        coordinator.
+        """Starts the timer for `_repeat_completion`, once the last checkpoint of the job is complete.
+
+        The timer is started once for each attempt and coordinator.
         """
         state = self.state
         if state.ends_as is not None and state.leaving != (state.generation, state.attempt):
@@ -465,7 +468,9 @@ class CoordinatorMachine:
         self.state.restart_due = True
 
     def end_if_over(self, at_ms: int) -> None:
-        """Ends the job if storage has decided about all its checkpoints and commits."""
+        """Ends the job, unless a pending checkpoint, an outstanding commit, a running task or a savepoint copy has to
+        be awaited.
+        """
         state = self.state
         busy = state.pending or state.commits or len(state.finished) < len(self._context.spec.tasks)
         if busy and not state.gave_up:

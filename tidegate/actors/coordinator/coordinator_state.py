@@ -95,7 +95,7 @@ class SharedStateRegistry:
         return tuple(path for path in paths if path not in needed)
 
     def leave(self, checkpoint_id: CheckpointId) -> None:
-        """Records that the deletion of a checkpoint was given up. Its files stay as long as the job runs."""
+        """Records that the deletion of a checkpoint was given up. Its files are not deleted as long as the job runs."""
         if checkpoint_id in self.references:
             self.left |= {checkpoint_id}
 
@@ -124,7 +124,8 @@ class TakenSplits:
     """The splits that belong to one subtask of a source, as indices of the source's splits.
 
     `restored` were in the checkpoint from which the subtask started. `given` were assigned afterwards, in this order.
-    Only the snapshots of the subtask show how many of them it has begun to read.
+    The coordinator does not record how many of the splits the subtask has begun to read; only the snapshots of the
+    subtask do.
     """
 
     restored: tuple[int, ...] = ()
@@ -180,8 +181,8 @@ place.
 class AcknowledgeResult(enum.Enum):
     """The outcome of a task's acknowledgement of a checkpoint (Flink's `TaskAcknowledgeResult`).
 
-    SUCCESS: it counts. DUPLICATE: the task had acknowledged before. UNKNOWN: the task does not take part in the
-    checkpoint. DISCARDED: the checkpoint is not pending any more.
+    SUCCESS: the acknowledgement was added to the checkpoint. DUPLICATE: the task had acknowledged before. UNKNOWN: the
+    task does not take part in the checkpoint. DISCARDED: the checkpoint is not pending any more.
     """
 
     SUCCESS = "success"
@@ -227,7 +228,9 @@ class PendingCheckpoint:
     """True if the coordinator was lost before it learned whether the checkpoint's `_metadata` was created."""
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
-        """Adds the acknowledgement of a task. Returns SUCCESS, or why it does not count."""
+        """Adds the acknowledgement of a task. Returns SUCCESS, or another result that names why the acknowledgement is
+        ignored.
+        """
         if task in self.acknowledged:
             return AcknowledgeResult.DUPLICATE
         if task not in self.waiting:
@@ -274,8 +277,9 @@ class DamagedCheckpoint:
 @wire
 @dataclass(slots=True)
 class SinkCommit:
-    """Sink files of a completed checkpoint that are not known to be committed. `tables` get a commit even without
-    files.
+    """Sink files of a completed checkpoint that are not known to be committed.
+
+    `tables` are the URLs of tables that get a commit even if there are no new files for them.
     """
 
     checkpoint_id: CheckpointId
@@ -287,10 +291,10 @@ class SinkCommit:
 @wire
 @dataclass(slots=True)
 class CheckpointDiscard:
-    """A checkpoint that is to be deleted. `voided`: its tombstone stays.
+    """A checkpoint that is to be deleted. `voided`: the checkpoint has a tombstone, which is not deleted.
 
-    `shared` are the shared files to delete with it. None stands for all that were written for it, because it never
-    completed.
+    `shared` are the shared files to delete with it. None stands for all shared files that were written for the
+    checkpoint, because it never completed.
     """
 
     voided: bool
@@ -503,7 +507,10 @@ class CoordinatorState:
         return pending.attempt == self.attempt and self.is_current(task, attempt)
 
     def by_attempt(self, tasks: Iterable[TaskId]) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """Returns pairs of an attempt and its tasks among `tasks`, oldest attempt first."""
+        """Groups tasks by their current attempt.
+
+        Returns pairs of an attempt and the tasks among `tasks` that run in it, oldest attempt first.
+        """
         found: dict[AttemptNumber, list[TaskId]] = {}
         for task in tasks:
             found.setdefault(self.attempt_of(task), []).append(task)
@@ -511,8 +518,9 @@ class CoordinatorState:
 
     @property
     def listening(self) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """Returns the ready tasks that have not finished, by attempt. They are notified of the outcome of each
-        checkpoint.
+        """Returns the running tasks, grouped by attempt as in `by_attempt`.
+
+        Running tasks are ready and have not finished. They are notified of the outcome of each checkpoint.
         """
         assert self.spec is not None
         return self.by_attempt(task for task in self.spec.tasks if task in self.ready and task not in self.finished)

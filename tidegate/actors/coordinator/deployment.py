@@ -75,8 +75,8 @@ class Deployer:
         self._set_limit(at_ms)
 
     def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
-        """Continues the deployment after the tables were set back: restores the hooks or, if there are none, deploys
-        the tasks.
+        """Continues the deployment after the output tables were reset to the checkpoint: restores the master hooks or,
+        if there are none, deploys the tasks.
         """
         self._context.state.know_tables(event.heads)
         if self._waits_for_tables(event.attempt):
@@ -85,8 +85,9 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
-        """Schedules another try to set the tables back, or gives up. Tasks that started before that would commit rows
-        twice.
+        """Schedules a retry after resetting the output tables failed, or gives up.
+
+        The tasks must not start before, because their rows would be committed a second time.
         """
         state = self._context.state
         if not self._waits_for_tables(event.attempt):
@@ -106,7 +107,7 @@ class Deployer:
         self._retry("tables", event, state.table_failures, what)
 
     def repeat_tables(self, attempt: int) -> None:
-        """Repeats the order to set the tables back, because its retry timer has fired."""
+        """Repeats the order to reset the output tables to the checkpoint, because its retry timer has fired."""
         if self._waits_for_tables(attempt):
             self._take_tables_back()
 
@@ -126,8 +127,8 @@ class Deployer:
             self._retry("hooks", event, state.hook_failures, "the master hooks could not be restored")
 
     def _retry(self, timer: str, event: ev.TablesNotTakenBack | ev.HookRestoreFailed, failures: int, what: str) -> None:
-        """Sets the timer of the next try or, after too many failures, fails the attempt. `what` describes the failure
-        in the error.
+        """Sets the timer of the next try or, after too many failures, fails the attempt. `what`: the text of the
+        failure for the error.
         """
         if self._gives_up(event.at_ms, event.away_ms, failures):
             self._context.attempt_failure = f"{what} in {failures} attempts: {event.error}"
@@ -135,7 +136,7 @@ class Deployer:
             self._context.retry_later(f"{timer}:{self._context.state.attempt}", event.at_ms, failures)
 
     def _gives_up(self, at_ms: int, away_ms: int | None, failures: int) -> bool:
-        """Returns whether setting tables back, or restoring hooks, has failed too often or for too long.
+        """Returns whether resetting output tables, or restoring hooks, has failed too often or for too long.
 
         `away_ms`: how long storage has not answered, or None if it answers. During an outage of storage the number of
         failures is not limited, and the deployment timer starts again.
@@ -164,9 +165,9 @@ class Deployer:
         return self.settle()
 
     def settle(self) -> bool:
-        """Starts the tasks of the attempt if all of them are ready, ignoring tasks that were stopped meanwhile.
+        """Starts the tasks of the attempt if all of them are ready. Returns whether the whole job now runs.
 
-        Returns whether the whole job now runs.
+        Tasks that were stopped during the deployment are not waited for.
         """
         state = self._context.state
         spec = self._context.spec
@@ -286,5 +287,5 @@ def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: 
 
 
 def passed_over_text(damaged: Iterable[DamagedCheckpoint]) -> str:
-    """Returns a text for people that names the damaged checkpoints and the damage of each."""
+    """Returns an error text that names each skipped checkpoint and its damage."""
     return "; ".join(f"checkpoint {one.checkpoint_id} is damaged ({one.reason})" for one in damaged)

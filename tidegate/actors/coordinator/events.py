@@ -40,7 +40,7 @@ order.
 
 
 class Importance(enum.Enum):
-    """The importance of an event. It determines in which logs the line about the event appears."""
+    """The importance of an event. It determines in which logs the event is written as a line of text."""
 
     SILENT = "silent"
     """Appears in no log, because the line about the following decision is enough."""
@@ -194,7 +194,7 @@ class StorageCameBack(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class ProcessGivenUp(_Event):
-    """A process gets no more tasks and is killed, because it hangs or is unusable.
+    """The coordinator gave up a process: it gets no more tasks and is killed, because it hangs or is unusable.
 
     No process of a running job is killed before this event is in the log: a coordinator that was cut off from the
     network takes every process for hung, but cannot write to the log. `process` is an id that is unique across
@@ -518,7 +518,7 @@ class MetadataWritten(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointVoided(_Event):
-    """A tombstone exists in the place of `_metadata`, so the checkpoint can never complete."""
+    """A tombstone exists under the name of the checkpoint's `_metadata`, so the checkpoint can never complete."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -641,7 +641,7 @@ class CheckpointDiscardFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointWritten(_Event):
-    """The copy of a savepoint into its own folder `path` is complete. A job can be restored from it."""
+    """The copy of a savepoint into the user's folder `path` is complete. A job can be restored from this copy."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -809,7 +809,7 @@ class HookRestoreFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesTakenBack(_Event):
-    """Every output table was set back to the checkpoint from which the attempt starts.
+    """Every output table was reset to the checkpoint from which the attempt starts.
 
     `heads` has the newest entry in the log of each table.
     """
@@ -831,7 +831,7 @@ class TablesTakenBack(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesNotTakenBack(_Event):
-    """An output table could not be set back to an older checkpoint. `fenced`: another job has claimed a table.
+    """An output table could not be reset to an older checkpoint. `fenced`: another job has claimed a table.
 
     `away_ms`: how long, in ms, storage has not answered, or None if storage is not the cause. `permanent`: neither a
     retry nor a restart can help.

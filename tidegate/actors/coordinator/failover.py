@@ -82,8 +82,7 @@ class Failover:
             state.move(JobInput.RESTART)
 
     def stop_rest_if_over(self) -> None:
-        """Stops the tasks that still run, if the last checkpoint of the job is complete and its rows only have to be
-        committed.
+        """Stops the running tasks if the last checkpoint of the job is complete and only its rows have to be committed.
 
         All tasks then start from that checkpoint and commit its rows.
         """
@@ -96,8 +95,9 @@ class Failover:
         state.stop(rest)
 
     def going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
-        """Returns all tasks that have to stop because of these failed tasks, in the order of the job, without stopped
-        tasks.
+        """Returns all tasks that have to restart because of these failed tasks, in the order of the job.
+
+        Tasks that are stopped already are omitted.
         """
         state = self._context.state
         spec = self._context.spec
@@ -113,7 +113,7 @@ class Failover:
             back |= more
 
     def _stops(self) -> bool:
-        """Returns whether the job is about to end: tasks were triggered for the savepoint of a stop, or only have to
+        """Returns whether the job is about to end: the savepoint of a stop has been triggered, or tasks only have to
         commit.
         """
         state = self._context.state
@@ -164,7 +164,9 @@ class Restarts:
 
     @property
     def keeps_failing(self) -> bool:
-        """Returns whether the same error has occurred at the same row as often as the restart strategy allows."""
+        """Returns whether the same error has occurred at the same row as often as the restart strategy allows
+        (`same_errors_max`).
+        """
         most = self._context.spec.restart.same_errors_max
         return most is not None and self._context.state.same_failures >= most
 
@@ -190,7 +192,9 @@ class Restarts:
         return delay_ms
 
     def left(self) -> None:
-        """Records that the attempt ended without a failure, so that its running time counts for nothing."""
+        """Records that the attempt ended without a failure. The restart strategy then ignores how long the
+        attempt ran.
+        """
         self._context.state.running_since_ms = None
 
 

@@ -143,7 +143,7 @@ class RestoreHooks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class TakeTablesBack(_Instruction):
-    """Sets every output table back to an older checkpoint, because newer checkpoints are damaged.
+    """Resets every output table to an older checkpoint, because newer checkpoints are damaged.
 
     Rows that were committed after that checkpoint are processed again. `reason` names the skipped checkpoints and their
     damage. `heads` has the newest known entry in the log of each table. Answered by `TablesTakenBack` or
@@ -162,10 +162,10 @@ class TakeTablesBack(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class WriteSavepoint(_Instruction):
-    """Copies all files of a savepoint into a folder of its own below the URL `target`, and its `_metadata` last.
+    """Copies all files of a savepoint into a new folder below the URL `target`, with `_metadata` as the last file.
 
     Every task must have acknowledged the savepoint. `complete`: the checkpoint is complete, and its own `_metadata` is
-    copied. `contested`: a lost coordinator may be copying it too. Answered by `SavepointWritten` or
+    copied. `contested`: a lost coordinator may still be copying the same savepoint. Answered by `SavepointWritten` or
     `SavepointWriteFailed`.
     """
 
@@ -186,7 +186,7 @@ class WriteSavepoint(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class StopCopy(_Instruction):
-    """Stops the copy of a savepoint that was aborted, and deletes what was written.
+    """Stops the copy of a savepoint that was aborted, and deletes the files that were copied.
 
     Its `WriteSavepoint` is still answered. A copy that waits for storage stops when storage answers.
     """
@@ -198,8 +198,8 @@ class StopCopy(_Instruction):
 class DiscardSavepoint(_Instruction):
     """Deletes the folder of a savepoint that has failed.
 
-    `voided`: a replaced coordinator may still be copying the savepoint, so a tombstone is created in the folder, and
-    stays. Answered by `SavepointDiscarded` or `SavepointDiscardFailed`.
+    `voided`: a replaced coordinator may still be copying the savepoint, so a tombstone is created in the folder and is
+    not deleted. Answered by `SavepointDiscarded` or `SavepointDiscardFailed`.
     """
 
     target: str
@@ -262,9 +262,9 @@ class WriteMetadata(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class VoidCheckpoint(_Instruction):
-    """Creates a tombstone in the place of `_metadata`, unless one of the two exists.
+    """Creates a tombstone under the name of `_metadata`, unless `_metadata` or a tombstone exists.
 
-    Answered by `MetadataWritten`, `CheckpointVoided` or `MetadataWriteFailed`, as `WriteMetadata` is.
+    Answered by `MetadataWritten`, `CheckpointVoided` or `MetadataWriteFailed`, like `WriteMetadata`.
     """
 
     tombstone: CheckpointMetadata
@@ -298,10 +298,10 @@ class CommitSinks(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class DiscardCheckpoint(_Instruction):
-    """Deletes the files of a checkpoint. `voided`: its tombstone stays.
+    """Deletes the files of a checkpoint. `voided`: the checkpoint has a tombstone, which is not deleted.
 
-    `shared`: the shared files to delete with it. None stands for all that were written for it, because it never
-    completed. Answered by `CheckpointDiscarded` or `CheckpointDiscardFailed`.
+    `shared`: the shared files to delete with it. None stands for all shared files that were written for the checkpoint,
+    because it never completed. Answered by `CheckpointDiscarded` or `CheckpointDiscardFailed`.
     """
 
     checkpoint_id: CheckpointId
@@ -355,7 +355,7 @@ class SetTimer(_Instruction):
 class CompleteRequest(_Instruction):
     """Answers a user's request with `checkpoint_id` (and `path` for a savepoint), or with the reason why it failed.
 
-    `error` is a text for people, and `reason` its value in a fixed list. Both are None on success.
+    `error` is a text for people, and `reason` the matching member of `Reason`. Both are None on success.
     """
 
     request: str

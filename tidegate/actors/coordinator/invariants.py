@@ -49,11 +49,11 @@ def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 
 def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether the phase of a pending checkpoint fits the status of the job (invariant 7).
+    """Returns whether a pending checkpoint may be in its phase at the present status of the job (invariant 7).
 
-    A checkpoint in an open phase exists only while the job runs, and ends with the attempt. A checkpoint whose
-    `_metadata` is being written may outlive the attempt, because the write cannot be called back. A completed or failed
-    checkpoint is not pending.
+    A checkpoint whose `_metadata` is not being written yet exists only while the job runs, and ends with the attempt.
+    Once `_metadata` is being written, the checkpoint may outlive the attempt, because the write cannot be called back.
+    A completed or failed checkpoint is not pending.
     """
     return pending.phase not in _OVER and (not pending.phase.open or state.status is JobStatus.RUNNING)
 
@@ -67,10 +67,11 @@ def is_whole_while_running(state: CoordinatorState) -> bool:
 
 
 def is_base_held(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether the files of the earlier checkpoint on which a pending one builds still exist (invariant 5).
+    """Returns whether the files of the earlier checkpoint on which a pending checkpoint is based still exist (invariant
+    5).
 
-    True if it builds on none. The registry keeps these files until the pending checkpoint has ended, even if the
-    earlier checkpoint is no longer retained, because the snapshots of the tasks will refer to them.
+    True if the pending checkpoint has no base. The registry keeps these files until the pending checkpoint has ended,
+    even if the earlier checkpoint is no longer retained, because the snapshots of the tasks will refer to them.
     """
     return pending.base is None or state.shared.can_be_base(pending.base)
 
@@ -118,7 +119,7 @@ def is_queue_bounded(state: CoordinatorState) -> bool:
 
 
 def is_queue_in_its_time(state: CoordinatorState) -> bool:
-    """Returns whether every queued request will be answered (invariant 7).
+    """Returns whether the queue has no request that may never be answered (invariant 7).
 
     While no attempt runs, only requests for a stop may be queued: the next attempt begins with the stop. A job that
     ends has answered all requests.
@@ -207,15 +208,17 @@ def check_deploy(state: CoordinatorState) -> None:
 
 
 def first_running(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
-    """Returns the first of `tasks` that runs, or None (invariants 1 and 7). If it were deployed again, it would
-    process rows twice.
+    """Returns the first of `tasks` that runs, or None (invariants 1 and 7).
+
+    A task that runs must not be deployed, because rows would be processed twice.
     """
     return next((task for task in tasks if task in state.ready), None)
 
 
 def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> None:
-    """Raises InvariantError if an attempt must not have exactly `tasks` (None for all): one still runs, or a
-    region is cut.
+    """Raises InvariantError if the tasks `tasks` (None for all) must not be deployed together.
+
+    None of them may run, and they must form whole regions.
     """
     if tasks is not None and state.spec is not None:
         _require(first_running(state, tasks) is None, "7: a running task is not deployed again")
@@ -243,8 +246,8 @@ def copies_under_way(state: CoordinatorState) -> int:
 def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
     """Returns whether another savepoint of this kind may be triggered, given the limit of copies (invariant 10).
 
-    Uses `<` because the copy of this savepoint counts, too. A stop may exceed the limit by one, so that copies which
-    hang do not keep a job from being stopped.
+    The copy of this savepoint is not in the number yet, hence `<`. A stop may exceed the limit by one, so that copies
+    which hang do not keep a job from being stopped.
     """
     return copies_under_way(state) < COPIES_MAX + kind.stops
 
@@ -259,8 +262,8 @@ def are_copies_bounded(state: CoordinatorState) -> bool:
 def may_export(pending: PendingCheckpoint) -> bool:
     """Returns whether the savepoint of a stop may be copied into its own folder now (invariant 4).
 
-    All its files must exist, and no other copy of it may be running: the answer of the other copy would be mistaken for
-    the answer of this one.
+    All its files must exist, and no other copy of the savepoint may be running: the answers of the two copies could be
+    confused.
     """
     return (
         pending.phase is PendingPhase.EXPORTING
@@ -512,15 +515,15 @@ def may_trigger(state: CoordinatorState) -> bool:
 def knows_its_checkpoints(state: CoordinatorState, answer: TaskAnswered) -> bool:
     """Returns whether the log contains every checkpoint in which the answering task has taken part (invariant 4).
 
-    `<` and not `<=`: the next id is still free. A task with a snapshot for it obeys a coordinator that writes another
-    log, and two checkpoints would share the id.
+    If the task has a snapshot for the next free id, it obeys a coordinator that writes another log, and two checkpoints
+    would share the id.
     """
     return answer.snapshotted < state.next_checkpoint_id
 
 
 def runs_by_the_log(state: CoordinatorState, answer: TaskAnswered) -> bool:
-    """Returns whether the answering task runs according to the log (invariant 7): in this attempt, and not
-    stopped.
+    """Returns whether the log agrees that the answering task runs, and in the attempt that the task reports (invariant
+    7).
     """
     return state.is_current(answer.task, answer.attempt) and answer.task in state.ready
 
@@ -539,8 +542,8 @@ def check_answer(state: CoordinatorState, answer: TaskAnswered) -> None:
 
 
 def is_untaken(splits: Collection[int], taken: Collection[int]) -> bool:
-    """Returns whether none of the splits belongs to a subtask (invariant 9). Rows of a split with two readers would
-    count twice.
+    """Returns whether none of the splits belongs to a subtask (invariant 9). The rows of a split with two readers would
+    be processed twice.
 
     A stopped subtask keeps its splits until it is ready and reports which splits its checkpoint had.
     """
@@ -560,17 +563,17 @@ def is_answerable(first: int, given: int) -> bool:
     """Returns whether a request for splits is valid (invariant 7). `first`: splits that the subtask has, `given`:
     splits assigned to it.
 
-    `<=` and not `==`: a repeated request is older than the splits that were assigned since.
+    A repeated request has a lower number than the subtask has splits, hence `<=`.
     """
     return first <= given
 
 
 def is_prefix(in_snapshot: int, restored: int, given: int) -> bool:
-    """Returns whether a snapshot has all `restored` splits of its subtask, and no more than the `given` ones (invariant
-    3).
+    """Returns whether a snapshot has all `restored` splits of its subtask, and no more than these and the `given` ones
+    (invariant 3).
 
-    The arguments are numbers of splits. Each split is then in one place: in the snapshot of one subtask or, if it was
-    unassigned or still on its way, in the pool of the checkpoint.
+    All arguments are numbers of splits. `given`: splits that were assigned to the subtask since the restore. So each
+    split is either in the snapshot of one subtask or in the checkpoint's pool of unassigned splits.
     """
     return restored <= in_snapshot <= restored + given
 
@@ -588,7 +591,7 @@ def check_told_end(left: Collection[int], others_ask: bool) -> None:
 
 
 def check_question(first: int, given: int) -> None:
-    """Raises InvariantError if a subtask that requests splits claims to have more than it was given."""
+    """Raises InvariantError if a subtask that requests splits claims to have more splits than were assigned to it."""
     _require(is_answerable(first, given), "7: a subtask has taken no more splits than it was given")
 
 

@@ -73,7 +73,8 @@ class DecisionLog:
     ) -> list[Line]:
         """Returns the lines about an event that the machine has handled.
 
-        `instructions` are the instructions that followed from the event, and `state` is the state afterwards.
+        `instructions` are the instructions that followed from the event, and `state` is the state of the coordinator
+        after the event.
         """
         lines = [*self._of_event(event, state)]
         lines += self._of_checkpoints(event.at_ms, state)
@@ -104,7 +105,7 @@ class DecisionLog:
             yield line_alone(event)
 
     def _of_checkpoints(self, at_ms: int, state: CoordinatorState) -> Iterator[Line]:
-        """Yields a line for each checkpoint that has ended since the previous event."""
+        """Yields a log line for each checkpoint that has ended since the previous event."""
         over = state.statistics.completed + state.statistics.failed
         new = over - self._over
         self._over = over
@@ -207,7 +208,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The recent past of a job, oldest entries first. `version` grows with every change."""
+    """The recent past of a job: its latest events, oldest first. `version` increases with every change."""
 
     version: int = 0
     lines: tuple[Line, ...] = ()
@@ -244,7 +245,7 @@ class JobHistory:
     def replay(
         self, event: ev.CoordinatorEvent, instructions: Sequence[do.CoordinatorInstruction], state: CoordinatorState
     ) -> None:
-        """Adds an event from the event log, as `add` does, and makes its lines."""
+        """Adds an event from the event log with `add`, and makes the lines of text about the event."""
         self.add(event, instructions, self._decision_log.lines_about(event, instructions, state), state)
 
     def add(
@@ -336,8 +337,9 @@ class JobHistory:
 
 
 def _is_told(line: Line, savepoints: set[CheckpointId]) -> bool:
-    """Returns whether `JobHistory` stores a line. It omits details and successful checkpoints, because they may
-    be frequent.
+    """Returns whether `JobHistory` stores a line of text.
+
+    Details and lines about successful checkpoints are not stored, because they may be frequent.
     """
     return not line.detail and (line.checkpoint is None or line.trouble or line.checkpoint in savepoints)
 

@@ -25,7 +25,7 @@ PAUSE_MS_MAX = 10_000
 
 
 def pause_ms(first_ms: int, failures: int) -> int:
-    """Returns the pause in ms before a retry, after a number of consecutive failures.
+    """Returns the pause in ms before a retry, after `failures` consecutive failures.
 
     It starts with `first_ms` and doubles with each failure, up to `PAUSE_MS_MAX`.
     """
@@ -139,18 +139,21 @@ class RestorePoint:
 
     @property
     def pointer(self) -> str:
-        """Returns the path `<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for messages and metadata."""
+        """Returns the path `<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, as error messages and metadata show
+        it.
+        """
         return str(CheckpointPointer(self.root, self.job_id, self.checkpoint_id, self.savepoint))
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class AssignedSource:
-    """A source whose splits the coordinator assigns to subtasks. Elsewhere a split is given by its index in `splits`.
+    """A source whose splits the coordinator assigns to subtasks. The coordinator identifies a split by its index in
+    `splits`.
 
-    `unread`: indices of the splits of which no row was read at the job's start. Tasks report that they have the other
-    splits. `second`: index of the first split in the second part of a `TwoPartSource`, or None if the source has one
-    part.
+    `unread`: indices of the splits of which no row was read at the job's start. The other splits were in the checkpoint
+    of some task, which reports them when it is restored. `second`: index of the first split in the second part of a
+    `TwoPartSource`, or None if the source has one part.
     """
 
     uid: OperatorUid
@@ -231,7 +234,7 @@ _DRAWS = 2**64
 
 
 def drawn(seed: int, number: int) -> int:
-    """Returns a pseudo-random number in [0, 2**64) that depends only on `seed` and `number`."""
+    """Returns a pseudo-random integer in [0, 2**64) that depends only on `seed` and `number`."""
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % _DRAWS
 
 

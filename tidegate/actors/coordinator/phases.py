@@ -55,9 +55,9 @@ class PendingPhase(enum.Enum):
     """The phase of a checkpoint between its trigger and its end.
 
     HOOKS: master hooks are being called. COLLECTING: tasks acknowledge. ACKNOWLEDGED: all tasks have acknowledged, and
-    another checkpoint may be written first. EXPORTING: the savepoint of a stop is copied into its own folder. WRITING:
-    `_metadata` is being created. VOIDING: it is unknown whether `_metadata` was created, so a tombstone is created.
-    COMPLETED and FAILED are the end.
+    another checkpoint may be written first. EXPORTING: the files of a stop's savepoint are copied into the user's
+    folder. WRITING: `_metadata` is being created. VOIDING: it is unknown whether `_metadata` was created, so a
+    tombstone is created. COMPLETED and FAILED are the end.
     """
 
     HOOKS = "hooks"

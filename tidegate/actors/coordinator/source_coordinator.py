@@ -52,14 +52,14 @@ SPLITS_AN_ANSWER_MAX = 1_000
 
 
 class UntakenSplits:
-    """The unassigned splits of one source, in a form in which an answer costs only as much as the splits that it
-    contains.
+    """The unassigned splits of one source, indexed so that the time to assign splits does not depend on how many are
+    unassigned.
 
-    They follow from the splits of the subtasks (`TakenSplits`), and are not part of the coordinator's state. The caller
-    checks with `follows_from` whether they are up to date, and builds them again if not, for example after a subtask
-    was restored.
+    The content can be computed from the splits of the subtasks (`TakenSplits`), so it is not part of the coordinator's
+    state. The caller checks with `follows_from` whether the object is up to date, and builds a new one if not, for
+    example after a subtask was restored.
 
-    `subtasks`: the subtasks that have splits, or were notified that there are none.
+    `subtasks`: the subtasks that have splits, or were notified that there are no more.
     """
 
     def __init__(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> None:
@@ -76,8 +76,8 @@ class UntakenSplits:
         """Indices of the unassigned splits of the second part, ascending."""
 
     def follows_from(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> bool:
-        """Returns whether this object is still up to date: since it was made, all splits were assigned through
-        it.
+        """Returns whether this object is still up to date: since it was created, all splits were assigned by its
+        methods.
         """
         if source is not self._source or len(subtasks) != len(self._seen):
             return False
@@ -137,7 +137,7 @@ def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> Ass
     """Returns the answer to a subtask that requests splits, or None if the subtask must wait and request again.
 
     The subtask waits while other subtasks still read the first part of a two-part source. A repeated request gets the
-    same answer. `pools` is kept between calls, and is built again where it is out of date.
+    same answer. `pools` is a cache that the caller passes to every call. Entries that are out of date are replaced.
     """
     source = _source_of(state, event.task)
     assert source is not None, f"{event.task} asks for splits, and its source has dealt them out"
@@ -151,7 +151,7 @@ def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> Ass
 
 
 def pools(state: CoordinatorState, pending: PendingCheckpoint) -> tuple[SplitPool, ...]:
-    """Returns, for each source with assigned splits, the splits that no subtask has in its part of a checkpoint."""
+    """Returns, for each source with assigned splits, the splits that no subtask has in its snapshot of a checkpoint."""
     assert state.spec is not None
     found = []
     for source in state.spec.assigned_sources:
@@ -176,7 +176,7 @@ def splits_left(state: CoordinatorState) -> dict[VertexId, int]:
 def _taken_in(pending: PendingCheckpoint, task: TaskId, uid: OperatorUid, taken: TakenSplits) -> int:
     """Returns how many of the splits that were assigned to a subtask are in its snapshot of a checkpoint.
 
-    A subtask takes splits in the order of assignment, so these are the first ones.
+    A subtask takes splits in the order of assignment, so the snapshot has the first ones.
     """
     part = pending.acknowledged.get(task)
     if part is None:
@@ -196,8 +196,9 @@ def _splits_in(part: SubtaskState, uid: OperatorUid) -> int:
 
 
 def still_waits(state: CoordinatorState, event: SplitsRequested) -> bool:
-    """Returns whether a request repeats an unanswered one, and other subtasks still read the first part of the
-    source.
+    """Returns whether a request for splits repeats an unanswered request, and must wait further.
+
+    It must wait while other subtasks still read the first part of the source.
     """
     source = _source_of(state, event.task)
     taken = state.splits.get(event.task)
@@ -250,9 +251,9 @@ def _untaken(state: CoordinatorState, source: AssignedSource, pools: Pools) -> U
 
 
 def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
-    """Returns the positions in `pool.left`, from and to (exclusive), of the splits that a subtask may get.
+    """Returns the range of positions in `pool.left`, as start and exclusive end, of the splits that a subtask may get.
 
-    `still_ask`: the highest index among the splits of each other subtask that still requests splits.
+    `still_ask`: for each other subtask that still requests splits, the highest index among its splits.
     """
     begin = pool.after(pool.last(task))
     if begin < len(pool.left):
@@ -294,7 +295,9 @@ class WatermarkAligner:
         """The last report of each task."""
 
     def reported(self, state: CoordinatorState, event: WatermarkReported) -> Iterator[AnnounceWatermark]:
-        """Yields the answers to a watermark report: to its task, and to waiting tasks that may now continue."""
+        """Yields the answers to a watermark report: one to the task that reported, and others to waiting tasks that may
+        now continue.
+        """
         source = None if state.spec is None else state.spec.aligned_source(event.task)
         if state.spec is None or source is None or not state.is_current(event.task, event.attempt):
             return
@@ -313,8 +316,8 @@ class WatermarkAligner:
                 yield AnnounceWatermark(told.attempt, task, lowest_ms)
 
     def lowest_ms(self, state: CoordinatorState, members: dict[TaskId, AlignedSource]) -> int | None:
-        """Returns the lowest watermark, in ms, of the group's tasks that have not ended. None if any of them is
-        unknown.
+        """Returns the lowest watermark, in ms, of the group's tasks that have not ended. None if the watermark of a
+        task is unknown.
         """
         lowest_ms = MAX_WATERMARK_MS
         for task in members:

@@ -47,8 +47,9 @@ class AsyncCalls:
     def __init__(
         self, functions: Mapping[OperatorUid, AsyncFunction], why_late: Callable[[], str | None] = lambda: None
     ) -> None:
-        """Prepares the calls. `why_late` describes the likely cause of a late call, or returns None. It may
-        block.
+        """Prepares the calls.
+
+        `why_late` is called when a call is late, and returns text about the likely cause, or None. It may block.
         """
         self._functions = functions
         self._why_late = why_late
@@ -67,7 +68,7 @@ class AsyncCalls:
 
     @property
     def under_way(self) -> bool:
-        """Returns whether the results of any calls are missing."""
+        """Returns whether the result of any call is still missing."""
         return bool(self._under_way)
 
     def ask(self, instruction: MakeCalls) -> None:

@@ -34,7 +34,7 @@ CALL_LIMIT_MIN_MS = 60_000
 
 
 class CommitFailedError(OperatorError):
-    """Raised when a sink could not commit. `may_pass` is whether another call may succeed."""
+    """Raised when a sink could not commit. `may_pass`: whether another try may succeed."""
 
     def __init__(self, text: str, *, may_pass: bool) -> None:
         super().__init__(text)
@@ -89,7 +89,7 @@ def committing_context(
     open_store: OpenStore,
     over: threading.Event,
 ) -> CommittingContext:
-    """Returns the context that a sink of this task gets: its names, its subtask, its buckets and its file
+    """Returns the context that a sink of this task gets: names of job and sink, the subtask, its buckets and its file
     storage.
     """
     assert spec.committing is not None

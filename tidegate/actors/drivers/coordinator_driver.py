@@ -186,8 +186,8 @@ class CoordinatorDriver:
         self.handle(ev.CoordinatorStarted(self._port.now_ms(), self.generation))
 
     def handle(self, event: ev.CoordinatorEvent) -> None:
-        """Logs an event, passes it to the machine, and carries out the instructions. Requests are refused while
-        storage is away.
+        """Logs an event, passes it to the machine, and carries out the instructions. While storage does not answer,
+        requests are refused.
         """
         if self._halted:
             return
@@ -272,7 +272,7 @@ class CoordinatorDriver:
         return len(self._inbox)
 
     def take_in(self, event: ev.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
-        """Lets the machine handle an event, and holds it with the instructions that follow until they are logged.
+        """Passes an event to the machine, and holds back the event and its instructions until they are logged.
 
         `arrived_ms` is by the monotonic clock.
         """
@@ -300,7 +300,9 @@ class CoordinatorDriver:
             self.append_held()
 
     def append_held(self) -> None:
-        """Writes the held events as one entry of the log. Their instructions are carried out once it is durable."""
+        """Writes the events that wait for the log as one entry. Their instructions are carried out once the entry is
+        durable.
+        """
         events = tuple(self._held)
         self._held = []
         self._held_names = 0
@@ -377,7 +379,7 @@ class CoordinatorDriver:
         self._timeouts = waiting
 
     def perform(self, instruction: do.CoordinatorInstruction) -> None:
-        """Carries out one instruction by the port and the effects, except for timers."""
+        """Carries out one instruction through the port or the effects. Timers are handled elsewhere."""
         port = self._port
         effects = self.effects
         generation = self.generation
@@ -445,8 +447,8 @@ class CoordinatorDriver:
 class StorageOutages:
     """Measures for how long each kind of storage operation has been failing, and logs that. Times are monotonic.
 
-    Kinds count apart. A failed write of `_metadata` ends the job after a while, so the time of that count must not
-    begin when something else has failed.
+    Each kind of operation has its own outage time. Failed writes of `_metadata` end the job after a while, and that
+    time must not include failures of other operations.
     """
 
     def __init__(self, monotonic_ms: Callable[[], int]) -> None:
@@ -468,7 +470,7 @@ class StorageOutages:
         """Returns a failure event with `away_ms` set: how long, in ms, its operation has been failing. Returns other
         events unchanged.
 
-        `limit_ms`: the longest outage of one target. At this time the target is forgotten.
+        `limit_ms`: the longest outage of one target. A target that fails for longer is no longer tracked.
         """
         meanwhile = "checkpoints fail meanwhile, the job continues"
         again = "it is tried again, the job continues"
@@ -546,11 +548,11 @@ class InlinedState:
 
     @property
     def checkpoints(self) -> Collection[CheckpointId]:
-        """Returns the checkpoints of which bytes are in memory."""
+        """Returns the ids of the checkpoints whose inlined state bytes are in memory."""
         return self._bytes.keys()
 
     def take(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
-        """Stores the bytes of inlined state of an acknowledgement, and returns the event without them."""
+        """Stores the state bytes that an acknowledgement contains, and returns the event without these bytes."""
         if not isinstance(event, ev.CheckpointAcknowledged) or not _inlined(event.state):
             return event
         known = self._bytes.setdefault(event.checkpoint_id, {})
@@ -563,7 +565,7 @@ class InlinedState:
         return replace(event, state=_with_handles(event.state, without))
 
     def put_back(self, metadata: CheckpointMetadata) -> CheckpointMetadata:
-        """Returns the metadata with the bytes of its inlined state."""
+        """Returns the metadata with the stored bytes put back into its inlined state."""
         known = self._bytes.get(metadata.checkpoint_id, {})
         subtasks = tuple(
             _with_handles(s, lambda handle, s=s: replace(handle, inline=known[_key(s, handle)]))  # type: ignore[misc]
@@ -666,7 +668,7 @@ def wants_details() -> bool:
 
 
 def say(spec: JobSpec | None, lines: Iterable[tuple[Line, EventId, EventId | None]], details: bool) -> None:
-    """Logs lines about a job, each with the number of its event and of the cause.
+    """Logs the given lines about a job, each with the number of its event and of the event's cause.
 
     `details`: whether detailed lines are logged at DEBUG.
     """

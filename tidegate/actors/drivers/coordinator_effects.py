@@ -124,7 +124,7 @@ class CoordinatorEffects:
     def write_savepoint(
         self, instruction: do.WriteSavepoint, stops: threading.Event
     ) -> ev.SavepointWritten | ev.SavepointWriteFailed:
-        """Copies a savepoint into its own folder, `_metadata` last, unless `stops` is set."""
+        """Copies a savepoint into the user's folder, with `_metadata` as the last file. Stops when `stops` is set."""
         checkpoint_id = instruction.metadata.checkpoint_id
         try:
             return self._write_savepoint(instruction, stops)
@@ -184,7 +184,7 @@ class CoordinatorEffects:
         return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, states)
 
     def take_tables_back(self, instruction: do.TakeTablesBack) -> ev.TablesTakenBack | ev.TablesNotTakenBack:
-        """Sets every output table back to the rows that a checkpoint covers, by claiming the table again. Can be
+        """Resets every output table to the rows that a checkpoint covers, by claiming the table again. May be
         repeated.
         """
         job_id = self.context.job_id
@@ -320,8 +320,9 @@ class CoordinatorEffects:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self.context.job_id, error)
 
     def _is_whole(self, table: str) -> bool:
-        """Returns whether the log of a table has all committed entries. If not, the table's files are the only
-        copy of the rows.
+        """Returns whether the log of a table still has all committed entries.
+
+        If not, the table's files are the only copy of the rows, and must not be deleted.
         """
         try:
             self._table_log(table).head(self.context.job_id)
@@ -332,7 +333,7 @@ class CoordinatorEffects:
 
 
 def _away_ms(error: Exception) -> int | None:
-    """Returns 0 for an error after which waiting for storage makes sense, or None if waiting cannot help."""
+    """Returns 0 if a retry may succeed after this error of storage, or None if waiting cannot help."""
     return 0 if isinstance(error, StorageError) and may_be_awaited(error) else None
 
 
@@ -351,7 +352,7 @@ class HookCalls:
 
     Rules:
 
-    - A call that does not return blocks its own thread and the thread that waits for it, and no more. Later calls fail
+    - A call that does not return blocks only its own thread and the thread that waits for the call. Later calls fail
       after `turn_timeout_s`. Checkpoints are therefore still written and committed.
     - `close` releases the waiting thread. The thread of the hook is a daemon, so that the process can end without it.
     """
@@ -471,9 +472,7 @@ class TableCompactor:
         return bool(self._context.compactions or self._context.histories) and not self._stopped
 
     def step(self) -> None:
-        """Does one compaction in each table where one is due, and deletes some of the files that are no longer
-        needed.
-        """
+        """Does one compaction in each table that needs one, and deletes some of the files that are no longer needed."""
         if self._stopped or not self._lock.acquire(blocking=False):
             return
         try:
@@ -505,7 +504,9 @@ class TableCompactor:
                     log.error("files of compactions are not deleted: %s", error)
 
     def _step(self, url: str, what: str, of: Callable[[], RunningCompaction | RunningVacuum]) -> None:
-        """Runs one step of work on a table. `what` is the text that describes it, with {} in place of the table."""
+        """Runs one step of work on a table. `what` is the text that describes the step, with {} in place of the
+        table.
+        """
         if (url, what) in self._given_up:
             return
         try:

@@ -107,8 +107,8 @@ class LogWriter:
 
     @property
     def in_charge(self) -> bool:
-        """Returns whether the log has an entry of this coordinator. No older coordinator can write to the log
-        then.
+        """Returns whether the log has an entry of this coordinator. Once it has, no older coordinator can write to the
+        log.
         """
         return self._next_index >= self._takeovers[-1] + 1
 
@@ -136,7 +136,7 @@ class LogWriter:
         """Writes an entry with these events, and then calls `written`, or `failed` with the error if it gives up.
 
         The error is a FencedError if another coordinator has continued the log, and a LogDeletedError if the log was
-        deleted. `went_away` is called when the first attempt of an entry has failed and others will follow.
+        deleted. `went_away` is called when the first attempt to write an entry has failed and will be repeated.
         `first_event` is the number of the first event, and `causes` has the number of each event's cause.
         """
         at_ms = self._port.now_ms()
@@ -186,7 +186,9 @@ class LogWriter:
         return f"the job goes on without checkpoints, and this is tried again for up to {self.outage_ms / 1000:g} s"
 
     def store_fold_if_due(self, state: CoordinatorState, next_event: EventId, causes: CauseTracker) -> None:
-        """Stores a snapshot of the state if one is due, and deletes log entries before the previous snapshot."""
+        """Stores a snapshot of the state if enough entries were written since the last one, and deletes log entries
+        before the previous snapshot.
+        """
         few = self._next_index - self._counted_from < self._entries_a_snapshot
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
@@ -252,9 +254,9 @@ class CauseTracker:
             self._remember((kind, about), EventId(number))
 
     def of(self, event: ev.CoordinatorEvent) -> EventId | None:
-        """Returns the number of the event that caused an event which has just arrived.
+        """Returns the number of the event that caused a newly arrived event.
 
-        None if the event begins a chain of causes, or its order is no longer remembered.
+        None if the event has no cause in the log, or if its order is no longer remembered.
         """
         for order in event.answers:
             number = self._orders.get(order)
@@ -265,7 +267,7 @@ class CauseTracker:
         return None
 
     def taken_in(self, number: EventId, event: ev.CoordinatorEvent) -> None:
-        """Records the number of an event that the machine handles."""
+        """Records the log number of an event that the machine is about to handle, with its cause."""
         if isinstance(event, ev.CoordinatorStarted):
             self._orders = {order: cause for order, cause in self._orders.items() if order[0] in ANSWERED_BY_MANY}
         elif isinstance(event, ev.StorageWentAway):

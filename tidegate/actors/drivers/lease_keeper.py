@@ -36,8 +36,8 @@ END_WAIT_S = 5.0
 class LeaseKeeper:
     """Keeps one job's lease from `start` to `end` or `abandon`.
 
-    `driver`: the process that starts this process again if it is lost. `own`: no other process continues the lease, so
-    this process notices when the lease is no longer renewed. `asking`: the lease only reserves the name of the job
+    `driver`: the process that restarts this one if it is lost. `own`: no other process takes over the lease, so this
+    process has to notice when the lease is no longer renewed. `asking`: the lease only reserves the name of the job
     until `take` is called.
     """
 

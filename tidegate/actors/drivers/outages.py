@@ -17,8 +17,8 @@ NOTED_MAX = 2_000
 
 
 class OutageNotes:
-    """Tracks and logs the outages of one target in storage: at once, then once a minute, and at the end of the
-    outage.
+    """Tracks the outages of one target in storage, and logs each outage when it begins, then once a minute, and when it
+    ends.
     """
 
     def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
@@ -72,7 +72,7 @@ class OutageNotes:
 
 
 class NotesOfMany:
-    """Tracks and logs the outages of several targets of one kind, such as the folders of savepoints."""
+    """Tracks and logs the outages of several storage targets of one kind, such as the folders of savepoints."""
 
     def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
         """Creates the log. `what` names the targets, with {} for the number of the target."""

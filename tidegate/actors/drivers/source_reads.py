@@ -32,7 +32,7 @@ class _Tried(NamedTuple):
     """Result of one try to read rows from a task's splits.
 
     `held`: the job's sources are paused, and nothing was read. `empty`: the number of splits without rows that were
-    read first. `result`: the read of the last split. `nothing`: that split has no rows either.
+    read first. `result`: the read of the last split. `nothing`: the last split has no rows either.
     """
 
     held: bool
@@ -171,11 +171,11 @@ HELD_S = 0.05
 class HeldSources:
     """Pauses the sources of a job while a reader of its output tables is behind.
 
-    The reader of a table may be slower than the job (`tidegate/storage/tables/handed_rows.py`). It marks that by a file
-    next to the table. Sources then return no rows. Barriers still pass, so checkpoints complete and rows in the job are
-    committed, but no new rows wait for the reader.
+    The reader of a table may be slower than the job (`tidegate/storage/tables/handed_rows.py`). The slow reader creates
+    a file next to the table. Sources then return no rows. Barriers still pass, so checkpoints complete and rows in the
+    job are committed, but no new rows wait for the reader.
 
-    While storage does not answer, the last known answer counts.
+    While storage does not answer, the sources stay paused or running as before.
     """
 
     def __init__(self, open_store: OpenStore, urls: Sequence[str], job_id: JobId, now_ms: Callable[[], int]) -> None:

@@ -94,7 +94,7 @@ class TaskDriver:
         self._run_through_outages(lambda: self._effects.restore(restore))
 
     def _tell(self, what: str, level: int = logging.INFO, checkpoint: CheckpointId | None = None) -> None:
-        """Logs what has happened to the task, such as "is ready"."""
+        """Logs an event in the life of the task: `what` completes the sentence, such as "is ready"."""
         task = self.machine.descriptor.task
         attempt = self.machine.attempt
         fields = log_fields(task=str(task), attempt=attempt, checkpoint=checkpoint)
@@ -175,12 +175,13 @@ class TaskDriver:
         self.times.worked(self._port.monotonic_ms())
 
     def look(self, now_ms: int) -> None:
-        """Counts the time since the last work as idle or back-pressured. Called when the task does nothing."""
+        """Adds the time since the last work to the idle or back-pressured time. Called when the task does nothing."""
         if now_ms != self.times.until_ms:
             self.times.waited(now_ms, self.machine.outputs.over_limit)
 
     def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None], commits: OperatorUid | None = None) -> None:
-        """Runs I/O without which the task cannot continue. Repeats it for as long as a storage outage is tolerated.
+        """Runs I/O that the task needs to continue, and repeats it during a storage outage, for as long as the settings
+        tolerate one.
 
         `commits` is the sink with the rows that the work commits, or None. An outage of the sink's system is treated
         like an outage of storage.
@@ -239,7 +240,7 @@ class TaskDriver:
         return self._effects.kept if self.machine.status is TaskStatus.CREATED else self.machine.hand_over()
 
     def hurry(self) -> None:
-        """Makes running I/O return soon, because the task has ended and is closed after its I/O."""
+        """Makes running I/O calls return soon, because the task has ended and is closed only after them."""
         self._effects.hurry()
 
     def close(self) -> None:
@@ -371,7 +372,7 @@ class TaskDriver:
 
 
 class WorkTimes:
-    """Measures how long a task has worked, was blocked by its receivers, and was idle, in ms of the monotonic clock.
+    """Measures how long a task has worked, was back-pressured, and was idle, in ms of the monotonic clock.
 
     The three times add up to the whole time.
     """
@@ -384,8 +385,9 @@ class WorkTimes:
         """Monotonic time, in ms, up to which the three times are counted."""
 
     def waited(self, now_ms: int, held_up: bool) -> None:
-        """Counts the time until `now_ms` as waiting. `held_up`: the task may not process input before its output
-        is sent.
+        """Adds the time until `now_ms` to the idle or back-pressured time.
+
+        `held_up`: True for back-pressure, when the task may not process input before its output is sent.
         """
         passed_ms = now_ms - self.until_ms
         self.until_ms = now_ms
@@ -395,7 +397,7 @@ class WorkTimes:
             self.idle_ms += passed_ms
 
     def worked(self, now_ms: int) -> None:
-        """Counts the time until `now_ms` as work."""
+        """Adds the time until `now_ms` to the time of work."""
         passed_ms = now_ms - self.until_ms
         self.until_ms = now_ms
         self.busy_ms += passed_ms

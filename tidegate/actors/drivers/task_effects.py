@@ -70,9 +70,9 @@ class TaskEffects:
     ) -> None:
         """Creates the effects. Up to `readers` threads restore state. With one reader, the calling thread restores it.
 
-        `kept` are the state backends of the previous attempt in the same process. `follower` has a copy of the state of
-        a task that ran in another process. `open_folder` opens the node's folder for local copies. `why_late` returns
-        text about the likely cause of a late `map_async` call, or None.
+        `kept` has the state backends that the previous attempt left in this process. `follower` has a copy of the state
+        of a task that ran in another process, or is None. `open_folder` opens the node's folder for local copies.
+        `why_late` returns text about the likely cause of a late `map_async` call, or None.
         """
         self._follower = follower
         self._readers = readers
@@ -193,7 +193,7 @@ class TaskEffects:
     def persist_channel_state(
         self, instruction: do.PersistChannelState
     ) -> ev.ChannelStatePersisted | ev.SnapshotFailed | None:
-        """Writes the in-flight rows of a snapshot as a file of their own, or inlines them if they are small.
+        """Writes the in-flight rows of a snapshot to a separate file, or inlines them if they are small.
 
         Returns None if the task has ended. Files that are written after that are deleted at once.
         """
@@ -382,8 +382,8 @@ class StateStores:
         return self._copies.store_for(store, self._completed if checkpoint_id is None else checkpoint_id)
 
     def wrote(self, checkpoint_id: CheckpointId, needed: frozenset[str], chain: Chain | None = None) -> None:
-        """Records the files and changelog layers that a durable part of a checkpoint needs, so that their local
-        copies stay.
+        """Records which files and changelog layers a durable part of a checkpoint needs, so that their local copies are
+        not deleted.
         """
         if self._copies is not None:
             with self._lock:

@@ -43,7 +43,7 @@ def _nothing() -> None:
 
 
 def leave(code: int, last_words: bytes) -> None:
-    """Ends the process at once with an exit code, without cleaning up. `last_words` are written to stderr."""
+    """Ends the process at once with an exit code, without cleaning up. `last_words`: a text to write to stderr."""
     try:
         os.write(2, last_words)
     finally:
@@ -56,8 +56,9 @@ def leave_unreported() -> None:
 
 
 def leave_if_forked(pid: int) -> None:
-    """Ends the process if its id is not `pid`, which means that it is a fork of the process that called user
-    code.
+    """Ends the process if its id is not `pid`.
+
+    Another id means that user code has forked the process.
     """
     if os.getpid() != pid:
         leave(EXIT_FORKED, _FORKED)

@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Result of a sink's `prepare`: `file` has the committables for the coordinator, `parts` the ones for the
-    task itself.
+    """Result of a sink's `prepare`.
+
+    `file` has the committables that the coordinator commits, `parts` the ones that the task itself commits.
     """
 
     file: DataFile
@@ -42,7 +43,7 @@ class Prepared:
 
 
 class _Writer(ABC):
-    """The interface to the writing half of a user's sink in one subtask."""
+    """The interface for calling the writer of a user's sink in one subtask."""
 
     def __init__(self, name: str, context: SinkContext | CommittingContext) -> None:
         self.name = name
@@ -70,7 +71,8 @@ class _Writer(ABC):
 
     @abstractmethod
     def prepare(self, checkpoint_id: CheckpointId | None) -> tuple[tuple[bytes, ...], tuple[PreparedPart, ...]]:
-        """Makes the sink prepare the rows so far. Returns the committables for the coordinator, and those for the task.
+        """Makes the sink prepare the rows so far. Returns two tuples: the committables for the coordinator, and the
+        committables for the task itself.
 
         `checkpoint_id` is None if the rows belong to no checkpoint.
         """
@@ -81,7 +83,7 @@ class _Writer(ABC):
 
 
 class _SinkWriter(_Writer):
-    """The writing half of a `Sink`, which commits in the coordinator."""
+    """Calls the writer of a `Sink`, whose rows the coordinator commits."""
 
     def __init__(self, sink: Sink, name: str, context: SinkContext) -> None:
         super().__init__(name, context)
@@ -112,7 +114,7 @@ class _SinkWriter(_Writer):
 
 
 class _CommittingSinkWriter(_Writer):
-    """The writing half of a `CommittingSink`, which commits in its tasks."""
+    """Calls the writer of a `CommittingSink`, whose rows its tasks commit."""
 
     def __init__(self, sink: CommittingSink, name: str, context: CommittingContext) -> None:
         super().__init__(name, context)
@@ -194,7 +196,10 @@ class SinkWriters:
             start()
 
     def over(self, uid: OperatorUid) -> None:
-        """Starts the next waiting call of a sink, because a call has returned. Does nothing for a table."""
+        """Records that a call of a sink has returned, and starts the next waiting call.
+
+        `uid` may also belong to a table sink, for which nothing happens.
+        """
         waiting = self._waiting.get(uid)
         if waiting:
             waiting.popleft()
@@ -258,8 +263,8 @@ class SinkWriters:
 
 
 def _checked(prepared: object) -> tuple[bytes, ...]:
-    """Returns the result of `Sink.prepare` as a tuple. Raises ConfigurationError if it is no list of bytes, or
-    too large.
+    """Returns the result of `Sink.prepare` as a tuple. Raises ConfigurationError if the result is not a list of bytes,
+    or too large.
     """
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
         raise ConfigurationError(

@@ -86,7 +86,7 @@ def remove_work(folder: str, job_id: JobId) -> None:
 
 
 def _sign(folder: str, own: str, attempt: AttemptNumber) -> None:
-    """Writes the file `process-N`, which names this process as the user of the attempt's folder."""
+    """Writes the file `process-N`, which records that this process uses the attempt's folder."""
     for tries_left in reversed(range(_TRIES_MAX)):
         try:
             path = os.path.join(make_inside(folder, own), f"{_PROCESS}{attempt}")
@@ -113,7 +113,7 @@ def _remove_abandoned(folder: str) -> None:
 
 
 def _is_gone(path: str) -> bool:
-    """Returns whether the process that a `process-N` file names is certainly gone."""
+    """Returns whether the process that a `process-N` file names has certainly ended."""
     try:
         with open(path, "rb", opener=open_private) as file:
             process = decode(file.read())

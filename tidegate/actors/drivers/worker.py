@@ -97,9 +97,9 @@ class IoPool(ThreadPool):
 def io_pool(graph: JobGraph, tasks: Iterable[TaskId], name: str, died: Callable[[BaseException], object]) -> IoPool:
     """Starts the I/O threads of these subtasks for one attempt. Raises RuntimeError if they cannot be started.
 
-    Every source subtask gets a thread for its reads, because a read may block for any time. So does every subtask that
-    waits for `map_async` functions. A read cannot be interrupted: the next attempt gets new threads, and the old
-    threads end with their reads.
+    Every source subtask gets a thread for its reads, because a read may block for any time. Every subtask that waits
+    for `map_async` functions gets a thread, too. A read cannot be interrupted: the next attempt gets new threads, and
+    the old threads end with their reads.
     """
     vertices = [graph.vertex(task.vertex) for task in tasks]
     sources = sum(vertex.source is not None for vertex in vertices)
@@ -114,7 +114,7 @@ class Wiring(Protocol):
         """Runs an action on the worker's thread. May be called from any thread."""
 
     def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
-        """Runs an action on the worker's thread after a delay."""
+        """Runs an action on the worker's thread after a delay in ms."""
 
     def failed(self, subtask: Subtask, error: BaseException) -> None:
         """Called when a subtask has failed. Reports the failure before anything else happens."""
@@ -316,13 +316,13 @@ class Worker:
         """The subtask that is working now, or that worked last. May be read from any thread."""
 
     def kept(self, task: TaskId) -> Kept:
-        """Removes and returns the state backends that the last attempt of a subtask left here, by operator. May
-        be empty.
+        """Removes and returns the state backends that the last attempt of a subtask left in this process, by operator.
+        May be empty.
         """
         return self._kept.pop(task, {})
 
     def forget(self) -> None:
-        """Drops the state backends that subtasks left here, because no attempt follows."""
+        """Drops the state backends that subtasks left in this process, because no other attempt follows."""
         self._kept.clear()
 
     def add(self, subtask: Subtask) -> None:
@@ -355,7 +355,7 @@ class Worker:
         return self.next_turn() or busy
 
     def take_in(self) -> bool:
-        """Delivers the queued frames between subtasks, in order. Returns False if there were none."""
+        """Delivers the queued frames between subtasks, in order. Returns False if the queue was empty."""
         busy = bool(self.queue)
         while self.queue:
             self.queue.popleft()()

@@ -71,7 +71,9 @@ class WritePace:
         self._since = now
 
     def is_due(self, own_ms: float) -> bool:
-        """Returns whether `pause_ms` has to be called, given the processor time in ms that the thread has used."""
+        """Returns whether the thread should pause now, given the processor time in ms that it has used. The caller then
+        calls `pause_ms`.
+        """
         return self._since is not None and own_ms - self._since.own_ms >= STEP_MS
 
     def pause_ms(self, now: Usage) -> float:

@@ -161,7 +161,7 @@ def with_event_time(graph: JobGraph) -> JobGraph:
 
 
 def _judged(vertex: JobVertex, behind: Dues) -> tuple[JobVertex, Dues]:
-    """Returns a vertex with watermark generators that have the lateness rules (`Operator.dues`) of later operators.
+    """Returns a vertex whose watermark generators have the lateness rules (`Operator.dues`) of later operators.
 
     Also returns the lateness rules that apply to the rows of the vertex's input. `behind`: the rules of later vertices.
     """

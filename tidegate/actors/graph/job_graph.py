@@ -93,7 +93,7 @@ class JobVertex:
 
     @property
     def uids(self) -> tuple[OperatorUid, ...]:
-        """Returns the uid of its source, if it has one, and then the uids of its operators in order."""
+        """Returns the uids of the vertex: of its source, if it has one, and then of its operators in order."""
         return tuple(spec.uid for spec in (*((self.source,) if self.source is not None else ()), *self.operators))
 
     @property
@@ -205,7 +205,9 @@ class JobGraph:
         return tuple(sorted({self.emitter(edge) for edge in self.edges if edge.downstream == vertex.vertex}))
 
     def _keys(self, vertex: JobVertex, uid: OperatorUid) -> tuple[str, ...]:
-        """Returns the key columns by which rows reach an operator. Empty unless it is the first one of its chain."""
+        """Returns the key columns by which rows are sent to an operator. Empty for an operator that is not the first of
+        its chain.
+        """
         if uid != vertex.head:
             return ()
         return next(

@@ -46,9 +46,9 @@ def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple
 
 
 def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Joined]) -> Joined | None:
-    """Returns an edge with a channel between a task in `part` and a task outside of `part`, or None if there is none.
+    """Returns an edge with a channel between a task in `part` and a task outside of `part`, or None.
 
-    If either end fails, the rows on that channel are lost, so both ends must return to the same checkpoint.
+    Rows on such a channel are lost if either task fails, so both must return to the same checkpoint.
     """
     subtasks: dict[VertexId, set[int]] = {}
     for task in part:

@@ -100,7 +100,7 @@ class StreamNode:
 
     @property
     def maker(self) -> StreamNode:
-        """Returns the source or operator node that emits the rows of this node."""
+        """Returns the source or operator node that produces the rows of this node."""
         return self if self.taps is None else self.taps[0]
 
     @property
@@ -109,9 +109,9 @@ class StreamNode:
         return self.table is not None or self.sink is not None or self.committing is not None
 
     def tells_splits(self, parallelism: int) -> bool:
-        """Returns whether a following operator with this parallelism gets the split of each row.
+        """Returns whether an operator of this parallelism after this node gets the split of each row.
 
-        That is so if this node is an unbounded source of the same parallelism.
+        True if this node is an unbounded source of the same parallelism.
         """
         return self.source is not None and is_unbounded(self.source) and self.parallelism == parallelism
 
@@ -262,8 +262,9 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str], slot_
 
 
 def _makes(node: StreamNode) -> str:
-    """Returns the canonical description of a node's rows for checks at a restore. It does not depend on the order
-    of columns.
+    """Returns a canonical text about how a node makes its rows, which a restore compares.
+
+    The text does not depend on the order of columns.
     """
     columns = "columns that are not known" if node.schema is None else columns_text(sorted(node.schema, key=_name_of))
     return f"{node.computes} {columns}".lstrip()

@@ -122,7 +122,9 @@ class LocalRuntime:
         return job
 
     def ended(self) -> list[LocalJob]:
-        """Returns the newest ended jobs of this runtime, oldest first. About `ENDED_MAX` of them are kept."""
+        """Returns the newest ended jobs of this runtime, oldest first. Only about `ENDED_MAX` ended jobs are
+        remembered.
+        """
         return [job for job in list(self._jobs) if job.over]
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
@@ -130,8 +132,8 @@ class LocalRuntime:
         return [(job.name, job.overview()) for job in jobs_here()]
 
     def attach(self, name: str) -> tuple[JobCard, RunningJob]:
-        """Returns the card and the job with this name or id in this process, from any environment. Raises if
-        there is not exactly one.
+        """Returns the card and the job with this name or id in this process, from any environment. Raises
+        ConfigurationError unless exactly one job has it.
         """
         jobs = jobs_here()
         found = [job for job in jobs if name in (job.card.name, job.card.job_id)]
@@ -238,7 +240,7 @@ class LocalJob:
 
     @property
     def over(self) -> bool:
-        """Returns whether the job has ended, or has broken down."""
+        """Returns whether the job has ended, or has stopped because of an internal failure."""
         return self._done.done()
 
     def progress(self) -> JobProgress:
@@ -283,7 +285,7 @@ class LocalJob:
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Requests that the job stops as after a crash, because the process ends."""
+        """Requests that the job stops without cleaning up, as after a crash, because the process ends."""
         self.post(lambda: self.break_down("the process in which it ran has ended"))
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
@@ -373,7 +375,7 @@ class LocalJob:
             _alive.discard(self)
 
     def break_down(self, reason: str) -> None:
-        """Ends a job that cannot continue and cannot write to its log. Runs on the job's thread."""
+        """Stops a job that can neither continue nor write to its log. Runs on the job's thread."""
         if not self._done.done():
             progress = progress_of(self.coordinator.machine.state, {}, self.coordinator)
             self.coordinator.halt()
@@ -532,8 +534,9 @@ def jobs_here() -> list[LocalJob]:
 
 @atexit.register
 def _let_go() -> None:
-    """Stops running jobs at the exit of the process, because a thread that works while Python shuts down can
-    crash it.
+    """Stops the running jobs when the process exits.
+
+    A thread that runs Python code while the interpreter shuts down can crash it.
     """
     deadline_s = time.monotonic() + LEAVE_WAIT_S
     jobs = list(_alive)

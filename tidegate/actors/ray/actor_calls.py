@@ -96,8 +96,8 @@ SEND_AGAIN_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Report that an attempt of a subtask has ended in its worker. It goes to the supervisor, and not to the
-    coordinator machine.
+    """Report that an attempt of a subtask has ended in its worker. The `AttemptSupervisor` handles the report, not the
+    coordinator's state machine.
     """
 
     attempt: AttemptNumber
@@ -116,8 +116,8 @@ class Sent:
         self._received: Future[None] = Future()
 
     def future(self) -> Future[None]:
-        """Returns a future that is done when the coordinator has received the report, or fails when the outbox
-        gives it up.
+        """Returns a future that is done when the coordinator has received the report, or fails when the outbox stops
+        trying to send the report.
         """
         return self._received
 
@@ -191,9 +191,7 @@ class Deliveries:
         """Watched messages that may not have arrived."""
 
     def watch(self, reference: Watched, matters: Callable[[], bool]) -> Future[Any]:
-        """Makes the task fail if a message is lost and `matters()` is still True. Returns the future of the
-        message.
-        """
+        """Makes the task fail if a message is lost while `matters()` is True. Returns the future of the message."""
 
         def lost(error: BaseException) -> None:
             if matters():
@@ -202,9 +200,7 @@ class Deliveries:
         return watch_call(reference, self._mailbox, lambda error: self._guarded(lambda: lost(error)))
 
     def watch_until_there(self, reference: Watched) -> None:
-        """Makes the task fail if a message is lost, and delays the end of a finished task until the message has
-        arrived.
-        """
+        """Makes the task fail if a message is lost, and delays the end of the task until the message has arrived."""
         future = self.watch(reference, lambda: True)
         self._on_their_way.add(future)
 

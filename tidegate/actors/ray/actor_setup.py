@@ -38,7 +38,7 @@ class WorkerLog:
     def is_shown_as(self, name: str) -> None:
         """Makes Ray show `name` in the driver before each line that this process prints from now on.
 
-        Ray reads the name from its log files: from a marked line, which Ray itself writes when an actor has started.
+        Ray reads the name from a marked line in its log files. Ray itself writes such a line when an actor has started.
         """
         for output in self._outputs:
             output.write(f"{LOG_PREFIX_ACTOR_NAME}{name}\n")

@@ -182,7 +182,7 @@ class AttemptSupervisor:
         self._mailbox.call_later(self._workers.options.standby_delay_ms, self._workers.refill)
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        """Deploys an attempt, once all living processes have stopped the previous attempt."""
+        """Deploys an attempt, once all living processes have stopped their tasks of the previous attempt."""
         self._due = instruction
         self._deploy_if_free()
 
@@ -208,7 +208,7 @@ class AttemptSupervisor:
         return NOWHERE if self._bundles is None else self._bundles.nodes
 
     def _without(self, tasks: Sequence[TaskId]) -> do.DeployAttempt | None:
-        """Returns the waiting attempt without `tasks`, or None if none waits or no task remains."""
+        """Returns the attempt that waits to be deployed, without `tasks`. None if none waits, or if no task remains."""
         if self._due is None:
             return None
         due = self._workers.graph.tasks() if self._due.tasks is None else self._due.tasks
@@ -297,7 +297,7 @@ class AttemptSupervisor:
                 self._drain.stop(member, of_member, attempt, self.generation)
 
     def send(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Queues an event for the current attempt of a task, which `flush` sends. Drops it if the process of the
+        """Queues an event for the current attempt of a task, which `flush` sends. Drops the event if the process of the
         task is dead.
         """
         member = self._members.get(task)
@@ -325,10 +325,9 @@ class AttemptSupervisor:
             self._workers.completed(task, RestorePoint(spec.root, spec.job_id, number, final=False))
 
     def membership(self, name: str, actor_id: str, in_charge: bool) -> Membership:
-        """Returns this coordinator's generation, and whether a process belongs to the job, or None if it is not in
-        charge.
+        """Returns this coordinator's generation, and whether the named process belongs to the job.
 
-        May be called from any thread.
+        The second value is None if this coordinator does not control the job. May be called from any thread.
         """
         return Membership(self.generation, self._workers.has(name, actor_id) if in_charge else None)
 
@@ -425,9 +424,7 @@ class AttemptSupervisor:
         return None if member is None or not member.usable else member.handle.doing.remote().future()
 
     def _record_failure(self, attempt: AttemptNumber, task: TaskId, member: WorkerHandle) -> None:
-        """Records, for the measurement of recoveries, the failure of a process at some time since its last
-        answer.
-        """
+        """Records that a process failed at some time since its last answer, to measure the recovery."""
         if attempt == self._attempts.get(task) and member.answered_at_ms is not None:
             at_ms = now_ms()
             self.recoveries.failed(at_ms, max(0, at_ms - member.answered_at_ms))
@@ -557,8 +554,9 @@ class AttemptDrain:
 
     @property
     def is_over(self) -> bool:
-        """Returns whether all processes have stopped their subtasks. Processes that have not started yet do not
-        count.
+        """Returns whether all processes have stopped their subtasks of the attempt.
+
+        Processes that have not started yet are ignored.
         """
         self._asked = [(member, dropped) for member, dropped in self._asked if member.usable and not dropped.done()]
         return all(member.info is None for member, _ in self._asked)

@@ -64,7 +64,7 @@ def switch_on_token(environ: MutableMapping[str, str], address: str | None = Non
 
 
 def answers_without_token(address: str) -> bool:
-    """Returns whether the Ray at "host:port" accepts calls without a token. False if it does not answer."""
+    """Returns whether the Ray at address "host:port" accepts calls without a token. False if it does not answer."""
     try:
         return probe(address).answer == "open"
     except ConfigurationError as error:
@@ -286,8 +286,8 @@ def warn_if_open(address: str, environ: Mapping[str, str], *, on_spark: bool = F
 
 
 def why_open(address: str, environ: Mapping[str, str], *, on_spark: bool = False) -> str | None:
-    """Returns why others can use Ray at an address, or None if a token prevents it or only this machine reaches
-    it.
+    """Returns why other users can reach Ray at an address, as text. None if a token prevents that, or if only this
+    machine can connect.
     """
     if _is_loopback(address):
         return None

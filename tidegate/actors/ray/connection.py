@@ -155,7 +155,9 @@ def prepare_connection(address: str) -> None:
 
 
 def check_same_cluster(address: str | None) -> None:
-    """Raises ConfigurationError if `address` belongs to another cluster than the connected one. None is accepted."""
+    """Raises ConfigurationError if `address` belongs to another cluster than the connected one. An `address` of None is
+    accepted.
+    """
     import ray
 
     own = ray.get_runtime_context().gcs_address
@@ -208,8 +210,9 @@ _OF_RAY = "ray._private.worker"
 
 @contextmanager
 def clean_end_at_sigterm() -> Iterator[None]:
-    """Sets a SIGTERM handler that ends this process cleanly, after the block, which connects to Ray and loses the
-    handler.
+    """Context in which connecting to Ray does not disable the handler that ends this process cleanly at SIGTERM.
+
+    Ray replaces the handler when it connects, so it is set again after the block.
     """
     before: Any = signal.getsignal(signal.SIGTERM)
     try:
@@ -295,7 +298,7 @@ _WARNINGS_OF_RAY = re.compile(
 
 
 def is_notice(line: str) -> bool:
-    """Returns whether a line of output (without its line end) is one of the known notices to drop."""
+    """Returns whether an output line of Ray (without its line end) is one of the known notices that are not shown."""
     return _NOTICES.fullmatch(line) is not None
 
 
@@ -328,7 +331,7 @@ def filter_worker_output(show_log: bool) -> None:
 
 
 def _filter_errors(drop: Callable[[dict[str, Any]], None]) -> None:
-    """Filters the error messages that Ray prints on another path, past its log handlers."""
+    """Filters the error messages that Ray prints without using its log handlers."""
     from ray._private import worker
 
     ray: Any = worker

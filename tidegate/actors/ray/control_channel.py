@@ -39,7 +39,9 @@ Handlers: TypeAlias = Mapping[str, Any]
 
 
 class PendingSend:
-    """A message that is not acknowledged yet. It has the interface of Ray's reference to a call."""
+    """A message to another process that is not acknowledged yet. It has the same interface as Ray's reference to a
+    call.
+    """
 
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
         self.name, self.arguments = name, arguments
@@ -51,9 +53,9 @@ class PendingSend:
 
 
 class ControlChannel:
-    """The channel for messages to one process. `handle` is its Ray actor. May be used from any thread.
+    """The channel for messages to one process: a socket connection or, without one, calls of its Ray actor `handle`.
 
-    `handlers` has the functions that handle messages from it, by name.
+    May be used from any thread. `handlers` has the functions, by name, that handle messages from the process.
     """
 
     def __init__(self, handle: Handle, handlers: Handlers) -> None:
@@ -71,7 +73,7 @@ class ControlChannel:
 
     @property
     def connected(self) -> bool:
-        """Returns whether messages go over a connection. May change at any time."""
+        """Returns whether messages are sent over a socket connection, and not by Ray calls. May change at any time."""
         return self._end is not None
 
     def send(self, name: str, *arguments: Any) -> PendingSend:
@@ -91,7 +93,11 @@ class ControlChannel:
                 getattr(self._handle, name).remote(*arguments)
 
     def join(self, connections: Connections, address: bytes, process_id: str, handlers: Handlers) -> None:
-        """Connects the coordinator to the process. `handlers` handle messages from it."""
+        """Opens a socket connection from the coordinator to a worker process, for the messages of this channel.
+
+        `address` is the process's socket address. `handlers` has the functions, by name, that handle messages from the
+        process.
+        """
         self._handlers = handlers
         try:
             connections.connect(address, process_id, _End(self))
@@ -101,7 +107,7 @@ class ControlChannel:
             )
 
     def accept(self) -> _End:
-        """Returns the listener for a new connection from a coordinator, and closes an older one. Runs on the
+        """Returns the listener for a new connection from a coordinator, and closes the previous connection. Runs on the
         reading thread.
         """
         with self._lock:
@@ -112,7 +118,7 @@ class ControlChannel:
     # --- with the lock --------------------------------------------------------------------------------------------
 
     def _try_send(self, pending: PendingSend) -> bool:
-        """Sends a message over the connection. Returns False if it must be sent by a call."""
+        """Sends a message over the connection. Returns False if the message must be sent by a Ray call instead."""
         if self._end is None:
             return False
         if len(self._unanswered) < UNANSWERED_MAX:
@@ -152,7 +158,7 @@ class ControlChannel:
     # --- on the reading thread -------------------------------------------------------------------------
 
     def opened(self, end: _End) -> None:
-        """Sends messages over this connection from now on."""
+        """Makes the channel send its messages over this connection from now on."""
         with self._lock:
             self._end = end
 
@@ -169,14 +175,16 @@ class ControlChannel:
         self._handlers[name](*arguments)
 
     def over(self, end: _End) -> None:
-        """Sends messages by Ray calls from now on, because the connection has ended."""
+        """Makes the channel send its messages by Ray calls from now on, because the connection has ended."""
         with self._lock:
             if end is self._end:
                 self._break(end)
 
 
 class _End:
-    """This process's end of a connection (a `Listener`), which passes received messages to the channel."""
+    """One end of a `ControlChannel`'s socket connection (a `Listener`), which passes received messages to the
+    channel.
+    """
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel

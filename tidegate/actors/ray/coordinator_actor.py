@@ -167,7 +167,7 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Blocks until this process ends, so that callers notice its end."""
+        """Blocks until this process ends, so that callers notice the end of the coordinator."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
@@ -357,8 +357,8 @@ class CoordinatorProcess(StatusEndpoint):
     def _stop(self, reason: str) -> None:
         """Stops the job, because this coordinator cannot continue.
 
-        A newer coordinator may control the job, which this one notices only when it writes to the log. So it requests
-        its processes to end, and processes that obey a newer coordinator refuse.
+        A newer coordinator may control the job, which this one notices only when it writes to the log. So it orders its
+        worker processes to end. Processes that obey a newer coordinator ignore the order.
         """
         self._broken = bounded_text(reason)
         log.error("the coordinator of %s stops: %s", self._spec.job_name, self._broken)

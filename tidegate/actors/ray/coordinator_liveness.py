@@ -50,7 +50,7 @@ DENIALS = 2
 @dataclass(frozen=True, slots=True)
 class Membership:
     """A coordinator's answer whether a process belongs to its job. `known` is None while the coordinator has no
-    list yet.
+    list of its processes yet.
     """
 
     generation: Generation
@@ -58,9 +58,8 @@ class Membership:
 
 
 class Step(enum.Enum):
-    """The next step of a process after an answer about its membership.
-
-    LATER: request again after `ASK_EVERY_S`. SOON: request again after `ASK_AGAIN_S`. LEAVE: end the process.
+    """The next step of a process after an answer about its membership. LATER: ask again after `ASK_EVERY_S`. SOON: ask
+    again after `ASK_AGAIN_S`. LEAVE: end the process.
     """
 
     LATER = "later"
@@ -128,10 +127,9 @@ def watch_coordinator(coordinator: Handle, info: ProcessInfo, newest: Callable[[
 
 
 def _leave_with_orphans() -> None:
-    """Ends this process, and before that the job's processes that never started, because the coordinator is lost for
-    good.
+    """Ends this process, because the coordinator is lost for good.
 
-    Runs on a new thread.
+    First ends worker processes of the job that never started. Runs on a new thread.
     """
     threading.Thread(target=_end_all, name="tidegate-leave", daemon=True).start()
 
@@ -156,8 +154,9 @@ def end_process() -> None:
 
 
 class CoordinatorLiveness:
-    """Ends this process when Ray reports that its coordinator is dead. `live` makes a call that returns only
-    then.
+    """Ends this process when Ray reports that its coordinator is dead.
+
+    `live` calls the coordinator. The call returns only when the coordinator has died.
     """
 
     def __init__(self, live: Callable[[], Any], leave: Callable[[], None] = end_process) -> None:
@@ -166,7 +165,7 @@ class CoordinatorLiveness:
         self._deaths = 0
 
     def hold(self) -> None:
-        """Starts the call that stays pending while the coordinator lives."""
+        """Makes the call `live`, which stays pending while the coordinator lives."""
         self._live().future().add_done_callback(self._ended)
 
     def _ended(self, call: Future[Any]) -> None:
@@ -198,7 +197,7 @@ class ActorRow:
 def orphans(actors: Iterable[ActorRow]) -> list[str]:
     """Returns the names of worker processes that wait for resources although their coordinator is dead. No I/O.
 
-    A coordinator counts only if it is in the same Ray job as the worker.
+    Only coordinators in the same Ray job as the worker are considered.
     """
     known = [actor for actor in actors if actor.name and actor.state != _DEAD]
     jobs = [(a.name.removesuffix("coordinator"), a.ray_job) for a in known if a.name.endswith(COORDINATOR_SUFFIX)]

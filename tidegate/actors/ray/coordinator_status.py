@@ -196,12 +196,12 @@ class Answers:
             return None
 
     def requests(self) -> tuple[str, ...]:
-        """Returns the ids of the kept requests, with or without an answer."""
+        """Returns the ids of the stored requests, with or without an answer."""
         with self._lock:
             return tuple(self._futures)
 
     def given(self) -> dict[str, Answer]:
-        """Returns the kept answers, by request id."""
+        """Returns the stored answers, by request id."""
         with self._lock:
             return {request: future.result() for request, future in self._futures.items() if future.done()}
 

@@ -63,7 +63,7 @@ _remote: Any = ray.remote
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The values from which a coordinator is created. Pickled with cloudpickle."""
+    """The objects from which a coordinator is created, pickled with cloudpickle."""
 
     spec: JobSpec
     context: JobContext
@@ -127,14 +127,14 @@ _CloudPickler: Any = cloudpickle.CloudPickler
 
 
 class _Finder(_CloudPickler):  # type: ignore[misc]
-    """A pickler that finds Ray objects and actor handles that end with this driver."""
+    """A pickler that finds Ray objects and actor handles in a program that will be lost when this driver ends."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO())
         self.found: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        """Records Ray objects that end with this driver, and pickles like CloudPickler."""
+        """Records an object if Ray deletes it with this driver, and pickles it as CloudPickler does."""
         if isinstance(obj, ray.ObjectRef):
             self.found.add("an object reference (ray.put, or the result of a task)")
         elif isinstance(obj, ActorHandle) and not _is_detached(obj):
@@ -232,7 +232,9 @@ def release_slots(options: PoolOptions) -> None:
 
 
 def _release_by_name(job_id: JobId, why: Exception) -> None:
-    """Releases the slots of a job whose program is lost, by the names of their placement groups. `why` is logged."""
+    """Releases the slots of a job whose program is lost. Finds them by the names of their placement groups. `why` is
+    logged.
+    """
     found = [name for name in (common_name(job_id), own_name(job_id)) if _release_named(name)]
     if not found:
         log.warning(
@@ -287,7 +289,7 @@ READ_RETRY_S = 0.5
 
 
 class ProgramHolder:
-    """The class of the actor that holds one copy of a program."""
+    """The class of the actor that stores one copy of a detached job's program."""
 
     def __init__(self, name: str, pickled: bytes) -> None:
         self._name = name
@@ -361,7 +363,7 @@ class ProgramKeeper:
         threading.Thread(target=self._keep, name="tidegate-program", daemon=True).start()
 
     def close(self) -> None:
-        """Stops the thread, because the job has ended."""
+        """Stops the thread that watches the copies, because the job has ended."""
         self._closed.set()
 
     def fill(self) -> None:

@@ -121,7 +121,7 @@ def _first_of(references: list[Any], wait_s: float) -> list[Any]:
 def by_worker(
     found: Sequence[FoundProcess], workers: Mapping[TaskId, WorkerId], given_up: Collection[str] = ()
 ) -> tuple[dict[WorkerId, FoundProcess], list[FoundProcess], list[FoundProcess]]:
-    """Returns the process of each worker, the spare processes, and the useless processes.
+    """Divides found processes into three: the process of each worker, the spare processes, and the useless processes.
 
     A process is useless if it was evicted, if another process has a newer attempt of its worker, or if it was started
     for a worker and has no subtasks, because it would keep its reserved resources. `given_up`: actor ids of evicted

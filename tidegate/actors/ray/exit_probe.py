@@ -152,7 +152,7 @@ _GUESSES = (" Some common causes include", " There are some potential root cause
 
 
 def death_of(error: BaseException) -> str:
-    """Returns in one line how an actor has ended, according to Ray."""
+    """Returns one line about how an actor has ended, according to the error that Ray raised."""
     return bounded_text(_death_of(error))
 
 
@@ -201,7 +201,5 @@ def _death_of(error: BaseException) -> str:
 
 
 def went_with_its_node(error: BaseException | None) -> bool:
-    """Returns whether an actor may have ended because its node was lost, which does not count as the actor's
-    fault.
-    """
+    """Returns whether an actor may have ended because its node was lost, which is not a failure of the actor."""
     return isinstance(error, ActorUnavailableError) or (error is not None and "its node has died" in str(error))

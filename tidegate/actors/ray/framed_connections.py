@@ -73,10 +73,10 @@ class Listener(Protocol):
         """
 
     def opened(self) -> None:
-        """Called when the other end has proved its identity, so that messages can be sent."""
+        """Called when the process at the other end has proved its identity, so that messages can be sent."""
 
     def received(self, message: Message) -> None:
-        """Called with a message. An exception ends the connection."""
+        """Called with each received message. An exception ends the connection."""
 
     def over(self, reason: str) -> None:
         """Called last, when the connection has ended."""
@@ -289,8 +289,8 @@ class Connections:
             raise
 
     def _proof(self, of: str, to: str) -> bytes:
-        """Returns the proof that process `of` sends to process `to`: an HMAC of both ids with the secret of the
-        job.
+        """Returns the bytes by which process `of` proves its identity to process `to`: an HMAC of both ids with the
+        secret of the job.
         """
         text = f"{of}\0{to}".encode()
         return hmac.digest(self._secret, text, hashlib.sha256)[:PROOF_BYTES]
@@ -411,7 +411,7 @@ class Connections:
 
 
 def _rights(descriptor: int | None) -> list[tuple[int, int, array[int]]]:
-    """Returns the ancillary data that sends a file descriptor with a message. Empty for None."""
+    """Returns the ancillary data for `sendmsg` that passes a file descriptor to the other process. Empty for None."""
     return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
 
 
@@ -444,7 +444,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 class Kind(enum.IntEnum):
-    """The kinds of messages: the first six between workers (`peer_connections.py`), the last three of a
+    """The kinds of messages: the first six between workers (`peer_connections.py`), the last three in a
     `ControlChannel`.
     """
 

@@ -104,7 +104,7 @@ class HealthEndpoint:
 
     @ray.method(concurrency_group="pulse")
     def kill_peer(self, info: ProcessInfo) -> None:
-        """Kills another process on this node, which does not answer Ray."""
+        """Kills another process on this node that does not answer Ray's calls."""
         kill_process(info.pid, info.stack_descriptor)
 
 
@@ -177,7 +177,7 @@ def offer_stack() -> int:
 
 
 def own_stack(thread: int) -> str:
-    """Returns the stack of a thread of this process as one line of text, innermost call first."""
+    """Returns the stack of a thread of this process as one line of text. The innermost call comes first."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "nothing"
@@ -225,7 +225,10 @@ def stack_of(pid: int, descriptor: int, thread: int) -> str:
 
 
 def kill_process(pid: int, descriptor: int) -> None:
-    """Kills a process on this node that has called `offer_stack`. Does nothing to another process with this pid."""
+    """Kills a process on this node, if `descriptor` shows that the pid still belongs to that process.
+
+    The process must have called `offer_stack`, which returns the descriptor.
+    """
     with suppress(OSError):
         handle = os.pidfd_open(pid)
         try:

@@ -230,8 +230,8 @@ class Hung:
 
 
 class Decisions(NamedTuple):
-    """Results of a tick: names of processes to send requests to, names of processes newly in doubt, and the hung
-    processes.
+    """Results of a tick: names of processes to send requests to, names of processes that are newly suspected to hang,
+    and the hung processes.
     """
 
     ask: Sequence[str]
@@ -279,7 +279,9 @@ class HeartbeatMonitor:
 
     @property
     def doubted(self) -> frozenset[str]:
-        """Returns the names of the processes in doubt, which count as hung unless they answer."""
+        """Returns the names of the suspected processes, which are reported as hung unless they answer a last
+        request.
+        """
         return frozenset(name for name, watched in self._watched.items() if watched.doubt is not None)
 
     def silent_ms(self, name: str) -> int:
@@ -331,7 +333,7 @@ class HeartbeatMonitor:
             found.oldest_call, found.oldest_since_ms = oldest_call, self._awake_ms
 
     def looked(self, name: str) -> None:
-        """Allows the last request to a process in doubt, because its stack was read or could not be read."""
+        """Allows the last request to a suspected process, because its stack was read or could not be read."""
         found = self._watched.get(name)
         if found is not None and found.doubt == "looking":
             found.doubt = "looked"
@@ -343,7 +345,9 @@ class HeartbeatMonitor:
             found.waits = False
 
     def tick(self, now_ms: int) -> Decisions:
-        """Advances the time. Returns which processes get requests, which are newly in doubt, and which hang."""
+        """Processes a tick of the clock. Returns which processes get requests, which are newly suspected, and which
+        hang.
+        """
         if self._last_tick_ms is not None:
             passed_ms = max(0, now_ms - self._last_tick_ms)
             self._awake_ms += min(passed_ms, TICKS_AT_ONCE_MAX * self._settings.tick_ms)
@@ -385,12 +389,12 @@ class HeartbeatMonitor:
         return begins
 
     def _other_nodes_are_silent(self) -> bool:
-        """Returns whether all processes on other nodes are in doubt."""
+        """Returns whether all processes on other nodes are suspected, so that the network link may be cut."""
         return all(watched.doubt is not None for watched in self._watched.values() if watched.elsewhere)
 
     def _excuse_other_nodes(self, answered: _Watched) -> None:
-        """Excuses the silence of all other processes on other nodes, because the first one answers again and the
-        link was cut.
+        """Clears the suspicion of all other processes on other nodes, because one of them answers again and the link
+        was cut.
         """
         for watched in self._watched.values():
             if watched.elsewhere and watched is not answered and not watched.excused:

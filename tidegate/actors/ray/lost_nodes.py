@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class _Presence:
-    """A small actor that shows whether Ray's head can start actors on a node."""
+    """A small actor, started only to find out whether Ray's head can start actors on a node."""
 
     def __repr__(self) -> str:
         """Returns the name that Ray shows."""
@@ -89,8 +89,8 @@ class _Broken:
 class LostNodes:
     """The nodes of one job that may be lost. All methods run on the coordinator's mailbox.
 
-    `evict` is called with a process that answers too late, and the reason. `settled` is called whenever no doubt
-    remains. `is_kept` returns whether a process is still used for its tasks.
+    `evict` is called with a process that answers too late, and the reason. `settled` is called whenever no node is
+    doubtful any more. `is_kept` returns whether a process is still used for its tasks.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class LostNodes:
         dead: Callable[[BaseException], object],
         again: Callable[[], object],
     ) -> bool:
-        """Handles a failed call to a process. Returns True if only the connection broke, without a report that the
-        process has ended.
+        """Handles a failed call to a process. Returns True if only the connection broke, so that the process may still
+        live.
 
         In that case exactly one of two actions runs later: `dead` with the error if the process counts as dead, or
         `again` if it lives and is still used. Until then the process gets no task. May be called from any thread.
@@ -226,7 +226,7 @@ class LostNodes:
             self._settled()
 
     def _is_dead(self, broken: _Broken) -> bool:
-        """Marks a process as dead. Returns True if its node is unknown, so that no further request makes sense."""
+        """Marks a process as dead. Returns True if its node is unknown, so that nothing more can be found out."""
         member, calls = broken.member, broken.calls
         if member.info is not None and not member.dead:
             node = member.info.node_id
@@ -273,8 +273,8 @@ def limit_ms(heartbeat_timeout_ms: int) -> int:
 class Step(NamedTuple):
     """The next step for a process whose connection broke.
 
-    `verdict`: the process was found to be alive, dead, or too late; None if still unknown. `ask`: send another request
-    after `ASK_AGAIN_MS`. `over`: nothing more can be found out.
+    `verdict`: the process was found to be alive, dead, or too late; None if still unknown. `ask`: send the process
+    another request after `ASK_AGAIN_MS`. `over`: no more requests are needed.
     """
 
     verdict: Literal["alive", "dead", "late"] | None
@@ -381,7 +381,8 @@ class SuspectNodes:
         return frozenset(list(self._since_ms))
 
     def is_silent(self, node: str, others_ms: Collection[int], now_ms: int) -> bool:
-        """Records that a process of a node does not answer. Returns whether the node becomes suspect by that.
+        """Records that a process of a node does not answer. Returns whether the node becomes suspect because of this
+        report.
 
         `others_ms`: how long, in ms, each other process there has not answered.
         """

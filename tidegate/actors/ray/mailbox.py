@@ -128,7 +128,7 @@ class Mailbox:
         self._take_messages(0.0 if busy else self._idle_s(at_ms))
 
     def _begin(self) -> None:
-        """Increases the number of the current action."""
+        """Increases the number of the current action, by which a watcher recognizes an action that does not return."""
         self._calls += 1
         self.call = self._calls
 

@@ -30,7 +30,7 @@ _remote: Any = ray.remote
 
 
 class HeldFiles:
-    """The actor class: files in a dict, by absolute key. The actor runs one call at a time."""
+    """The actor class that stores files in memory, in a dict by absolute key. The actor runs one call at a time."""
 
     def __init__(self, size_bytes_max: int) -> None:
         self._files: dict[str, bytes] = {}
@@ -67,7 +67,7 @@ class HeldFiles:
         return data[offset:] if length is None else data[offset : offset + length]
 
     def exists(self, key: str) -> bool:
-        """Returns whether there is such a file."""
+        """Returns whether a file with this key exists."""
         return key in self._files
 
     def sizes(self, key: str) -> dict[str, int]:

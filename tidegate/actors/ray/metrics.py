@@ -62,7 +62,7 @@ def set_gauge(metric: Metric, value: float, tags: Mapping[str, str]) -> None:
 
 
 class TaskMetrics:
-    """Publishes the metrics of one attempt of a task."""
+    """Publishes the metrics of one attempt of a task through Ray."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
@@ -102,7 +102,7 @@ class StandbyMetrics:
         self._tags = tags
 
     def holds(self, checkpoint_id: CheckpointId | None) -> None:
-        """Publishes the id of the checkpoint whose state the process has, or 0 for None."""
+        """Publishes the id of the checkpoint whose state the spare process has copied, or 0 for None."""
         set_gauge(m.STANDBY_CHECKPOINT, checkpoint_id or 0, self._tags)
 
 

@@ -64,7 +64,7 @@ class Way(enum.Enum):
 
 
 class Inbox(Protocol):
-    """Receives the messages and events of the connections of a worker's process."""
+    """The interface to a worker process that receives the messages and events of its connections."""
 
     def frame_came(self, head: Head, elements: tuple[Element, ...]) -> None:
         """Receives a frame from a socket. Called on any thread."""
@@ -130,7 +130,7 @@ class PeerConnection:
         self._send(Kind.CREDIT, pack_credit(head, grant.window_bytes))
 
     def sync(self) -> Sync:
-        """Returns a `Sync` that is done when the other process has received all messages sent before."""
+        """Returns a `Sync` that is done when the other process has received all messages sent so far."""
         sync = Sync()
         if self.way is not Way.SOCKET:
             sync.future().set_exception(ConnectionError(f"the connection to process {self.process_id} is over"))
@@ -164,7 +164,7 @@ class PeerConnection:
             sync.set_result(None)
 
     def cannot_open(self, reason: str) -> None:
-        """Switches to Ray calls. If this process should have connected, reports that to the other process."""
+        """Switches to Ray calls. If this process should have connected, reports the failure to the other process."""
         self.use_calls()
         self._links.note(reason)
         if self.peer is not None:
@@ -231,7 +231,9 @@ class PeerConnection:
         self._inbox.later(partial(self._ended, reason))
 
     def _map(self) -> None:
-        """Maps the shared memory that the other end offers, if any, and reports whether that worked."""
+        """Maps the shared memory that the other end offers, if any, and reports to the other end whether that
+        worked.
+        """
         assert self.connection is not None
         descriptor = self.connection.take_descriptor()
         if descriptor is not None:
@@ -262,7 +264,8 @@ class PeerConnections:
         self._connections = connections
 
     def to(self, peer: Peer) -> PeerConnection:
-        """Returns the connection to another process. Its transport is decided now or later, and then stays.
+        """Returns the connection to another process. Whether it uses a socket or Ray calls is decided now or later, and
+        then does not change.
 
         Call it on the mailbox only.
         """
@@ -287,7 +290,8 @@ class PeerConnections:
         return peer.node_id == self._node_id and peer.process_id != self.process_id
 
     def accept(self, process_id: str) -> PeerConnection | None:
-        """Returns the listener for a socket connection from another process, or None if there was a connection before.
+        """Returns the listener for a socket connection from another process, or None if the two processes were
+        connected before.
 
         May be called from any thread.
         """
@@ -388,7 +392,10 @@ def pickled_elements(elements: object) -> bytes:
 
 
 def read_elements(elements: tuple[Element, ...] | bytes) -> tuple[Element, ...]:
-    """Returns the elements of a frame from a Ray call, which are the elements or the bytes of `pickled_elements`."""
+    """Returns the elements of a frame that arrived by a Ray call.
+
+    The argument is the elements, or their bytes from `pickled_elements`.
+    """
     read: tuple[Element, ...] = pickle.loads(elements) if isinstance(elements, bytes) else elements
     return read
 
@@ -426,7 +433,9 @@ def unpack_credit(payload: bytes | memoryview) -> tuple[Head, int]:
 
 
 def _aligned(rows: memoryview) -> pa.Buffer:
-    """Returns the bytes as a buffer at an aligned address. Copies them only if needed."""
+    """Returns a buffer with these bytes at an address that Arrow accepts. Copies the bytes only if they are not
+    aligned.
+    """
     buffer = pa.py_buffer(rows)
     if buffer.address % ALIGNMENT == 0:
         return buffer

@@ -62,7 +62,7 @@ class PeerTransports:
 
     @property
     def settled(self) -> bool:
-        """Returns whether the transport to each neighbour in another worker is decided."""
+        """Returns whether it is decided, for each neighbour in another worker, if a socket or Ray calls are used."""
         return all(link.way is not Way.OPENING for link in self.links.values())
 
     def connect(self, neighbour: TaskId) -> Transport:
@@ -81,7 +81,7 @@ class PeerTransports:
             self._over.add(frame.channel)
 
     def needs(self, link: PeerConnection) -> bool:
-        """Returns whether a break of this connection may lose rows to or from this subtask."""
+        """Returns whether rows to or from this subtask may be lost when this connection breaks."""
         there = {task for task, one in self.links.items() if one is link}
         return any(task in there for task in self._receivers.values()) or any(
             task in there and channel not in self._over for channel, task in self._senders.items()
@@ -96,7 +96,7 @@ class PeerTransports:
 class PeerCalls:
     """The transport of one subtask in one attempt to another process, by Ray calls.
 
-    `is_over` returns whether the end of a channel has arrived, so that it needs no credit.
+    `is_over` returns whether the end of a channel has arrived, so that its sender needs no more credit.
     """
 
     def __init__(self, handle: Handle, deliveries: Deliveries, is_over: Callable[[ChannelId], bool]) -> None:
@@ -134,7 +134,7 @@ GAP_MS_MAX = 20_000
 
 
 class FrameOrder:
-    """Puts the frames of one attempt of a task into their order. No I/O."""
+    """Puts the frames of one attempt of a task into the order of their sequence numbers. No I/O."""
 
     def __init__(self) -> None:
         self._due: dict[ChannelId, int] = {}
@@ -199,7 +199,7 @@ class OrderedFrames:
 
     @property
     def num_early(self) -> int:
-        """Returns the number of frames that wait for frames before them."""
+        """Returns the number of early frames, which wait for frames with lower sequence numbers."""
         return self._order.num_early
 
     def arrived(self, frame: FrameArrived) -> None:

@@ -95,7 +95,7 @@ NOTHING = Resources(0.0)
 class Slot:
     """The bundle in which a process runs, and the resources that the process reserves there.
 
-    `own`: the process is alone in the bundle. `group` is None if nothing is reserved.
+    `own`: the process is alone in the bundle. `group` is the placement group, or None if nothing is reserved.
     """
 
     takes: Resources
@@ -140,7 +140,7 @@ class JobSlots:
         assert self._own is not None or not self.plan.own, "slots of steps with resources are reserved at submission"
 
     def of(self, worker: WorkerId) -> Slot:
-        """Returns the slot of a worker."""
+        """Returns the slot in which the process of a worker runs."""
         own = self.plan.own_bundle(worker)
         if own is not None:
             return Slot(self.plan.own[VertexId(worker.group)].resources, self._own, own, own=True)
@@ -151,7 +151,7 @@ class JobSlots:
         return Slot(Resources(self.plan.share), self._common.placement_group, bundle)
 
     def spare(self, bundle: int | None) -> Slot:
-        """Returns the slot of a standby in a bundle of the common slots, or anywhere with None."""
+        """Returns the slot for a standby: in this bundle of the common slots, or anywhere if `bundle` is None."""
         return Slot(NOTHING, None if self._common is None else self._common.placement_group, bundle)
 
     @property
@@ -212,7 +212,7 @@ AUTO_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The bundle index of a process, and its node, or None until it has started."""
+    """The location of a process: the index of its bundle, and its node, or None until it has started."""
 
     bundle: int
     node: str | None
@@ -222,7 +222,7 @@ def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int =
     """Returns the number of spare processes (standbys) that a job keeps.
 
     `free_slots`: slots of the reservation that no job uses. `tasks`: number of workers in common slots. `followed`:
-    number of workers with a separate standby that follows their state.
+    number of workers whose state is copied by a standby of their own.
     """
     if isinstance(wanted, int):
         return wanted

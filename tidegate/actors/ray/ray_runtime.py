@@ -381,7 +381,7 @@ def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S)
 
 
 def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[JobId]) -> list[str]:
-    """Returns the actor names that belong to no job with a coordinator.
+    """Returns the names of actors that remain from lost jobs: they belong to no job with a coordinator.
 
     `named`: all actor names. `living`: names of the jobs with a coordinator. `ids`: ids of the jobs that have answered.
     """
@@ -396,9 +396,10 @@ def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[J
 
 
 def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict[str, int]:
-    """Returns the jobs with actors in `left` and a dead coordinator, with the time of its death in ms since the epoch.
+    """Returns the jobs that have remaining actors (`left`) and a dead coordinator, with the time of its death in ms
+    since the epoch.
 
-    `died_ms` has the dead coordinators according to Ray. A job that ended normally leaves no actors.
+    `died_ms` has the dead coordinators according to Ray. A job that ended normally leaves no actors behind.
     """
     return {
         job: at_ms
@@ -408,8 +409,8 @@ def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict
 
 
 def _is_program_of(job: str, name: str) -> bool:
-    """Returns whether an actor holds a program copy of a detached job with this name. A job's id begins with its
-    name.
+    """Returns whether an actor holds a program copy of a detached job with this name. The actor's name contains the
+    job's id, which begins with the job's name.
     """
     job_id = JobId(name.rpartition("/")[0])
     return name in holders_of(job_id) and job_id.rpartition("-")[0] == job

@@ -74,7 +74,7 @@ def check_fits(wanted: SlotRequest) -> None:
 
 
 def ask_for(wanted: SlotRequest) -> PlacementGroup:
-    """Creates the placement group for a request, and does not wait. Ray places its bundles when nodes have free
+    """Creates the placement group for a request, and returns it at once. Ray places its bundles when nodes have free
     resources.
     """
     lifetime = {"lifetime": "detached"} if wanted.detached else {}
@@ -120,8 +120,8 @@ def reserve(wanted: SlotRequest, timeout_s: float, advice: str) -> PlacementGrou
 
 
 def release(group: PlacementGroup | None) -> None:
-    """Removes a placement group, which ends the processes in it. Does nothing if Ray was disconnected, which
-    removes it too.
+    """Removes a placement group, which ends the processes in it. Does nothing if Ray was disconnected, which also
+    removes the group.
     """
     if group is not None and ray.is_initialized():
         remove: Any = ray.util.remove_placement_group
@@ -133,12 +133,12 @@ ADVICE = "Request less (parallelism=, num_cpus=, num_gpus=, resources=), end oth
 
 
 def common_name(job_id: JobId) -> str:
-    """Returns the name of the placement group with the common slots of a detached job."""
+    """Returns the name of the placement group of a detached job's common slots."""
     return f"{job_id} (slots)"
 
 
 def own_name(job_id: JobId) -> str:
-    """Returns the name of the placement group with the slots of steps with resources."""
+    """Returns the name of the placement group of a job's slots for steps with resources."""
     return f"{job_id} (slots of steps)"
 
 
@@ -195,7 +195,7 @@ Amounts = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """A living node: its free and its total resources."""
+    """The free and the total resources of a living node."""
 
     name: str
     free: Amounts
@@ -216,7 +216,7 @@ class Need:
 
 
 def missing_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
-    """Returns text about bundles without a node and the reason. `one_node`: all bundles must be on one node."""
+    """Returns text about the bundles that have no node, and why. `one_node`: all bundles must be on one node."""
     counts = Counter(needs)
     what = " and ".join(f"{_count(n)} of {amounts_text(dict(b.bundle))} for {b.label}" for b, n in counts.items())
     verb = "has" if len(needs) == 1 else "have"

@@ -78,7 +78,7 @@ def _table(group: PlacementGroup) -> Any:
 
 
 class RoomWatch:
-    """Watches how long the processes of one job wait for resources.
+    """Watches how long processes of one job that have not started wait for free resources of the cluster.
 
     All methods run on the coordinator's mailbox. `look` returns text about what is missing, or None, and runs on a
     thread, because it may be slow. `starting` returns the names of the processes that have not started. `gave_up` is
@@ -113,7 +113,7 @@ class RoomWatch:
             self._mailbox.call_later(LOOK_EVERY_MS, self._tick)
 
     def close(self) -> None:
-        """Stops when the job is over."""
+        """Stops watching, because the job is over."""
         self._closed = True
         self.waits_for = None
         if self._pool is not None:

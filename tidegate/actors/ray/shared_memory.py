@@ -38,9 +38,10 @@ more.
 
 
 class Place(NamedTuple):
-    """The place of a frame in the shared memory.
+    """The byte range of a frame in the shared memory.
 
-    `word` is the index of the word that marks the frame as in use. `copied`: the receiver must copy the rows.
+    `word` is the index in `words` of the segment: that word is not 0 while the frame is in use. `copied`: the receiver
+    must copy the rows.
     """
 
     number: int
@@ -82,11 +83,13 @@ class FrameWriter:
 
     @property
     def taken_bytes(self) -> int:
-        """Returns the number of bytes in frames that the receiver has not dropped, as of the last write."""
+        """Returns the number of bytes in frames that the receiver still used at the last write."""
         return self._extents.taken_bytes
 
     def write(self, batches: Sequence[pa.RecordBatch], schema: EdgeSchema) -> Place | None:
-        """Writes batches of this schema as a frame, and returns its place. Returns None if it does not fit."""
+        """Writes batches of this schema as a frame, and returns the place of the frame. Returns None if the memory has
+        no free range for the frame.
+        """
         self._collect()
         need_bytes = schema.size_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
         gap = self._extents.gap(need_bytes) if self._free_words else None
@@ -108,7 +111,7 @@ class FrameWriter:
         return Place(number, word, begin, size_bytes, copied)
 
     def _collect(self) -> None:
-        """Frees the places of frames that the receiver has dropped."""
+        """Frees the byte ranges of frames that the receiver no longer uses."""
         words = self._segment.words
         for word in self._extents.numbers:
             if not words[word]:
@@ -125,7 +128,7 @@ class FrameReader:
         self._segment = segment
 
     def read(self, place: Place) -> list[pa.RecordBatch]:
-        """Returns the batches of a frame. Raises ProtocolError if another frame is in that place."""
+        """Returns the batches of a frame. Raises ProtocolError if another frame is at that place."""
         if self._segment.words[place.word] != place.number + 1:
             raise ProtocolError(f"frame {place.number} is not at the place that its sender reported")
         lease = _Lease(self._segment, place.word)
@@ -225,7 +228,9 @@ class SharedSegment:
         return pa.py_buffer(self._rows[begin:end])
 
     def lent(self, begin: int, size_bytes: int, lease: object) -> pa.Buffer:
-        """Returns a buffer over a range of bytes. The buffer keeps `lease` alive until it is dropped."""
+        """Returns a buffer over a range of bytes. The buffer refers to `lease`, so `lease` is dropped with the last
+        such buffer.
+        """
         return pa.foreign_buffer(self._address + begin, size_bytes, lease)
 
 
@@ -260,7 +265,7 @@ class OwnSegment(SharedSegment):
 
 
 class ForeignSegment(SharedSegment):
-    """The receiver's mapping of the shared memory, with rows that cannot be written."""
+    """The receiver's mapping of the shared memory. Its rows are read-only."""
 
     @classmethod
     def open(cls, descriptor: int) -> Self:

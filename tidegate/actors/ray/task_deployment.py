@@ -59,8 +59,8 @@ class TaskDeployment:
 class ProcessStatus:
     """A worker process's answer to a new coordinator: its role, and the newest attempt of each subtask deployed to it.
 
-    `bundle` is the index of the bundle in which it runs, or None. `follows` has the subtasks whose state a standby
-    copies, each with the copied checkpoint, or None before the first copy.
+    `bundle` is the index of the bundle in which it runs, or None. `follows` has, for a standby, the subtasks whose
+    state it copies, each with the copied checkpoint, or None before the first copy.
     """
 
     job_id: JobId
@@ -78,7 +78,7 @@ NONE = AttemptNumber(-1)
 class DeployFence:
     """Stores which attempts one process was ordered to begin and to stop, and rejects outdated messages.
 
-    The newest generation of coordinators counts for the process and all its subtasks.
+    The newest coordinator generation is recorded once for the process and all its subtasks.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class DeployFence:
 
     @property
     def holds(self) -> dict[TaskId, AttemptNumber]:
-        """Returns the newest deployed attempt of each subtask, without subtasks that were ordered to stop it."""
+        """Returns the newest deployed attempt of each subtask. Subtasks that were ordered to stop are omitted."""
         return {task: given for task, given in self.given.items() if given > self._stopped.get(task, NONE)}
 
     def is_replaced(self, generation: Generation) -> bool:

@@ -69,11 +69,13 @@ class WarmStandby:
 
     @property
     def holds(self) -> dict[TaskId, CheckpointId | None]:
-        """Returns the followed subtasks, each with the copied checkpoint, or None. May be called from any thread."""
+        """Returns the subtasks whose state is copied, each with the copied checkpoint, or None. May be called from any
+        thread.
+        """
         return {task: each.follower.checkpoint_id for task, each in list(self._followed.items())}
 
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
-        """Reads a completed checkpoint of a subtask, after the reads that already wait."""
+        """Queues the read of a completed checkpoint of a subtask, behind the reads that already wait."""
         if task not in self._followed:
             context = self._context
             self._pool = self._pool or ThreadPool(1, "tidegate-standby", self._died)
@@ -95,8 +97,8 @@ class WarmStandby:
         self._read_next()
 
     def end(self, tasks: Iterable[TaskId] = ()) -> dict[TaskId, StateFollower]:
-        """Stops following, because the process gets these subtasks. Returns their followers, which have the
-        copied state.
+        """Stops copying the state of these subtasks, because this process gets them. Returns their followers, which
+        have the copied state.
         """
         followed, self._followed = self._followed, {}
         self._due.clear()

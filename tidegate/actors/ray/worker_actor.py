@@ -199,7 +199,7 @@ class WorkerProcess(HealthEndpoint):
 
     @ray.method(concurrency_group="control")
     def held(self) -> ProcessStatus:
-        """Returns which subtasks were deployed to this process, and which subtasks it follows."""
+        """Returns which subtasks were deployed to this process, and of which subtasks it copies the state."""
         given = dict(self._fence.given)
         return ProcessStatus(self.context.job_id, self.info(), given, self._bundle, self._warm.holds, self._spare)
 
@@ -267,7 +267,7 @@ class WorkerProcess(HealthEndpoint):
         self.mailbox.post(action)
 
     def settled(self) -> None:
-        """Reports subtasks as ready that were waiting only for the transport to another process to be decided."""
+        """Reports subtasks as ready that were only waiting for the transport to another process to be chosen."""
         for running in list(self.worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
             self.worker.guarded(running, running.settled)
@@ -502,7 +502,7 @@ class _RaySubtask(Subtask):
         return answer_of(self.task, now_ms(), next(answers))
 
     def sort(self, frame: ev.FrameArrived) -> None:
-        """Receives a frame from a Ray call, and delivers it after all frames before it."""
+        """Receives a frame that arrived by a Ray call, and delivers it after all frames with lower sequence numbers."""
         self._frames.arrived(frame)
 
     def take(self, frame: ev.FrameArrived) -> None:
@@ -514,9 +514,7 @@ class _RaySubtask(Subtask):
         return self.neighbours.connect(neighbour)
 
     def settled(self) -> None:
-        """Sends the waiting report that the subtask is ready, if the transports to all neighbours are now
-        decided.
-        """
+        """Sends the waiting report that the subtask is ready, if the transports to all neighbours are chosen now."""
         if self._ready is not None and self.neighbours.settled:
             ready, self._ready = self._ready, None
             self._send(ready)
@@ -546,8 +544,8 @@ class _RaySubtask(Subtask):
         return self._counts.nothing_reported and self.host.rows_in > 0
 
     def count(self, over: bool = False) -> None:
-        """Reports the row counts and metrics of the subtask to the coordinator and to Ray. `over`: it is the last
-        report.
+        """Reports the row counts and metrics of the subtask to the coordinator and to Ray. `over`: this is the last
+        report of the attempt.
         """
         self._counts.report(self.host, over)
 
@@ -556,7 +554,7 @@ METRICS_MS = 1_000
 
 
 class ProgressReports:
-    """Reports the row counts and metrics of one task to the coordinator over `channel`, and to Ray's metrics."""
+    """Reports the row counts and metrics of one task: to the coordinator over `channel`, and to Ray's metrics."""
 
     def __init__(self, channel: ControlChannel, context: JobContext, descriptor: TaskDescriptor) -> None:
         self._channel = channel
@@ -578,8 +576,8 @@ class ProgressReports:
         self._reported_rows_in, self._reported = 0, None
 
     def report(self, host: TaskDriver, over: bool = False) -> None:
-        """Sends the row count, and at most once a second the metrics, if they have changed. `over`: it is the
-        last report.
+        """Sends the row count, and at most once a second the metrics, if they have changed. `over`: this is the last
+        report of the attempt.
         """
         metrics: SubtaskMetrics | None = None
         at_ms = monotonic_ms()

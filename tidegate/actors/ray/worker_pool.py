@@ -193,11 +193,13 @@ class WorkerPool:
         return sum(member.info is None and member.usable for member in list(self.standbys))
 
     def started(self) -> list[WorkerHandle]:
-        """Returns the processes that have started and are neither dead nor evicted."""
+        """Returns the worker processes that have started and are neither dead nor evicted."""
         return [m for m in (*self.members.values(), *self.standbys) if m.usable and m.info is not None]
 
     def has(self, name: str, actor_id: str) -> bool:
-        """Returns whether a process is in this pool, neither dead nor evicted. May be called from any thread."""
+        """Returns whether the process with this actor name and actor id belongs to the pool and is neither dead nor
+        evicted. May be called from any thread.
+        """
         if name in list(self._first.values()):
             return True
         # A standby that replaces a worker is in neither list for a moment. Its process asks twice.
@@ -206,7 +208,7 @@ class WorkerPool:
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
 
     def is_kept(self, member: WorkerHandle) -> bool:
-        """Returns whether this process is still used: it runs a worker, or is a standby."""
+        """Returns whether the pool still uses this process: it runs a worker, or is a standby."""
         return member in self.standbys or member in self.members.values()
 
     def neighbour_of(self, member: WorkerHandle) -> WorkerHandle | None:
@@ -216,7 +218,7 @@ class WorkerPool:
         return min(neighbours, key=lambda m: m.doubted, default=None)
 
     def worker_of(self, task: TaskId) -> WorkerId:
-        """Returns the worker that runs a subtask."""
+        """Returns the worker (slot) that runs a subtask."""
         return self.slots.plan.workers[task]
 
     def shown_as(self, task: TaskId) -> str:
@@ -248,7 +250,7 @@ class WorkerPool:
     def staff(
         self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
     ) -> dict[TaskId, WorkerHandle]:
-        """Returns a living process for each of these tasks, not on an avoided node. Starts missing processes.
+        """Returns a living process for each of these tasks, on a node that is not avoided. Starts missing processes.
 
         `nodes`: the node of each bundle, empty if unknown. A process that waits in a bundle without a node is replaced
         if the reservation has a free slot.
@@ -322,7 +324,7 @@ class WorkerPool:
         return members
 
     def left_behind(self, found: FoundProcess) -> WorkerHandle:
-        """Returns a handle of a process of a lost coordinator that the job cannot use, so that it can be evicted."""
+        """Returns a handle of a lost coordinator's process that this job cannot use. The caller evicts the process."""
         return self._inherited(found)
 
     def _inherited(self, found: FoundProcess) -> WorkerHandle:
@@ -354,7 +356,10 @@ class WorkerPool:
             standby.handle.follow.remote(task, restore)
 
     def _have_followed(self, worker: WorkerId) -> None:
-        """Makes a started standby that follows no worker follow this one, from the newest checkpoint."""
+        """Makes a started standby copy the state of this worker, from the newest checkpoint.
+
+        Uses a standby that copies no other worker's state.
+        """
         free = [m for m in self.standbys if m.usable and m.info is not None and m.follows is None]
         if not free:
             return
@@ -423,7 +428,7 @@ class WorkerPool:
         return member
 
     def identify(self, member: WorkerHandle) -> None:
-        """Requests the `info` of a process, which answers once it has started."""
+        """Requests the identity (`info`) of a process. The process answers once it has started."""
         member.handle.identify.remote().future().add_done_callback(partial(self._has_answered, member))
 
     def _has_answered(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
@@ -467,8 +472,8 @@ class WorkerPool:
     def _take_standby(self, worker: WorkerId, bundle: int | None, avoided: Container[str]) -> WorkerHandle | None:
         """Removes and returns the best standby for a worker, or None.
 
-        A standby that follows this worker is best. Otherwise a started one, one that follows no other worker, and one
-        of the same bundle are preferred, in this order.
+        A standby that copies the state of this worker is best. Otherwise prefers, in this order, a started standby, a
+        standby that copies no other state, and a standby in the same bundle.
         """
         alive = [m for m in self.standbys if m.fit and not m.is_on(avoided)]
         if not alive:
@@ -481,7 +486,7 @@ class WorkerPool:
         return best
 
     def answered(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
-        """Handles the answer of a process to `identify`. It has started unless the call has failed."""
+        """Handles the answer of a process to `identify`. The process has started, unless the call has failed."""
         if future.exception() is None:
             self._located(member, future.result())
             if member in self.standbys:
@@ -569,7 +574,7 @@ class WorkerHandle:
 
     @property
     def fit(self) -> bool:
-        """Returns whether the process may get tasks."""
+        """Returns whether the process may get tasks: it is usable and not in doubt."""
         return self.usable and not self.doubted and not self.cut_off
 
     @property
@@ -587,7 +592,7 @@ class WorkerHandle:
         return self.info is not None and self.info.node_id in nodes
 
     def forget(self) -> None:
-        """Closes the exit probe, because the process has ended."""
+        """Closes the exit probe of the process, because the process has ended."""
         if self.exit_probe is not None:
             self.exit_probe.close()
 
@@ -603,8 +608,8 @@ def place_of(member: WorkerHandle) -> Place:
 
 
 def reason_of(member: WorkerHandle, error: BaseException) -> str:
-    """Returns one line about why a call to a process failed: how the process ended, its name, and its last lines
-    of stderr.
+    """Returns one line of text about a failed call to a process: its name, how it ended, and its last lines of
+    stderr.
     """
     if not isinstance(error, RayError):
         return error_text(error)

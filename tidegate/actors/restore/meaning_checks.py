@@ -169,9 +169,9 @@ def _compare_parts(found: Comparison, held: StateMeaning, now: StateMeaning, all
 
 
 def _kept(part: MeaningPart) -> str:
-    """Returns the kind of the values that an aggregate stores.
+    """Returns the kind of the values that an aggregate stores, such as `VAR` for variances and standard deviations.
 
-    Variances and standard deviations store the same values, and can replace each other.
+    Aggregates of the same kind can replace each other.
     """
     function, paren, rest = part.text.partition("(")
     return f"moments({rest}" if paren and function in _SPREADS else part.text
@@ -351,7 +351,7 @@ def _refused_alone(
 ) -> Iterator[TidegateError]:
     """Yields the error of each state that a function refuses, by opening it once for each state.
 
-    A single open reports only the first one.
+    Opening the function with all states reports only the first error.
     """
     for state in dict.fromkeys(table.state for table in tables):
         refusal, _ = _opened(spec, context, [table for table in tables if table.state == state])

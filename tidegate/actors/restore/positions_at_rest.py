@@ -37,7 +37,7 @@ Positions = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class RestingPositions:
-    """The source positions in the job's checkpoints, oldest first, and in savepoints that contain the source.
+    """The positions of one source in the job's checkpoints, oldest first, and in savepoints that contain the source.
 
     `whole`: all checkpoints and savepoints could be read.
     """
@@ -88,8 +88,9 @@ class PositionsAtRest:
                     yield CheckpointPointer(join_url(folder, name), *named, savepoint=True)
 
     def _is_known(self, at: CheckpointPointer) -> bool:
-        """Reads the positions in a checkpoint unless they were read. Returns False if it is incomplete, void, or
-        deleted.
+        """Returns whether the positions in a checkpoint are known, and reads them if needed.
+
+        False if the checkpoint is incomplete, void, or deleted.
         """
         if self._known.get(at) is not None:
             return True

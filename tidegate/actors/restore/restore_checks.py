@@ -80,8 +80,7 @@ def check_restorable(
 def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
     """Raises ConfigurationError if a source of the graph cannot provide the unread splits of the checkpoint.
 
-    Sources are checked as they will be read, including staged ones. Only a `LastingInputSource` can be checked. Raises
-    StorageError.
+    Staged sources are checked, too. Only a `LastingInputSource` can be checked. Raises StorageError.
     """
     known = {info.uid for info in metadata.operators}
     for vertex in graph.vertices:
@@ -122,7 +121,10 @@ def misfits(
     ignore_in_flight: bool = False,
     allow_non_restored_state: bool = False,
 ) -> list[str]:
-    """Returns a text for each problem that follows from metadata and graph alone, without a call to a source."""
+    """Returns the reasons why the graph cannot be restored from the checkpoint, as texts.
+
+    Only compares metadata and graph. Calls no source.
+    """
     return [
         *(() if allow_non_restored_state else _without_an_operator(metadata, graph)),
         *_other_meanings(metadata, graph, allow_non_restored_state),
@@ -275,7 +277,7 @@ def _without_an_edge(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[
 
 
 def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """Yields a problem for each edge with in-flight rows that the changed program would make differently."""
+    """Yields a problem for each edge whose in-flight rows would not be the same in the changed program."""
     held = {info.uid: info for info in metadata.operators}
     now = {info.uid: info for info in graph.operator_infos()}
     in_flight = edges_with_in_flight(metadata)
@@ -313,8 +315,9 @@ def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[s
 
 
 def _columns_not_read(before: OperatorInfo, after: OperatorInfo) -> list[str]:
-    """Returns the columns of a source that the program uses and the earlier program did not, so that in-flight
-    rows lack them.
+    """Returns the columns of a source that the new program uses and the earlier program did not.
+
+    In-flight rows of the earlier program lack these columns.
     """
     if before.reads is None:
         return []
@@ -366,13 +369,13 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
 
 
 def _positions(store: Store, metadata: CheckpointMetadata, uid: OperatorUid) -> tuple[SplitPosition, ...]:
-    """Returns the stored positions of the splits that belonged to subtasks."""
+    """Returns the stored positions of the splits that were assigned to subtasks."""
     subtasks = subtasks_of(metadata, uid)
     return positions_from_tables([table for each in subtasks for table in read_subtask_state(store, each, uid)])
 
 
 def _pooled(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SourceSplit]:
-    """Returns the splits that did not belong to a subtask."""
+    """Returns the splits that were not assigned to a subtask."""
     return [SourceSplit(each.split_id, each.payload, each.rows) for each in metadata.pool_of(uid)]
 
 
@@ -418,11 +421,12 @@ def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool
 
 
 def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> list[tuple[_Finished, OperatorUid]]:
-    """Returns whether the operators of a vertex had finished, each with its uid. Equal neighbours are reported once.
+    """Returns whether the operators of a vertex had finished, each with its uid. Neighbours in the chain with the same
+    answer are reported once.
 
-    Operators that had separate tasks may be chained now, for example when a job shrinks to one subtask. Then an
-    operator that had partly finished, such as a source with fewer splits than subtasks, continues to feed one that had
-    not.
+    Operators that had separate tasks may be chained now, for example when a job shrinks to one subtask. Then a partly
+    finished operator, such as a source with fewer splits than subtasks, continues to send rows to an operator that had
+    not finished.
     """
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)

@@ -165,9 +165,9 @@ def restore_task(
 
 def prepared_rows(metadata: CheckpointMetadata, vertex: JobVertex, subtask: SubtaskIndex) -> tuple[PreparedRows, ...]:
     """Returns the prepared sink rows of a checkpoint that one subtask has to commit: the rows in its buckets, oldest
-    first.
+    checkpoint first.
 
-    All parts of one checkpoint are together, whichever subtasks have prepared them.
+    The parts of one checkpoint are grouped, even if several subtasks have prepared them.
     """
     found: list[PreparedRows] = []
     for spec in vertex.operators:
@@ -186,8 +186,9 @@ def prepared_rows(metadata: CheckpointMetadata, vertex: JobVertex, subtask: Subt
 
 
 def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
-    """Returns the same subtask's part of a checkpoint, or None if it had finished or the parallelism was
-    different.
+    """Returns the part of a checkpoint that the subtask with the same index wrote, or None.
+
+    None if that subtask had finished, or if the parallelism was different.
     """
     parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
     own = next((part for part in parts if part.subtask == task.subtask), None)
@@ -284,7 +285,7 @@ def _tables_of(
 def _deal_out(
     tables: Sequence[StateTable | SpooledTables], subtask: int, parallelism: int
 ) -> list[StateTable | SpooledTables]:
-    """Returns one subtask's share of the list state: every `parallelism`-th row. Tables of other kinds are
+    """Returns the rows of list state that one subtask gets: every `parallelism`-th row. Tables of other kinds are
     unchanged.
     """
     dealt: list[StateTable | SpooledTables] = []
@@ -384,7 +385,7 @@ class Route:
         self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
 
     def reads(self, end: ChannelEnd) -> bool:
-        """Returns whether an old channel may have rows for the subtask.
+        """Returns whether an input or output of an old task (`end`) may have rows for the subtask.
 
         Raises CorruptionError if the edge cannot have such a channel.
         """
@@ -468,8 +469,9 @@ def in_flight_rows(store: Store, metadata: CheckpointMetadata, route: Route) -> 
 
 
 def event_time_goes_on(metadata: CheckpointMetadata, graph: JobGraph, vertex: VertexId) -> bool:
-    """Returns whether all operators of a vertex, and of the vertices before it, have the same parallelism as in
-    the checkpoint.
+    """Returns whether event time may continue at the watermarks of the checkpoint.
+
+    True if all operators of a vertex, and of the vertices before it, have the same parallelism as in the checkpoint.
     """
     before = [vertex]
     found = set[VertexId]()

@@ -49,13 +49,15 @@ TAKE_TIMEOUT_S = 60.0
 
 
 def can_follow(backend: StateBackendOptions) -> bool:
-    """Returns whether a follower can read keyed state with these options, because it is stored in layers."""
+    """Returns whether a `StateFollower` can copy keyed state with these backend options: the state must be stored in
+    layers.
+    """
     return backend.kind == "columnar" and backend.incremental and not backend.changelog and backend.undo_bytes > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The copied state of one operator."""
+    """The state of one operator that a follower has copied."""
 
     operator: Operator
     backend: KeyedBackend
@@ -64,8 +66,9 @@ class _Held:
 
 
 class StateFollower:
-    """Copies the state of one task. `follow` runs on one thread at a time. Any thread may call `take` and
-    `close`.
+    """Copies the state of one task from its checkpoints, in a standby process.
+
+    `follow` runs on one thread at a time. Any thread may call `take` and `close`.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class StateFollower:
     def take(self, restore: RestorePoint) -> Mapping[OperatorUid, KeyedBackend]:
         """Returns the backends with the copied state to a task that starts from this checkpoint, by operator.
 
-        Reads the layers that are missing on top. Returns nothing if other layers are missing. Waits for a running read.
+        Reads newer layers that are missing. Returns an empty mapping if older layers differ. Waits for a running read.
         Afterwards the follower has no state.
         """
         acquired = self._lock.acquire(timeout=TAKE_TIMEOUT_S)
@@ -153,7 +156,7 @@ class StateFollower:
     def _advance(self, restore: RestorePoint, anew: bool) -> None:
         """Reads the missing layers of a checkpoint.
 
-        With `anew`, an operator with different layers is read from the beginning. Without it, the state of that
+        With `anew`, an operator with different layers is read from the beginning. Without `anew`, the state of that
         operator is dropped.
         """
         store = self._open_store(restore.root)
@@ -235,5 +238,5 @@ def _is_keyed(section: SectionRef) -> bool:
 
 
 def _is_above(part: SubtaskState, held: _Held) -> bool:
-    """Returns whether a checkpoint's layers begin with the copied layers."""
+    """Returns whether the layers of a checkpoint are the copied layers, possibly with newer ones on top."""
     return part.layers[: len(held.layers)] == held.layers

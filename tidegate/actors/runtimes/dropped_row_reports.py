@@ -49,8 +49,9 @@ class DroppedRowReports:
         self._due_ms: dict[_Kind, int] = {}
 
     def lines(self, at_ms: int, vertices: Iterable[VertexMetrics], over: bool = False) -> list[str]:
-        """Returns the lines to log now. `at_ms` is the present time in ms by any clock. `over`: the job has
-        ended.
+        """Returns the log lines about dropped rows that are due.
+
+        `at_ms` is the present time in ms by any clock. `over`: the job has ended.
         """
         names: dict[_Kind, str] = {}
         counts: dict[_Kind, int] = {}

@@ -97,9 +97,9 @@ def status_values(state: CoordinatorState) -> dict[str, int]:
 
 
 def newly_completed(statistics: CheckpointStatistics, seen: int) -> tuple[CheckpointRecord, ...]:
-    """Returns the records of the checkpoints that completed after the first `seen` ones.
+    """Returns the records of the checkpoints that completed since `seen` checkpoints had completed.
 
-    The newest record is always included, others only if the history still has them.
+    The newest record is always included. Older ones are missing if the history has dropped them.
     """
     count = statistics.completed - seen
     newest = statistics.latest_completed
@@ -141,10 +141,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEnds:
-    """The time before a failure was noticed, and the first row after the restart, as far as known.
+    """How long a failure remained unnoticed before a recovery, and when the first row arrived after it, as far as
+    known.
 
-    `unnoticed_ms` is the longest possible time before the failure was noticed, or None if the task has reported it
-    itself. `first_row_at_ms` is the arrival of the first row, in ms since the epoch.
+    `unnoticed_ms` is an upper limit, or None if the task has reported the failure itself. `first_row_at_ms` is the time
+    of the first row, in ms since the epoch.
     """
 
     unnoticed_ms: int | None = None
@@ -201,8 +202,8 @@ class RecoveryWatch:
                 self.newest = Recovery.between(self._since_ms, self._deployed_at_ms, at_ms)
 
     def row_came_in(self, attempt: AttemptNumber, task: TaskId, at_ms: int) -> str | None:
-        """Records that rows have arrived at a task. Returns text with the duration of the recovery if this ends
-        it, else None.
+        """Records that rows have arrived at a task. Returns text with the duration of the recovery if these rows end
+        the recovery, else None.
         """
         if attempt != self._attempt or task not in self._awaited:
             return None

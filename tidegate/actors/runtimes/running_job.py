@@ -138,17 +138,17 @@ class JobProgress:
 
 
 class KnowsValues(Protocol):
-    """The interface of an object that has the row values which were withheld from texts of the event log."""
+    """The interface of an object that has the row values which the event log leaves out of its texts."""
 
     def whole_text(self, text: str | None) -> str | None:
-        """Returns a text of the event log with the withheld values, as far as they are available."""
+        """Returns a text of the event log with the omitted row values filled in, as far as they are available."""
         ...
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsValues | None = None) -> JobProgress:
     """Returns the progress of a job, from the coordinator's state. May be called from any thread.
 
-    `values` is the coordinator's driver, which has the withheld values of the reason, or None.
+    `values` is the coordinator's driver, which has the row values omitted from the failure reason, or None.
     """
     newest = state.statistics.latest_completed
     reason = state.ending_reason if state.status.terminal else None
@@ -217,8 +217,9 @@ _MAY_END = (Reason.JOB_ENDING, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, Reason.MET
 
 
 def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
-    """Returns the error for a checkpoint or savepoint that was not taken. It has the reason, and whether the job
-    continues.
+    """Returns the CheckpointError for a checkpoint or savepoint that was not taken.
+
+    Its text has the reason, and whether the job continues.
     """
     stops = kind in _STOPS
     what = "the job was not stopped with a savepoint" if stops else f"no {kind.value} was taken"

@@ -62,7 +62,7 @@ class SubtaskMetrics:
 
     @property
     def at_rest(self) -> SubtaskMetrics:
-        """Returns the final metrics of a task that has ended: rates are 0, and totals are unchanged."""
+        """Returns a copy for a task that has ended: rates are 0, and totals are unchanged."""
         return replace(
             self,
             records_in_per_second=0.0,
@@ -137,7 +137,7 @@ def vertices_of(
 ) -> tuple[VertexMetrics, ...]:
     """Returns the metrics of all vertices, in the order of the graph. Metrics of earlier attempts are omitted.
 
-    The second argument has the last metrics of each task, `attempts` its current attempt.
+    The second argument has the last metrics of each task, and `attempts` the current attempt of each task.
     """
     return tuple(
         VertexMetrics(
@@ -264,8 +264,8 @@ class TaskMeter:
 
 
 def task_tags(context: JobContext, task: TaskId) -> dict[str, str]:
-    """Returns the tags of a task's metrics. All subtasks of a vertex share its name, so that their metrics can be
-    added up.
+    """Returns the tags of a task's metrics. All subtasks have the name of their vertex, so that their metrics can be
+    summed.
     """
     return {"job": context.job_name, "vertex": context.graph.vertex(task.vertex).name, "subtask": str(task.subtask)}
 

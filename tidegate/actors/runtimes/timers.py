@@ -22,8 +22,8 @@ timeout.
 class Timers:
     """The delayed actions of one thread, with their deadlines.
 
-    An action with a name replaces the waiting action of that name, and can be cancelled. Cancelled actions are removed
-    from the heap in bulk, when they are half of it. So a cancellation costs no more than a timer.
+    An action with a name replaces the waiting action of that name, and can be cancelled. Cancelled actions stay in the
+    heap until they are half of it, and are then removed together. So a cancellation costs no more than a timer.
     """
 
     def __init__(self) -> None:

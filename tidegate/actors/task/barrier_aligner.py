@@ -67,7 +67,7 @@ class BarrierInput(enum.Enum):
 
 @dataclass(slots=True)
 class Collected:
-    """The barriers of one checkpoint so far.
+    """The barriers of one checkpoint that have arrived so far.
 
     `arrived` has the channels with a barrier in their queue, and `taken` the channels whose barrier was taken from the
     queue. Times are in ms.
@@ -86,8 +86,9 @@ class Collected:
             self.started_at_ms = at_ms
 
     def arm(self, barrier: Barrier, at_ms: int) -> int | None:
-        """Returns the time, in ms, at which a timer has to fire: once, for the first barrier with a timeout.
-        Otherwise None.
+        """Returns the time, in ms, for which the caller has to set a timer, or None.
+
+        A timer is set once, for the first barrier with an alignment timeout.
         """
         timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
         if self.timer_armed or timeout_at_ms is None:
@@ -99,7 +100,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One input of the aligner, as its actions receive it. `taken`: the barrier was taken from its queue."""
+    """One input of the aligner, passed to the action of a transition. `taken`: the barrier was taken from its queue."""
 
     checkpoint_id: CheckpointId
     at_ms: int = 0
@@ -120,8 +121,8 @@ def overtakes(barrier: Barrier, at_ms: int) -> bool:
 def timeout_at_ms_of(barrier: Barrier, at_ms: int) -> int | None:
     """Returns the time, in ms, from which a barrier may overtake queued elements, or None without a timeout.
 
-    The trigger time comes from another machine's clock, or from this one's before it was set back. A trigger time later
-    than now therefore counts as now.
+    The trigger time comes from another machine's clock, or from this machine's clock before it was set back. If it is
+    later than `at_ms`, `at_ms` is used instead.
     """
     if not barrier.options.timeoutable:
         return None
@@ -136,7 +137,7 @@ taken.
 
 
 class BarrierAligner(BarrierHandler):
-    """The `BarrierHandler` for exactly-once."""
+    """The `BarrierHandler` for exactly-once checkpoints, which aligns barriers."""
 
     def __init__(self, channels: frozenset[ChannelId]) -> None:
         super().__init__(channels)
@@ -236,8 +237,10 @@ class BarrierAligner(BarrierHandler):
         return replace(outcome, timer_at_ms=at_ms) if len(due) > 1 else outcome
 
     def _take_in(self, given: BarrierInput, step: Step) -> Outcome:
-        """Applies an input that may start or end a checkpoint. It is ignored if stale, and may supersede the
-        pending checkpoint.
+        """Applies an input that may start or end a checkpoint.
+
+        The input is ignored if its checkpoint is over. If its checkpoint is newer than the pending one, the pending
+        checkpoint is aborted first.
         """
         if given is BarrierInput.FROM_BLOCKED:
             return self.apply(given, step)
@@ -273,8 +276,9 @@ class BarrierAligner(BarrierHandler):
         return NOTHING
 
     def _remember(self, step: Step) -> Outcome:
-        """Stores that an aligned barrier has arrived. It has no other effect until it is taken or its timeout
-        passes.
+        """Stores that an aligned barrier has arrived in the queue of a channel.
+
+        Nothing else happens until the barrier is taken from the queue, or its timeout passes.
         """
         assert step.channel is not None
         assert step.barrier is not None
@@ -291,7 +295,7 @@ class BarrierAligner(BarrierHandler):
         return self._await_channels(step, BarrierState.ALIGNING)
 
     def _wait_for_ends(self, step: Step) -> Outcome:
-        """Waits until every channel has ended, because no barrier will arrive. Then the snapshot is due."""
+        """Waits until every channel has ended, because no barrier will arrive. The snapshot follows then."""
         return self._await_channels(step, BarrierState.TRIGGERED)
 
     def _overtake(self, step: Step) -> Outcome:
@@ -305,8 +309,7 @@ class BarrierAligner(BarrierHandler):
         return Outcome(snapshot=replace(barrier, options=options))
 
     def _collect(self, step: Step) -> Outcome:
-        """Records that the barrier of one more channel has arrived, with which the in-flight elements of the channel
-        end.
+        """Records that the barrier of one more channel has arrived, which ends the in-flight elements of the channel.
 
         The snapshot is taken already, so an aligned barrier has the same effect as an unaligned one.
         """
@@ -358,7 +361,9 @@ class BarrierAligner(BarrierHandler):
         return collected
 
     def begin(self, step: Step, state: BarrierState) -> Collected:
-        """Makes the checkpoint of this step the pending one, unless it is already, and enters the given state."""
+        """Makes the checkpoint of this step the pending one, unless it is pending already, and enters the given
+        state.
+        """
         assert self._pending is None or self.pending == step.checkpoint_id, "a newer one supersedes first"
         # Older checkpoints of which barriers have only arrived are stale now: their timeouts must not come up.
         self._known = {n: c for n, c in self._known.items() if n >= step.checkpoint_id}
@@ -415,8 +420,10 @@ Action: TypeAlias = Callable[[BarrierAligner, Step], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The action for an input in a state, and the states to which it may lead. `act` is None if the input is not
-    allowed.
+    """An entry of the aligner's transition table: the action for an input in a state, and the states to which it may
+    lead.
+
+    `act` is None if the input is not allowed.
     """
 
     act: Action | None = None

@@ -44,7 +44,7 @@ class BarrierHandler(ABC):
     """Handles the barriers of one task over a fixed set of input channels. A source has no input channels.
 
     `announced`, `barrier`, `cancel_barrier` and `channel_ended` raise ProtocolError, and change nothing, for a channel
-    that is not an input of the task or has ended. All but `announced` also do so for a blocked channel.
+    that is not an input of the task or has ended. All of them except `announced` also raise for a blocked channel.
     """
 
     def __init__(self, channels: frozenset[ChannelId]) -> None:
@@ -97,7 +97,7 @@ class BarrierHandler(ABC):
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
         """Handles the coordinator's trigger of this task: a source, or a task whose upstream tasks have all finished.
 
-        Channels that have not ended are waited for: their EndOfPartition will arrive, but no barrier.
+        The handler waits for the EndOfPartition of channels that have not ended. They will deliver no barrier.
         """
 
     @abstractmethod
@@ -117,10 +117,10 @@ class BarrierHandler(ABC):
         """Handles the timer that an outcome requested."""
 
     def alignment_ms(self, at_ms: int) -> int:
-        """Returns the time in ms since the first barrier of the last snapshot's checkpoint. 0 before the first
+        """Returns how long the alignment for the newest snapshot has taken by `at_ms`, in ms. 0 before the first
         snapshot.
 
-        A barrier counts when it was taken or, with a timeout or unaligned, when it has arrived.
+        The alignment begins when the first barrier was taken or, with a timeout or unaligned, when it has arrived.
         """
         return 0 if self._snapshot_started_at_ms is None else max(0, at_ms - self._snapshot_started_at_ms)
 
@@ -306,8 +306,9 @@ class Channels:
         return channel in self._ended or self._taken.get(channel, CheckpointId(0)) >= checkpoint_id
 
     def missing(self, there: Set[ChannelId]) -> int:
-        """Returns the number of channels that have not ended and are not in `there`, which must not contain ended
-        channels.
+        """Returns the number of channels that are still missing: they have not ended and are not in `there`.
+
+        `there` must not contain ended channels.
         """
         return len(self._channels) - len(self._ended) - len(there)
 

@@ -16,9 +16,10 @@ MERGED_BYTES_MAX = 1024 * 1024
 
 
 def neighbours(elements: Iterable[Element], rows_max: int, bytes_max: int) -> list[tuple[pa.RecordBatch, int]]:
-    """Returns the first queued batches that can be merged into one within these limits, with the size of each in bytes.
+    """Returns the first batches of a queue that can be merged into one within these limits, each with its size in
+    bytes.
 
-    Empty unless there are at least two.
+    Empty if fewer than two batches can be merged.
     """
     found: list[tuple[pa.RecordBatch, int]] = []
     rows = size_bytes = 0
@@ -73,9 +74,8 @@ def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | Non
 
 
 def has_rows(held: Iterable[InFlightElement]) -> bool:
-    """Returns whether in-flight elements contain rows. Otherwise they need not be stored.
-
-    Watermarks without rows make no row late, and senders repeat them after a restore.
+    """Returns whether in-flight elements contain rows. In-flight elements without rows need not be stored: senders
+    repeat their watermarks after a restore. //
     """
     return any(isinstance(element, pa.RecordBatch) for element in held)
 

@@ -82,8 +82,10 @@ class Emitter:
         self._flush_armed = False
 
     def probe_due(self) -> None:
-        """Sends empty frames on channels without new credit since the timer was set, because their grants may be
-        lost.
+        """Sends an empty frame on each channel that got no new credit since the timer was set, to request its grant
+        again.
+
+        The receiver's grant may have been lost.
         """
         before = self._starved or {}
         self._starved = None
@@ -154,8 +156,8 @@ class HashPartitioner:
         return [(t, gather(batch, parts.rows[bounds[t] : bounds[t + 1]])) for t in filled]
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        """Raises ConfigurationError for columns that cannot be keys. Needed where no hash is computed, which
-        would raise it.
+        """Raises ConfigurationError for columns that cannot be keys. Called where no hash is computed, because the hash
+        function would raise the error.
         """
         if self._checked is None or not self._checked.equals(batch.schema):
             key_forms(batch.slice(0, 0), self._columns)
@@ -205,8 +207,8 @@ class ForwardPartitioner:
 
 
 class CombiningPartitioner:
-    """Combines the rows of each batch, if that saves more than it costs, before another partitioner splits the
-    batch.
+    """Combines (pre-aggregates) the rows of each batch, if that saves more than it costs, before another partitioner
+    splits the batch.
     """
 
     def __init__(self, combines: LocalAggregation, partitioner: Partitioner) -> None:

@@ -64,8 +64,8 @@ class TaskRestored:
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
-        """Returns the checkpoint from which the task starts, if it belongs to this job and the task has a part in
-        it. Otherwise None.
+        """Returns the checkpoint from which the task starts, if it belongs to this job and contains state of the task.
+        Otherwise None.
         """
         return None if self.lineage is None else self.lineage.checkpoint_id
 
@@ -85,7 +85,7 @@ class CoordinatorTookOver:
     """A new generation of the coordinator has taken over, and requests the status of the task. Answered by
     `AnswerTakeover`.
 
-    In all orders, `generation` is the generation of the coordinator that gives the order.
+    In all events from a coordinator, `generation` is the generation of that coordinator.
     """
 
     at_ms: int
@@ -111,7 +111,7 @@ class CreditGranted:
     """The receiver of an output channel has granted credit.
 
     `total_bytes` is the credit since the attempt began, so a grant that arrives twice or out of order does no harm.
-    `window_bytes` is the number of bytes that may be in flight from now on. As many may wait in the output queue.
+    `window_bytes` is the number of bytes that may be in flight from now on. It also limits the output queue.
     """
 
     at_ms: int
@@ -124,8 +124,8 @@ class CreditGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class TurnGranted:
-    """The task may process one element. `last_turn_ms` is the duration of its last turn, and `waited_ms` the time
-    since then.
+    """The runtime gives the task a turn, in which the task may process one element. `last_turn_ms` is the duration of
+    its last turn, and `waited_ms` the time since then.
     """
 
     at_ms: int
@@ -234,7 +234,8 @@ class SnapshotPersisted:
     """The state of a snapshot is durable. `handle` is None for a task without state.
 
     `sync_ms`: the duration of the synchronous part. `layer`: the new layer on top of the base's layers, or None if
-    nothing had changed. `native`: all files of its backends, also files that it shares with its base.
+    nothing had changed. `native`: all files of the task's backends, with the files that the snapshot shares with its
+    base.
     """
 
     at_ms: int
@@ -273,8 +274,8 @@ class SnapshotFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class SegmentPersisted:
-    """A segment of the changelog, or a base for it (`whole`), is durable. `handle` is None if the segment was
-    empty.
+    """A segment of the changelog, or a new base of the changelog (`whole`), is durable. `handle` is None if the segment
+    was empty.
     """
 
     at_ms: int

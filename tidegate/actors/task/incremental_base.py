@@ -56,7 +56,10 @@ class IncrementalBase:
 
     @property
     def extensible(self) -> bool:
-        """Returns whether a snapshot can be based on this one, and the increments are not too many or too large."""
+        """Returns whether a snapshot can be based on this one.
+
+        False if this one has too many increments, or too large ones.
+        """
         if not self.layers:
             return bool(self.native)
         base_bytes, *deltas_bytes = (layer.size_bytes for layer in self.layers)
@@ -64,7 +67,7 @@ class IncrementalBase:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Returns the paths of all files of the base."""
+        """Returns the paths of all files to which the base refers."""
         layers = (layer.path for layer in self.layers if layer.path is not None)
         return frozenset((*layers, *(file.path for state in self.native for file in state.files)))
 
@@ -88,8 +91,9 @@ class IncrementalBases:
         self._known: dict[CheckpointId, IncrementalBase] = {}
 
     def remember(self, lineage: IncrementalBase) -> None:
-        """Stores a part of a checkpoint as a possible base: the subtask was restored from it, or has acknowledged
-        it.
+        """Stores this subtask's part of a checkpoint as a possible base.
+
+        The subtask was restored from the part, or has acknowledged it.
         """
         if lineage.layers or lineage.native:
             self._known[lineage.checkpoint_id] = lineage
@@ -185,7 +189,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The layers of the changelog to which one snapshot refers: the base, then the segments."""
+    """The layers of the changelog to which one snapshot refers: the base first, then the segments."""
 
     layers: tuple[Layer, ...]
 
@@ -253,7 +257,9 @@ class ChangeLog:
         return Chain((self._base, *self._segments))
 
     def wants_segment(self, changed_bytes: int) -> bool:
-        """Returns whether to write a segment now, given that about `changed_bytes` have changed."""
+        """Returns whether to write a segment now, given that about `changed_bytes` bytes have changed since the last
+        one.
+        """
         if self._base is None and self._paused:
             return False
         in_flight = sum(layer.condition is _Condition.WRITING for layer in self._segments)
@@ -274,10 +280,10 @@ class ChangeLog:
         return large or self._layers >= self.limits.layers_max
 
     def seal(self) -> Cut:
-        """Begins a segment with all changes since the last one, or a base if there is none. Returns what it has to
+        """Begins a segment with all changes since the last segment, or a base if there is none. Returns what it has to
         contain.
 
-        It begins a base, too, if bases have failed until there are far too many layers. The snapshot then waits for it.
+        After failed bases with too many layers, a base is begun as well, and the snapshot waits for the base.
         """
         if self._paused and self._coming is None and self._layers >= 2 * self.limits.layers_max:
             self._discarded += self._start_anew()
@@ -292,9 +298,10 @@ class ChangeLog:
         return Cut(CheckpointId(self._newest), base=CheckpointId(self._newest - 1))
 
     def seal_with_base(self) -> tuple[Cut, Cut]:
-        """Begins a segment and a new base of the same moment, and returns what each has to contain.
+        """Begins a segment and a new base for the same state. Returns what the segment and what the base have to
+        contain.
 
-        Freeze them in this order, with no change of the state in between.
+        Freeze the segment first, and do not change the state before the base is frozen.
         """
         assert self.may_replace_base and self._base is not None
         segment = self._begin()

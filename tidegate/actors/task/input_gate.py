@@ -68,8 +68,8 @@ class InputChannel:
     def __init__(
         self, channel: ChannelId, window_bytes: int, merged_rows_max: int = 1, credit_bytes_max: int | None = None
     ) -> None:
-        """Creates the channel. `window_bytes`: credit to keep granted. `credit_bytes_max`: upper limit of the credit,
-        or None.
+        """Creates the channel. `window_bytes`: number of bytes beyond the taken ones for which the sender has credit.
+        `credit_bytes_max`: upper limit of the credit, or None.
 
         `merged_rows_max`: limit of the rows of merged batches.
         """
@@ -107,7 +107,7 @@ class InputChannel:
 
     @property
     def waiting(self) -> bool:
-        """Returns whether any element waits."""
+        """Returns whether the channel has elements that were not taken yet."""
         return bool(self.recovered or self.queue)
 
     def recover(self, elements: Iterable[InFlightElement]) -> None:
@@ -202,10 +202,10 @@ class InputChannel:
             self.reached = watermark
 
     def before(self, checkpoint_id: CheckpointId) -> tuple[list[InFlightElement], int, bool]:
-        """Returns the elements that are in flight before a checkpoint's barrier, with a count and a flag.
+        """Returns the elements that are in flight before a checkpoint's barrier, a number and a flag.
 
-        The count is the number of leading elements up to the last restored one. The flag is True if the barrier, or the
-        end of the channel, has arrived.
+        The number counts the restored elements, which come first. The flag is True if the barrier, or the end of
+        the channel, has arrived.
         """
         held: list[InFlightElement] = []
         keep_in_flight(held, (self.reached, *self.recovered))
@@ -222,7 +222,9 @@ class InputChannel:
         return self._granted_bytes
 
     def credit_to_grant(self) -> int | None:
-        """Grants credit if half of it was used since the last grant. Returns the new total in bytes, or None."""
+        """Grants new credit if at least half of the last grant was used. Returns the new cumulative credit in bytes, or
+        None.
+        """
         total_bytes = self.taken_bytes + self._ahead_bytes
         if total_bytes - self._granted_bytes < max(1, self._ahead_bytes // 2):
             return None
@@ -275,7 +277,7 @@ class InputGate:
 
     @property
     def open_channels(self) -> int:
-        """Returns the number of channels before the end of their data, at least 1."""
+        """Returns the number of channels whose data has not ended, or 1 if all have ended."""
         return max(1, len(self._in_order) - self._over.bit_count())
 
     @property
@@ -298,8 +300,8 @@ class InputGate:
         """Returns the next channel, round-robin, that has an element and is not blocked, or None.
 
         Restored in-flight elements come first, on all channels: after rescaling, old rows of a split may wait on one
-        channel while the split's next rows arrive on another one. `blocked_for`: while this is the same checkpoint, a
-        blocked channel stays blocked, and is not checked again.
+        channel while the split's next rows arrive on another one. `blocked_for`: the checkpoint for which channels are
+        blocked. While it is the same, blocked channels are not checked again.
         """
         if self._recovering:
             self._recovering = any(channel.recovered for channel in self)
@@ -315,7 +317,7 @@ class InputGate:
         """Returns the index of the first channel from `_turn` on, wrapping around, from which an element may be taken,
         or None.
 
-        `recovered`: only channels with restored elements count.
+        `recovered`: consider only channels with restored elements.
         """
         if blocked_for is None or blocked_for != self._blocked_for:
             self._blocked = 0

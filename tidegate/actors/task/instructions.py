@@ -59,10 +59,10 @@ class GrantCredit:
 class ReadSource:
     """Reads rows of a split. Answered by one `SourceBatchRead` with the same `read` number.
 
-    `others`: more splits, each with the row to read from. They are tried in order while the splits before them have no
-    rows. The reader may stop before any of them. `patience_ms`: while no split has rows, the reader may pause and try
-    all again, for up to this total time, so that the task is not woken up for an empty answer. `pause_ms`: the first of
-    these pauses. Each is twice as long as the one before, up to `PAUSE_MAX_MS`.
+    `others`: more splits, each with the row to read from. They are tried in order until one has rows. The reader need
+    not try all of them. `patience_ms`: while no split has rows, the reader may pause and try all again, for up to this
+    total time, so that the task is not woken up for an empty answer. `pause_ms`: the first of these pauses. Each is
+    twice as long as the one before, up to `PAUSE_MAX_MS`.
     """
 
     read: int
@@ -102,9 +102,9 @@ class RequestSplits:
 class PersistSnapshot:
     """Writes frozen state, while processing continues. Answered by `SnapshotPersisted` or `SnapshotFailed`.
 
-    Holds references into the task's memory, so it never leaves the process. The positions are the numbers of rows of
-    this attempt that were taken from each input, and put on each output, before the snapshot. The simulator compares
-    the positions of all tasks, to check that their snapshots fit together.
+    Holds references into the task's memory, so it never leaves the process. The positions count the rows that this
+    attempt took from each input, and put on each output, before the snapshot. The simulator compares the positions of
+    all tasks, to check that their snapshots fit together.
     """
 
     checkpoint_id: CheckpointId
@@ -141,7 +141,7 @@ class InFlight:
     """In-flight elements of one channel that belong to a checkpoint, oldest first: rows, and the watermarks between
     them.
 
-    The first `recovered` elements were restored.
+    The first `recovered` elements were restored from the previous checkpoint.
     """
 
     channel: ChannelId
@@ -154,7 +154,7 @@ class InFlight:
 class PersistChannelState:
     """Writes the in-flight elements of an unaligned snapshot to a separate file, while processing continues.
 
-    Ordered at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has
+    Given at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has
     rows. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
     """
 
@@ -165,7 +165,7 @@ class PersistChannelState:
 @wire
 @dataclass(frozen=True, slots=True)
 class DiscardState:
-    """Deletes files of state to which no checkpoint will refer."""
+    """Deletes state files to which no checkpoint will refer."""
 
     paths: tuple[str, ...]
 
@@ -177,7 +177,8 @@ class StageFile:
     `index`.
 
     `folder`: the folder of a table partition, below the folder of the attempt, or empty. `prepare`: the user's sink
-    prepares all its rows since the last time for a commit. `checkpoint_id`: the checkpoint that begins then.
+    then prepares all rows since the previous prepare for a commit. `checkpoint_id`: the checkpoint for which it
+    prepares.
     """
 
     uid: OperatorUid

@@ -28,9 +28,9 @@ def is_gapless(first_sequence: int, due: int) -> bool:
 
 
 def are_contiguous(taken: int, queued: int, arrived: int) -> bool:
-    """Returns whether every element that has arrived was either taken or is still queued (1).
+    """Returns whether the number of elements that have arrived equals the taken and the queued ones (invariant 1).
 
-    So the task neither loses an element nor processes one twice. The arguments are numbers of elements.
+    So the task neither loses an element nor processes one twice.
     """
     return taken + queued == arrived
 
@@ -38,15 +38,16 @@ def are_contiguous(taken: int, queued: int, arrived: int) -> bool:
 def may_recover(rows_taken: int) -> bool:
     """Returns whether restored in-flight rows may still be inserted before all other rows (3, 9).
 
-    They may until the first row of this attempt was processed.
+    This is allowed until the first row of this attempt was processed.
     """
     return rows_taken == 0
 
 
 def goes_on(reached_ms: int | None, watermark_ms: int) -> bool:
-    """Returns whether a watermark may follow the previous one on a channel, because event time never goes back.
+    """Returns whether a watermark may follow the previous watermark on a channel, because event time never goes back.
 
-    `>=` and not `>`: the end of event time may be announced twice, by a generator and by the source that ends.
+    Equal watermarks are allowed: the end of event time may be announced twice, by a generator and by the source that
+    ends.
     """
     return reached_ms is None or watermark_ms >= reached_ms
 
@@ -54,8 +55,8 @@ def goes_on(reached_ms: int | None, watermark_ms: int) -> bool:
 def may_process(blocked: bool) -> bool:
     """Returns whether the next element of a channel may be processed (2). `blocked`: the channel's barrier was taken.
 
-    Between the channel's barrier and the snapshot, it may not: the row would be in the snapshot, and a source that is
-    restored from the same checkpoint would read it again.
+    Between the barrier of a channel and the snapshot, no element of the channel may be processed. Its rows would be in
+    the snapshot, and a source that is restored from the same checkpoint would read them again.
     """
     return not blocked
 
@@ -78,15 +79,15 @@ def is_full(queued_bytes: int, limit_bytes: int) -> bool:
 
 
 def check_contiguous(taken: int, queued: int, arrived: int) -> None:
-    """Raises InvariantError unless `are_contiguous`. Called after the input gate took an element."""
+    """Raises InvariantError if an element was lost or taken twice (`are_contiguous`). Called after the input gate took
+    an element.
+    """
     if not are_contiguous(taken, queued, arrived):
         raise InvariantError(f"invariant 1: {taken} elements were taken and {queued} wait, of {arrived} that arrived")
 
 
 def check_recover(rows_taken: int) -> None:
-    """Raises InvariantError unless `may_recover`. Called before restored in-flight rows are inserted before all
-    other rows.
-    """
+    """Raises InvariantError if restored in-flight rows are inserted too late (`may_recover`)."""
     if not may_recover(rows_taken):
         raise InvariantError(f"invariant 3: in-flight rows are restored after {rows_taken} rows were processed")
 
@@ -98,7 +99,9 @@ def check_watermark(reached_ms: int | None, watermark_ms: int) -> None:
 
 
 def check_process(blocked: bool) -> None:
-    """Raises InvariantError unless `may_process`. Called before an element is processed."""
+    """Raises InvariantError if the channel of the next element is blocked (`may_process`). Called before an element is
+    processed.
+    """
     if not may_process(blocked):
         raise InvariantError("invariant 2: no element of a channel is processed between its barrier and the snapshot")
 
@@ -122,7 +125,7 @@ def may_obey(generation: int, newest: int) -> bool:
 def may_hold(checkpoints: int, limit: int) -> bool:
     """Returns whether a task whose operators are finishing may defer inputs of this many checkpoints (10).
 
-    Without a limit, each trigger would add one for as long as the operators take.
+    Without a limit, each trigger would add inputs for as long as the operators take.
     """
     return checkpoints <= limit
 
@@ -139,8 +142,8 @@ def is_newer(checkpoint_id: int, closed: int) -> bool:
 def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bool:
     """Returns whether a snapshot may be acknowledged to the coordinator (4, 6).
 
-    All of it has to be in storage: state, in-flight elements, the changelog below it, *and* each sink file from before
-    its barrier. The acknowledgement may complete the checkpoint at once, and then it may be restored or committed.
+    All parts have to be in storage: state, in-flight elements, the changelog below it, *and* each sink file from before
+    its barrier. The acknowledgement may complete the checkpoint, which may then be restored or committed at once.
     """
     return not missing and sink_files_durable
 
@@ -148,15 +151,17 @@ def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bo
 def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool, committed: bool = True) -> bool:
     """Returns whether a task whose operators have finished may end (4, 6, 7).
 
-    `covered`: a completed checkpoint has the task as finished, so that a restart does not need its state. `inputs_over`
-    and `outputs_empty`: no other task waits for it. `committed`: it has committed the rows of its own sinks, because it
-    could not repeat a commit after its end.
+    All arguments must be True. `covered`: a completed checkpoint records the task as finished, so that a restart does
+    not need its state. `inputs_over` and `outputs_empty`: no other task waits for this one. `committed`: the task has
+    committed the rows of its own sinks, which it could not do after its end.
     """
     return covered and inputs_over and outputs_empty and committed
 
 
 def check_hold(checkpoints: int, limit: int) -> None:
-    """Raises InvariantError unless `may_hold`. Called after the task deferred an input."""
+    """Raises InvariantError if a task defers inputs of more checkpoints than allowed (`may_hold`). Called after the
+    task deferred an input.
+    """
     if not may_hold(checkpoints, limit):
         raise InvariantError(
             f"invariant 10: inputs of {checkpoints} checkpoints are deferred, and the limit is {limit}"
@@ -164,7 +169,9 @@ def check_hold(checkpoints: int, limit: int) -> None:
 
 
 def check_newer(checkpoint_id: int, closed: int) -> None:
-    """Raises InvariantError unless `is_newer`. Called before the task treats a checkpoint as over."""
+    """Raises InvariantError if a checkpoint is over already (see `is_newer`). Called before the task treats a
+    checkpoint as over.
+    """
     if not is_newer(checkpoint_id, closed):
         raise InvariantError(
             f"invariant 2: checkpoint {checkpoint_id} ends a second time; the last one that ended was {closed}"

@@ -194,7 +194,7 @@ class OperatorChain:
         return found if behind else None
 
     def splits_moved(self) -> None:
-        """Notifies generators of watermarks that the set of splits that hold event time back has changed."""
+        """Notifies the operators that generate watermarks that other splits now limit the event time."""
         for position, link in enumerate(self.links):
             if link.operator.generates_watermarks:
                 link.operator.splits_moved()
@@ -203,14 +203,13 @@ class OperatorChain:
 
     @property
     def advancing(self) -> bool:
-        """Returns whether steps of watermarks or timers are left.
-
-        The caller calls `step` until none is left, before it processes anything else.
+        """Returns whether work of a watermark or of timers is not finished. The caller calls `step` until it is, before
+        it processes anything else.
         """
         return bool(self._behind) or self._clock is not None
 
     def step(self) -> None:
-        """Continues with watermarks and timers until one step is done, or nothing is left."""
+        """Continues the work of watermarks and timers until one step is done, or nothing remains to be done."""
         while self.advancing:
             if self._step():
                 return
@@ -311,7 +310,7 @@ class OperatorChain:
         return [(uid, rows) for uid, sink in self._sinks.items() for rows in sink.take_files(force)]
 
     def finish(self, drain: bool = True) -> Iterator[None]:
-        """Ends all inputs, and returns the remaining steps as an iterator.
+        """Ends all inputs, and returns the remaining work as an iterator, which does one step at a time.
 
         First come steps of watermarks. Then, with `drain`, every operator emits its remaining rows, in order.
         """
@@ -329,7 +328,9 @@ class OperatorChain:
         self._closing.close()
 
     def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Passes a batch to the operator with index `position`, or to the output behind the last operator."""
+        """Passes a batch to the operator with index `position`, or to the task's output if there is no such
+        operator.
+        """
         if not batch.num_rows:
             return
         if position == len(self.links):
@@ -372,7 +373,9 @@ class OperatorChain:
             self._output_idle(idle)
 
     def _advance(self, start: int, watermark_ms: int) -> None:
-        """Passes a watermark down the chain from index `start`, up to an operator that has to do steps for it."""
+        """Passes a watermark down the chain from index `start`. Stops at an operator that has work to do for the
+        watermark.
+        """
         for position in range(start, len(self.links)):
             link = self.links[position]
             if isinstance(link.operator, AsyncMap) and not link.operator.let_pass(watermark_ms):
@@ -400,10 +403,10 @@ class OperatorChain:
         return link.steps
 
     def _step(self, behind: int = -1) -> bool:
-        """Does one step of a watermark, of the last operator in the chain that has one. Returns False if no step was
-        left.
+        """Does one step of work for a watermark, in the last operator that has some. Returns False if there was no
+        work.
 
-        Only operators with an index greater than `behind` count.
+        Operators up to index `behind` are not considered.
         """
         while (position := max(self._behind, default=-1)) > behind:
             for _ in self._steps_of(self.links[position]):
@@ -412,7 +415,9 @@ class OperatorChain:
         return False
 
     def _arrived(self, position: int) -> None:
-        """Passes on a watermark that the operator with index `position` has finished."""
+        """Passes the watermark for which the operator with index `position` has finished its work to the next
+        operators.
+        """
         link = self.links[position]
         link.steps = None
         if link.next_ms is None:
@@ -429,7 +434,7 @@ class OperatorChain:
             yield from link.operator.on_processing_time(now_ms, link.emit)
 
     def _catch_up(self) -> Iterator[None]:
-        """Does the remaining steps of watermarks. Yields after each step."""
+        """Does the remaining work for watermarks. Yields after each step."""
         while self.advancing:
             self.step()
             yield
@@ -512,7 +517,7 @@ class AsyncCallers:
 
     @property
     def blocked(self) -> bool:
-        """Returns whether the task cannot continue before a function has returned."""
+        """Returns whether the task must wait for the result of a function before it can continue."""
         return any(caller.full or (self.draining and caller.busy) for _, caller in self._callers.values())
 
     def take_calls(self, status: TaskStatus) -> list[MakeCalls]:
@@ -525,7 +530,7 @@ class AsyncCallers:
     def answered(self, answers: Iterable[tuple[OperatorUid, Answer]], status: TaskStatus) -> None:
         """Passes the results of calls, or their errors, to the operators and then down the chain.
 
-        A task that was stopped ignores them, because the rows of these calls are in the savepoint.
+        A task that was stopped ignores the results, because the rows of these calls are in the savepoint.
         """
         if status not in _WORKING:
             return
@@ -561,7 +566,7 @@ class ProcessingTimeTimer:
 
     @property
     def due(self) -> bool:
-        """Returns whether timers are due, or steps of timers or watermarks are left."""
+        """Returns whether timers are due, or work for timers or watermarks is not finished."""
         return self._due_ms is not None or self._chain.advancing
 
     def fired(self, at_ms: int) -> None:
@@ -581,8 +586,9 @@ class ProcessingTimeTimer:
             self._chain.fire_processing_time(at_ms)
 
     def set(self) -> None:
-        """Sets the runtime's timer for the earliest time, unless it is set for that or an earlier time, or is due
-        already.
+        """Sets the runtime's timer for the earliest operator timer.
+
+        Does nothing if timers are due, or if the runtime's timer is set for that time or an earlier one.
         """
         if self.due:
             return

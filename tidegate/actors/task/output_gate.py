@@ -194,7 +194,7 @@ class OutputChannel:
 
     @property
     def lingering(self) -> bool:
-        """Returns whether an element could be sent if the linger time were over."""
+        """Returns whether a queued element waits only for the end of the linger time."""
         return self.sendable or (self._held is not None and not self.queue)
 
     def put(self, element: Element) -> None:
@@ -228,8 +228,9 @@ class OutputChannel:
             self.barriers.add(element.checkpoint_id)
 
     def overtake(self, barrier: Barrier) -> list[InFlightElement]:
-        """Moves a barrier before all queued elements, whether it is queued already or not. Returns the overtaken
-        elements.
+        """Moves a barrier to the head of the queue. Returns the elements that the barrier has overtaken.
+
+        If the barrier is not in the queue yet, it is inserted.
         """
         overtaken: list[InFlightElement] = []
         keep_in_flight(overtaken, (self._left,))
@@ -253,7 +254,7 @@ class OutputChannel:
     def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
         """Removes and returns the next frame: the sequence number of its first element, and its elements.
 
-        None if no frame may be sent yet. `flush`: the linger time is over.
+        None if no frame may be sent yet. `flush`: the linger time is over, so a small frame is sent too.
         """
         by_time = flush and self.queued_bytes > 0 and not self._urgent
         if flush:
@@ -329,7 +330,9 @@ class OutputGate:
 
     @property
     def turn_rows_max(self) -> int:
-        """Returns the limit of the rows of a turn, so that its batches suit the slowest receiver."""
+        """Returns the maximum number of rows that the task should process in one turn, so that its output suits the
+        slowest receiver.
+        """
         return self._pace.rows_max
 
     def turn_over(self, rows: int) -> None:

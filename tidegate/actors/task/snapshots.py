@@ -41,7 +41,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 class StagedFiles:
-    """The sink files of one sink in one subtask, by index: being written, durable, or covered by a completed
+    """The sink files of one sink in one subtask, by index. A file is being written, durable, or covered by a completed
     checkpoint.
     """
 
@@ -102,8 +102,9 @@ class Written:
     native: tuple[NativeState, ...] = ()
 
     def files(self, base: IncrementalBase | None) -> dict[str, int]:
-        """Returns the size in bytes of each file that was written for the part, by path, without native files of
-        `base`.
+        """Returns the size in bytes, by path, of each file that was written for the part.
+
+        Files of a state backend that belong to `base` are not included.
         """
         known = frozenset[str]() if base is None else base.paths
         found = {h.path: h.size_bytes for h in (self.handle, self.layer) if h is not None and h.path is not None}
@@ -215,7 +216,7 @@ class SnapshotTracker:
         return StageFile(uid, index, rows.batches, rows.folder, rows.prepare, checkpoint_id)
 
     def ends(self) -> dict[OperatorUid, int]:
-        """Returns, for each sink, the number of files that were started so far."""
+        """Returns, for each sink, the index of its next file, which is the number of files that were started so far."""
         files = {uid: staged.next_index for uid, staged in self.files.items()}
         return files | {uid: commits.next_index for uid, commits in self.commits.items()}
 
@@ -263,8 +264,8 @@ class SnapshotTracker:
         return []
 
     def changelog_answered(self) -> list[CheckpointId]:
-        """Records that a layer of the changelog was written, or has failed. Returns the snapshots that cannot
-        become durable.
+        """Records that a layer of the changelog was written or has failed. Returns the checkpoints whose snapshots can
+        no longer become durable.
         """
         failed = []
         for snapshot in self._snapshots.values():
@@ -295,8 +296,8 @@ class SnapshotTracker:
         return [] if snapshot is None else self._cancel(snapshot)
 
     def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
-        """Records that a checkpoint has completed, which commits its sink files. Returns its snapshot, or None if
-        repeated.
+        """Records that a checkpoint has completed, so that its sink files are no longer pending. Returns its snapshot,
+        or None if the notification is repeated.
 
         Raises ProtocolError if this task has not acknowledged it.
         """
@@ -387,15 +388,16 @@ class ChangelogWriter:
         return ChangelogWriter(chain.changes, lambda: chain.changed_bytes, instruct, limits)
 
     def restored(self, layers: tuple[StateHandle, ...]) -> None:
-        """Sets the layers of the restored checkpoint, on which the changelog continues."""
+        """Sets the layers of the restored checkpoint. The changelog adds segments to these layers."""
         self._log = ChangeLog(layers, self._limits)
 
     def for_snapshot(self, cut: Cut) -> tuple[Cut, Chain | None, int]:
         """Writes the changes since the last segment, for a snapshot that is taken now.
 
-        Returns what the snapshot itself still has to contain, the layers to which it refers, and the number of the
-        newest layer of the previous snapshot. A canonical savepoint contains all state itself, and the changelog begins
-        again with a base: if the savepoint is the only retained checkpoint, the old files of the changelog are deleted.
+        Returns three values: what the snapshot itself still has to contain, the layers to which it refers (None for a
+        canonical savepoint), and the number of the newest layer of the previous snapshot. A canonical savepoint
+        contains all state itself, and the changelog begins again with a base: if the savepoint is the only retained
+        checkpoint, the old files of the changelog are deleted.
         """
         if cut.canonical:
             self._log.start_anew()

@@ -65,9 +65,10 @@ SPLITS_MAX = 100_000
 
 
 class Taken(NamedTuple):
-    """A result of a read that is processed now. Each of the rows, dead letters and induced checkpoint may be None.
+    """The result of a read that is being processed.
 
-    `lost`: number of records that the source has skipped because they were deleted.
+    Each of the rows, dead letters and induced checkpoint may be None. `lost`: number of records that the source has
+    skipped because they were deleted.
     """
 
     batch: pa.RecordBatch | None
@@ -206,7 +207,7 @@ class SourceCursor:
 
     @property
     def behind(self) -> Collection[int]:
-        """Returns, for each split where it is known, the number of records that exist and were not processed."""
+        """Returns the number of unprocessed records of each split for which that number is known."""
         return self._behind.values()
 
     def next_steps(self, rows_max: int | None, at_ms: int) -> Sequence[TaskInstruction]:
@@ -226,7 +227,9 @@ class SourceCursor:
         return () if read is None else (read,)
 
     def told(self, event: SplitsAssigned | WatermarkAnnounced) -> None:
-        """Handles a message of the coordinator: assigned splits, or the watermark of the alignment group."""
+        """Handles a message of the coordinator to the source: assigned splits, or the watermark of the alignment
+        group.
+        """
         if isinstance(event, WatermarkAnnounced):
             assert self.alignment is not None, "a task that waits for nobody is told of nobody"
             self.alignment.announced(event.watermark_ms)
@@ -244,7 +247,9 @@ class SourceCursor:
             self._second_part.stops_waiting()
 
     def _begins_second(self, new: Sequence[SourceSplit]) -> bool:
-        """Returns whether an assignment begins the second part: it has splits of the second part, or is the end."""
+        """Returns whether newly assigned splits begin the second part of the source: one belongs to the second part, or
+        no splits are left.
+        """
         assert self._requests is not None
         assert self._is_second is not None
         return self._requests.over or any(map(self._is_second, new))
@@ -285,7 +290,7 @@ class SourceCursor:
         self._splits_moved()
 
     def _splits_moved(self) -> None:
-        """Queues an empty result, with which operators notice that other splits now hold event time back."""
+        """Queues an empty result, by which operators notice that other splits now limit the event time."""
         self._ready.append((WAITING, SourceBatchRead(0, self._reads, None, 0, at_end=False), False))
 
     def timer_due(self, timer: TaskTimer) -> None:
@@ -325,7 +330,7 @@ class SourceCursor:
         return PATIENCE_MS if self._idleness_ms is None else min(PATIENCE_MS, self._idleness_ms // IDLENESS_PARTS)
 
     def _next_asked(self) -> list[int]:
-        """Returns the indices of the splits that the next read tries: one, or several after a pause or after a
+        """Returns the indices of the splits that the next read tries: one split, or several after a pause or after a
         split without rows.
         """
         if (self._next_pause_ms == 1 and not self._misses) or self._splits is None:
@@ -406,7 +411,7 @@ class SourceCursor:
         return None
 
     def resume(self) -> None:
-        """Ends the pause."""
+        """Ends the pause after reads without rows, so that `next_read` may order a read again."""
         self._pause_ms = None
 
     def take(self) -> Taken:
@@ -433,7 +438,7 @@ class SourceCursor:
         return Taken(batch, event.bad, event.lost, event.induces)
 
     def freeze(self, checkpoint_id: CheckpointId) -> FrozenPositions:
-        """Returns the positions of all splits of this subtask, for a checkpoint."""
+        """Returns the positions of all splits of this subtask, and stores them as belonging to this checkpoint."""
         if self._event_times.newest_ms:
             self._note_event_times()
         frozen = FrozenPositions(tuple(self._positions))
@@ -444,7 +449,9 @@ class SourceCursor:
         return frozen
 
     def completed(self, checkpoint_id: CheckpointId) -> tuple[TaskInstruction, ...]:
-        """Returns the notification of the reader about a completed checkpoint, or nothing."""
+        """Returns the instruction to notify the source's reader of a completed checkpoint. Empty if no positions were
+        stored for the checkpoint.
+        """
         frozen = self.frozen.get(checkpoint_id)
         self.frozen = {number: each for number, each in self.frozen.items() if number > checkpoint_id}
         if frozen is None:
@@ -520,7 +527,9 @@ class SourceCursor:
         return True
 
     def _report_quiet(self, awaited: WatermarkGenerator, at_ms: int) -> None:
-        """Logs the splits that hold event time back because they have had no rows for long, each once."""
+        """Logs the splits that hold back event time because they have had no rows for a long time. Each split is logged
+        once.
+        """
         # Splits that became quiet together are in one line, although they are read one after the other.
         since_ms = at_ms - QUIET_MS // 2
         quiet = [
@@ -691,7 +700,7 @@ class SplitAlignment:
 
     @property
     def lowest_ms(self) -> int | None:
-        """Returns the watermark, in ms since 1970, of the slowest split that counts.
+        """Returns the watermark, in ms since 1970, of the slowest split that is not idle.
 
         MIN_WATERMARK_MS if a split has no watermark yet. None if all splits are idle or the task waits for the second
         part of its source.
@@ -714,8 +723,8 @@ class SplitAlignment:
         return max(0, lowest_ms - self.group_ms)
 
     def holds(self, split: int | None) -> bool:
-        """Returns whether a split is too far ahead to be read now. None stands for the splits that are read one
-        after the other.
+        """Returns whether a split is too far ahead in event time to be read now. `split` is None if the splits are read
+        one after the other.
         """
         ahead_ms = self._generator.split_watermark_ms(split)
         if self.group_ms is None:

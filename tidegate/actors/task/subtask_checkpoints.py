@@ -85,7 +85,7 @@ class SubtaskCheckpoints:
 
     @property
     def held(self) -> frozenset[CheckpointId]:
-        """Returns the checkpoints with deferred inputs."""
+        """Returns the checkpoints whose inputs are deferred until the operators have finished."""
         return frozenset() if self._held is None else self._held.checkpoints
 
     # --- what comes in --------------------------------------------------------------------------------------------
@@ -100,7 +100,9 @@ class SubtaskCheckpoints:
         return self.handler.blocks_for
 
     def restored(self, lineage: IncrementalBase | None) -> None:
-        """Sets the restored part of a checkpoint, on which the next snapshots may be based, or None."""
+        """Sets the checkpoint part from which this subtask was restored, or None. The next snapshots may be based on
+        it.
+        """
         if lineage is not None:
             self._lineages.remember(lineage)
             if self._changelog is not None:
@@ -139,7 +141,9 @@ class SubtaskCheckpoints:
         self._tell(news, lambda at_ms: self._follow(self.handler.trigger(barrier, at_ms), at_ms), at_ms)
 
     def timer(self, at_ms: int) -> None:
-        """Handles the timer of alignments: a barrier may have waited too long, at an input or in an output queue."""
+        """Handles the timer of alignments: a barrier may have exceeded its timeout, at an input or in an output
+        queue.
+        """
         self._tell(None, lambda at_ms: self._follow(self.handler.timer(at_ms), at_ms), at_ms)
         for checkpoint_id, recorder in self._recorders.items():
             if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
@@ -208,7 +212,7 @@ class SubtaskCheckpoints:
         self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
 
     def hold(self) -> None:
-        """Defers all inputs about checkpoints from now on, because the operators are finishing.
+        """Defers all inputs about checkpoints (barriers, triggers, aborts), because the operators are finishing.
 
         In at-least-once mode barriers block no channel, so the task may have processed a channel beyond its barrier, up
         to the end. A snapshot of the finished task would then imply that its upstream tasks have finished too. So
@@ -227,8 +231,8 @@ class SubtaskCheckpoints:
             told(at_ms)
 
     def settle(self, at_ms: int) -> None:
-        """Orders the writes of in-flight elements, and acknowledges durable snapshots. Called at the end of each
-        event.
+        """Starts the writes of in-flight elements that are complete, and acknowledges durable snapshots. Called at the
+        end of each event.
         """
         for checkpoint_id, recorder in list(self._recorders.items()):
             for channel in recorder.open_outputs:
@@ -328,13 +332,15 @@ class SubtaskCheckpoints:
             self._barriers[checkpoint_id] = barrier
 
     def record_inputs(self, recorder: ChannelRecorder) -> None:
-        """Records the elements that wait in the inputs as in-flight data."""
+        """Passes the elements that wait in the input queues before the barrier to `recorder`, as in-flight data."""
         for channel in self._inputs:
             if not self.handler.passed(channel.channel, recorder.checkpoint_id):
                 recorder.input_waits(channel.channel, *channel.before(recorder.checkpoint_id))
 
     def send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
-        """Queues the barrier on every output. Returns whether it has overtaken elements, or may still do so."""
+        """Queues the barrier on every output. Returns whether the barrier has overtaken elements, or may still
+        do that.
+        """
         may_overtake = False
         for edge in self._descriptor.outputs:
             out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
@@ -432,7 +438,10 @@ def _splits_of(operator: OperatorSnapshot) -> tuple[StoredSplit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotParts:
-    """Functions that a snapshot calls: the first four in this order, the last two for facts."""
+    """Functions that a snapshot calls.
+
+    The first four are called in this order. The last two return facts about the task.
+    """
 
     prepare: Callable[[], None]
     """Makes the operators emit the rows that belong before the barrier. Not called after they have finished."""
@@ -489,8 +498,9 @@ class DeferredInputs:
         return oldest
 
     def forget(self, checkpoint_id: CheckpointId) -> bool:
-        """Drops the inputs of an aborted checkpoint. Returns whether it was triggered at this task, so that no
-        barrier will arrive.
+        """Drops the deferred inputs of an aborted checkpoint.
+
+        Returns whether the coordinator had triggered the checkpoint at this task. Then no barrier will arrive.
         """
         triggered = (checkpoint_id, None) in self._told
         self._told = {news: told for news, told in self._told.items() if news is None or news[0] != checkpoint_id}
@@ -551,7 +561,7 @@ class ChannelRecorder:
             self._open_inputs.add(channel)
 
     def arrived(self, channel: ChannelId, elements: Iterable[Element]) -> None:
-        """Records new elements of an input, if they belong to the checkpoint."""
+        """Records new elements of an input channel that belong to the checkpoint, up to its barrier."""
         if channel not in self._open_inputs:
             return
         for element in elements:
@@ -566,11 +576,13 @@ class ChannelRecorder:
         self._open_outputs.discard(channel)
 
     def output_waits(self, channel: ChannelId) -> None:
-        """Records that the barrier is queued on an output, where it may overtake later."""
+        """Records that the barrier is queued on an output, where it may still overtake elements."""
         self._open_outputs.add(channel)
 
     def output_left(self, channel: ChannelId) -> None:
-        """Records that the barrier was sent without overtaking, so that the channel has no in-flight elements."""
+        """Records that the barrier was sent without overtaking elements, so that the output channel has no in-flight
+        elements.
+        """
         self._open_outputs.discard(channel)
 
     def channels(self) -> tuple[InFlight, ...]:

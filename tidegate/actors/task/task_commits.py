@@ -86,12 +86,12 @@ class SubtaskCommits:
         return (*self._due, *(rows for index, rows in sorted(self._prepared.items()) if index < end))
 
     def complete(self, end: int) -> None:
-        """Makes the prepared rows of the first `end` writes due for commit, because their checkpoint is complete."""
+        """Queues the prepared rows of the first `end` writes for commit, because their checkpoint is complete."""
         for index in sorted(index for index in self._prepared if index < end):
             self._due.append(self._prepared.pop(index))
 
     def restored(self, rows: Iterable[PreparedRows]) -> None:
-        """Sets the prepared rows of the restored checkpoint, which are due for commit."""
+        """Queues the prepared rows of the restored checkpoint for commit."""
         self._due.extend(rows)
 
     def next_commit(self) -> CommitPrepared | None:

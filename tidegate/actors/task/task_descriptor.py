@@ -85,7 +85,7 @@ def describe_task(
 ) -> TaskDescriptor:
     """Returns the descriptor of one task.
 
-    `splits`: the splits with which a source task starts if it restores nothing.
+    `splits`: the splits that a source task reads if it starts without a checkpoint.
     """
     vertex = graph.vertex(task.vertex)
     inputs = tuple(

@@ -135,7 +135,7 @@ class TaskMachine:
 
     @property
     def runnable(self) -> bool:
-        """Returns whether a turn would do something: there is input or other work, and room for its output."""
+        """Returns whether the task has work for a turn, such as input, and room for the output of that work."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
         tracker = self.checkpoints.tracker
@@ -371,8 +371,9 @@ class TaskMachine:
             self._end_data(EndOfData(drain=True))
 
     def _set_aside(self, bad: pa.RecordBatch) -> None:
-        """Counts dead letters of the source and sends them to their side output, in the turn in which the
-        position advances.
+        """Sends records that the source could not decode to their side output, and counts them.
+
+        Called in the turn in which the position advances beyond these records.
         """
         assert self.descriptor.source is not None
         self._source_metrics.counter(RECORDS_IN_ERRORS).inc(bad.num_rows)
@@ -453,7 +454,7 @@ class TaskMachine:
         self.checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:
-        """Ends the task once it is covered by a checkpoint and all its output was sent."""
+        """Ends the task, if a completed checkpoint covers it and all its output was sent."""
         covered = self.covered_by is not None
         ended = self.status is TaskStatus.END_OF_DATA
         committed = self.checkpoints.tracker.all_committed
@@ -497,8 +498,8 @@ def is_order(event: ev.TaskEvent) -> TypeGuard[ev.CoordinatorOrder]:
 class CoordinatorFence:
     """Makes a task obey only the newest coordinator that has sent it a message.
 
-    A replaced coordinator may not have noticed that, and may still give orders. `TaskDriver` and `TaskMachine` check
-    the fence before they handle an event. The rule itself is `may_obey` in `invariants.py`.
+    A replaced coordinator may not have noticed its replacement, and may still send orders. `TaskDriver` and
+    `TaskMachine` check the fence before they handle an event. The rule itself is `may_obey` in `invariants.py`.
     """
 
     def __init__(self) -> None:
@@ -543,8 +544,8 @@ def answer_to(
 class WatermarkValve:
     """Computes the watermark of a task: the smallest watermark of its active channels (Flink's StatusWatermarkValve).
 
-    If all channels are idle the greatest watermark counts, because the task waits for no channel. A channel that ends
-    without the last watermark stops the task's watermark.
+    If all channels are idle, it is the greatest watermark of the channels, because the task waits for none of them. A
+    channel that ends without the last watermark stops the task's watermark.
     """
 
     def __init__(self, channels: Sequence[ChannelId]) -> None:
@@ -559,8 +560,8 @@ class WatermarkValve:
         return None if self._emitted_ms == MIN_WATERMARK_MS else self._emitted_ms
 
     def watermark(self, channel: ChannelId, watermark: Watermark) -> list[Watermark | WatermarkStatus]:
-        """Handles a new watermark of a channel, and returns the elements to pass on. A watermark that goes back
-        is ignored.
+        """Handles a new watermark of a channel, and returns the elements to pass on. A watermark lower than the
+        channel's previous one is ignored.
         """
         if watermark.timestamp_ms > self._watermark_ms[channel]:
             self._watermark_ms[channel] = watermark.timestamp_ms
@@ -715,7 +716,9 @@ class InducedCheckpoints:
         return known
 
     def take_rest(self) -> list[Barrier]:
-        """Removes and returns the waiting triggers, because the reader has ended and begins no more checkpoints."""
+        """Removes and returns the triggers that wait for the reader, because the reader has ended and begins no more
+        checkpoints.
+        """
         rest = list(self._waiting.values())
         self._waiting = {}
         return rest

@@ -64,9 +64,9 @@ Turn = tuple[int, float]
 
 
 def fit(turns: Iterable[Turn]) -> TurnCost:
-    """Returns the cost that fits these turns best: least squares of relative errors, without negative parts.
+    """Fits a cost formula to pairs of rows and duration in ms, and returns it. Durations must be positive.
 
-    Durations must be positive.
+    Minimizes the squares of the relative errors. Neither parameter is negative.
     """
     ones = rows_sum = rows_squares = times = rows_times = 0.0
     for rows, ms in turns:
@@ -207,7 +207,9 @@ class TurnPacer:
 
 
 class TaskPacers:
-    """The pacers of a task: one for turns with rows and one for turns with timers, because their costs differ."""
+    """The two pacers of a task, which limit the rows of a turn and the timers of a turn. Rows and timers have different
+    costs.
+    """
 
     def __init__(self, rows: BatchRows, timers_max: int, learns: bool = False) -> None:
         self._rows = TurnPacer(rows.most, rows.least, learns)
@@ -227,7 +229,7 @@ class TaskPacers:
     def next_turn(self, pace: StepPace, last_turn_ms: int) -> None:
         """Begins a turn, and records the duration of the last turn for the rows and timers that `pace` has counted.
 
-        Timers that fired together with rows count as rows.
+        If a turn had rows and timers, the timers are counted as rows.
         """
         if pace.rows:
             self._rows.took(pace.rows + pace.timers, last_turn_ms)

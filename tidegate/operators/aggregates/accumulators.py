@@ -271,8 +271,8 @@ class Choice:
         return values, chosen
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Chooses between the rows stored in the slots and the rows that other accumulators chose (`parts`), which
-        count as later rows.
+        """Chooses between the rows stored in the slots and the rows that other accumulators chose (`parts`), which are
+        treated as later rows.
         """
         by = None if self._by is None else parts[-2]
         chosen = self._chosen(slots, by, fixed_values(parts[-1]))
@@ -307,9 +307,8 @@ class Choice:
         return column if column.type == self._by_type else column.cast(self._by_type)
 
     def _put(self, slots: Slots, values: pa.Array, chosen: NDArray[np.uint8]) -> None:
-        """Stores the values, of variable width, of the rows that `chosen` marks.
-
-        The last one is stored if a slot has several.
+        """Stores values of variable width in their slots, but only the rows that `chosen` selects. If a slot has
+        several, the last one is stored.
         """
         rows = np.flatnonzero(chosen)
         if len(rows):

@@ -86,7 +86,7 @@ class Sum:
         """Adds values to the sums of their slots. Returns, for each row, the sum right after the row, in stored form
         (see `words`).
 
-        `mask` selects the rows that count. Raises OverflowError if a sum leaves the range of its type.
+        `mask` selects the rows to add. Raises OverflowError if a sum leaves the range of its type.
         """
         after = [np.empty(len(slots), dtype=column.dtype) for column in self._columns]
         if self._decimal is not None:
@@ -138,9 +138,9 @@ class Sum:
             self._add_words(slots, [fixed_values(part) for part in parts], mask)
 
     def _take_out_least(self, slots: Slots, values: pa.Array, mask: Mask) -> pa.Array:
-        """Subtracts half of each value that is the smallest int64, whose negative would overflow.
+        """Subtracts half of each value that is the smallest int64, because its negative would overflow.
 
-        Returns the amounts that are still to be subtracted.
+        Returns the amounts that the caller still has to subtract.
         """
         words = fixed_values(values)
         least = words == np.iinfo(np.int64).min
@@ -216,7 +216,7 @@ class Mean:
         return self._of(self._sums.words(slots), self._counts.raw(slots))
 
     def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
-        """Returns the results for sums in stored form (`Sum.words`) and `counts`, the number of values in each sum."""
+        """Returns the means for sums in stored form (`Sum.words`) and `counts`, the number of values in each sum."""
         valid = _any_of(counts)
         if not pa.types.is_decimal(self._type):
             return array_of(sums[0] / np.maximum(counts, 1), valid, pa.float64())

@@ -106,7 +106,9 @@ class Aggregate:
         return tuple(column for column in (*self.inputs, self.by, self.condition) if column is not None)
 
     def over(self, plain: Callable[[ColumnLike], ColumnLike]) -> Aggregate:
-        """Returns this aggregate with each column or expression `c` replaced by `plain(c)`."""
+        """Returns this aggregate with each column or expression `c` replaced by `plain(c)`, for example by a column
+        name.
+        """
         column, by, condition = (
             None if each is None else plain(each) for each in (self.column, self.by, self.condition)
         )
@@ -197,9 +199,9 @@ def bool_or(column: str | pl.Expr) -> Aggregate:
 def first(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls: bool = False) -> Aggregate:
     """Value of a column in the first row: the first to arrive, or the row with the least value in the column `by`.
 
-    Of rows that are equal in `by` the first to arrive counts. Rows with a null in `by` do not count. The value may be
+    Of rows that are equal in `by`, the first to arrive is used. Rows with a null in `by` are ignored. The value may be
     null, unless `ignore_nulls` skips such rows. The order of arrival is the same after a replay only if one split has
-    all rows of a key. Pass `by` for a result that does not depend on it.
+    all rows of a key. Pass `by` for a result that does not depend on the order of arrival.
     """
     return _of(AggregateKind.FIRST, column, by, ignore_nulls)
 
@@ -207,7 +209,7 @@ def first(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_null
 def last(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls: bool = False) -> Aggregate:
     """Value of a column in the last row: the last to arrive, or the row with the greatest value in the column `by`.
 
-    Of rows that are equal in `by` the last to arrive counts. Rows with a null in `by` do not count. The value may be
+    Of rows that are equal in `by`, the last to arrive is used. Rows with a null in `by` are ignored. The value may be
     null, unless `ignore_nulls` skips such rows. Without `by` the result depends on the order of arrival, as described
     at `first`.
     """
@@ -216,14 +218,14 @@ def last(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls
 
 def arg_min(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
     """Value of a column in the row with the least value in the column `by` (Spark's `min_by`). Among equal rows the
-    first one counts.
+    first to arrive is used.
     """
     return _of(AggregateKind.ARG_MIN, column, by)
 
 
 def arg_max(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
     """Value of a column in the row with the greatest value in the column `by` (Spark's `max_by`). Among equal rows the
-    first one counts.
+    first to arrive is used.
     """
     return _of(AggregateKind.ARG_MAX, column, by)
 

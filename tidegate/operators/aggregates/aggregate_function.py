@@ -129,7 +129,7 @@ def check_function(function: object) -> None:
 
 
 def of_nothing(function: BatchAggregateFunction) -> pa.Array:
-    """Returns the result of a function for a group without rows, as an array of one value."""
+    """Returns the result of an aggregate function for a group without rows, as an array of one value."""
     arrays = [pa.array([function.initial.get(field.name)], field.type) for field in function.state]
     result = function.result(pa.RecordBatch.from_arrays(arrays, schema=function.state))
     return _as_declared(function, "result", result, function.output, 1)
@@ -209,8 +209,10 @@ class UserAggregate:
         return pa.concat_arrays(results).take(pa.array(places))
 
     def _after_each(self, held: pa.RecordBatch, slots: Slots, groups: Groups, columns: Sequence[pa.Array]) -> pa.Array:
-        """Adds rows to groups, whose state is `held` and is stored in `slots`. Returns the result of its group after
-        each row.
+        """Adds rows one by one to the state of their groups. Returns, for each row, the result of its group after that
+        row.
+
+        `held` is the state of the groups, which belongs to the slots `slots`.
 
         Unless the function has `accumulate_each`, it is called several times, each time with at most one row of each
         group. The results equal the results for batches of one row each.
@@ -290,7 +292,7 @@ class _Turns:
 
     @staticmethod
     def of(groups: Groups) -> _Turns:
-        """Returns the turns of the rows of `groups`. Turn n has the nth row of each group."""
+        """Divides rows into turns: turn n has the nth row of each group. `groups` has the group of each row."""
         rows = np.bincount(groups)
         by_rows = np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)]
         places = np.empty(len(rows), dtype=np.int64)
@@ -319,7 +321,7 @@ class _Results:
         self._found: list[pa.Array] = []
 
     def add(self, state: pa.RecordBatch) -> None:
-        """Takes the states of more groups. Computes their results now or later, and `all` returns them."""
+        """Adds the states of more groups. Their results are computed now or later, and returned by `all`."""
         self._waiting.append(state)
         self._waiting_bytes += state.nbytes
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
@@ -399,7 +401,7 @@ Mask = NDArray[np.uint8]
 def input_column(batch: pa.RecordBatch, column: ColumnLike | None) -> pa.Array:
     """Returns the batch column called `column`, with dictionaries decoded.
 
-    Expressions are columns by now, so the name is a string.
+    Expressions have been computed into columns before, so `column` is a name.
     """
     assert isinstance(column, str), f"{column!r} is no name of a column"
     return plain(batch.column(column))
@@ -408,7 +410,7 @@ def input_column(batch: pa.RecordBatch, column: ColumnLike | None) -> pa.Array:
 def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.Array) -> Mask:
     """Returns a mask with 1 for each row for which the condition is true and no column is null.
 
-    Returns `NO_MASK` if this holds for all rows.
+    Returns `NO_MASK` if all entries would be 1.
     """
     masks = [mask for mask in map(valid_mask, columns) if len(mask)]
     if condition is not None:
@@ -422,9 +424,9 @@ def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.A
 
 
 def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
-    """Marks the slots that receive a value, so that they are no longer null.
+    """Records in the validity column that these slots have a value, so that they are no longer null.
 
-    Nothing is stored until the first null arrives, because the row that creates a slot also gives it a value.
+    Until the first null arrives, nothing is stored, because a new slot always gets a value from its first row.
     """
     if len(mask) > 0:
         accumulate.mark(column.track_nulls(), slots, mask)
@@ -461,7 +463,7 @@ def grouped(slots: Slots) -> tuple[NDArray[np.int32], Slots]:
 def counted_so_far(groups: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Counts, for each row i, the rows in `rows` that belong to the group of row i and are not after row i.
 
-    `groups[i]` is the group of row i. `rows` lists the indices of the rows that count.
+    `groups[i]` is the group of row i. `rows` has the indices of the rows to count.
     """
     counted = np.zeros(len(groups), dtype=np.int64)
     counted[rows] = 1

@@ -104,7 +104,7 @@ class Described(Protocol):
 
     @property
     def condition(self) -> ColumnLike | None:
-        """Name of the boolean column that selects rows, or None if all rows count."""
+        """Name of the boolean column that selects rows, or None for all rows."""
         ...
 
     @property
@@ -197,14 +197,13 @@ def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)
 
 
 def state_columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
-    """Returns the columns of a state table: the key columns, then the columns of each aggregate."""
+    """Returns the columns of a state table: the key columns, followed by the state columns of each aggregate."""
     return [*keys, *(field for group in fields.values() for field in group)]
 
 
 def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields | None:
-    """Divides the stored columns among the aggregates, in order.
-
-    Returns None if the columns do not match the aggregates.
+    """Divides the stored columns `stored` into the columns of each aggregate, in order. Returns None if the columns do
+    not match the aggregates.
     """
     groups: Fields = {}
     rest = [field.remove_metadata() for field in stored]
@@ -220,7 +219,7 @@ def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field
 
 
 def found_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields:
-    """Returns the stored columns of each aggregate that has any, at whatever position they are in `stored`."""
+    """Returns the stored columns of each aggregate for which `stored` has columns, at any position."""
     groups: Fields = {}
     start = 0
     while start < len(stored):
@@ -351,7 +350,7 @@ def _type_of(column: object, input_schema: pa.Schema) -> pa.DataType:
 
 def _by_type(data_type: pa.DataType) -> pa.DataType:
     """Returns the type in which values of an order column are stored: the widest type to which schema evolution may
-    widen them.
+    change them.
     """
     if pa.types.is_uint64(data_type) or pa.types.is_temporal(data_type):
         return data_type
@@ -388,7 +387,9 @@ def is_small_decimal(data_type: pa.DataType) -> bool:
 
 
 def is_fixed(data_type: pa.DataType) -> bool:
-    """Returns whether state stores values of a type in fixed-width columns. The type has no dictionaries."""
+    """Returns whether state stores values of a type in fixed-width columns. `data_type` must not be a dictionary
+    type.
+    """
     return storage_dtype(data_type) is not None or pa.types.is_boolean(data_type) or is_small_decimal(data_type)
 
 
@@ -406,7 +407,9 @@ def kept_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
-    """Returns the suffixes of the state columns that store one value of a type. The type has no dictionaries."""
+    """Returns the suffixes of the state columns that store one value of a type. `data_type` must not be a dictionary
+    type.
+    """
     if pa.types.is_boolean(data_type):
         return (_BOOL,)
     if is_small_decimal(data_type):
@@ -502,7 +505,7 @@ def state_of(schema: pa.Schema) -> list[pa.Field]:
 def add_rows(
     accumulator: _Accumulator, fields: Sequence[pa.Field], batch: pa.RecordBatch, slots: NDArray[np.int32]
 ) -> None:
-    """Adds a batch to an accumulator: combined rows are merged, and other rows are added.
+    """Adds a batch to an accumulator: combined rows (partial aggregates) are merged, and plain rows are added.
 
     `fields` are the accumulator's state columns.
     """

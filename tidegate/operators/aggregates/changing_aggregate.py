@@ -136,7 +136,7 @@ class ChangingAggregate(KeyedAggregate):
         return result
 
     def _take_all(self, batch: pa.RecordBatch, upserted: Upserted) -> None:
-        """Adds the inserted rows of a batch to the accumulators, then subtracts the retracted rows."""
+        """Adds the inserted rows of a batch to the accumulators, and subtracts the retracted rows."""
         comes = rows_that_come(batch) if self._takes_back else None
         if comes is None or comes.all():
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
@@ -152,7 +152,7 @@ class ChangingAggregate(KeyedAggregate):
             accumulator.retract(*parts[1])
 
     def _still_there(self, slots: NDArray[np.int32]) -> Flags | None:
-        """Returns True for each slot whose key still has rows, or None if rows are never retracted.
+        """Returns True for each slot whose key still has rows after retractions, or None if rows are never retracted.
 
         Raises ValueError if more rows of a key were retracted than were inserted.
         """
@@ -253,7 +253,7 @@ def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
 def _differ_one_by_one(old: pa.Array, new: pa.Array) -> Flags:
     """Returns True for each row whose values differ.
 
-    Compares Arrow scalars, because Python objects would lose the nanoseconds of some values.
+    Compares Arrow scalars, because converting to Python objects would lose nanoseconds.
     """
     if old.equals(new):
         return np.zeros(len(new), dtype=np.bool_)
@@ -265,7 +265,7 @@ KEY = own_name("everything")
 
 
 class PartialAggregate(Operator):
-    """Aggregates each batch into one row of accumulator columns, which `GlobalAggregate` merges. Keeps no state."""
+    """Aggregates each batch into one row of accumulator columns, which `GlobalAggregate` merges. Has no state."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
         self._aggregates = dict(aggregates)
@@ -374,7 +374,7 @@ class GlobalChangingAggregate(GlobalAggregate, ChangingAggregate):
 
 
 def _of_nothing(aggregate: Aggregate, data_type: pa.DataType) -> pa.Array:
-    """Returns the result of one aggregate over no rows, as an array of one value."""
+    """Returns the result of one aggregate over no rows at all, as an array of one value."""
     if aggregate.function is not None:
         return of_nothing(aggregate.function)
     nothing = {AggregateKind.COUNT: 0, AggregateKind.COLLECT_LIST: []}

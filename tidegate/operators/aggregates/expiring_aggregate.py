@@ -193,11 +193,10 @@ class ExpiringAggregate(KeyedAggregate):
         return super()._running(batch, slots, accumulators[: len(self._shown)])
 
     def _of_lives(self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]) -> list[pa.Array]:
-        """Returns the result after each row of a batch in which keys expire and start anew. Does not change the state
-        table.
+        """Returns the result after each row of a batch in which some keys expire and start again with empty state.
 
-        The rows of a key are divided at each point where it starts anew. Each division has its own temporary slot, and
-        the first one continues from the stored state of the key.
+        Does not change the state table. The rows of a key are divided at each point where the key starts again. Each
+        division uses a temporary slot. The first division continues from the stored state of the key.
         """
         assert self._table is not None
         order = np.argsort(upserted.slots, kind="stable")
@@ -226,7 +225,8 @@ class ExpiringAggregate(KeyedAggregate):
     def begins_anew(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
         """Stores the times of the rows.
 
-        Returns a mask with 1 for each row at which its key starts anew because it had expired.
+        Returns a mask with 1 for each row before which its key had expired, so that the key starts again with empty
+        state.
         """
         assert self._table is not None
         times = np.full(batch.num_rows, self.context.time.now_ms, dtype=np.int64)
@@ -242,9 +242,9 @@ class ExpiringAggregate(KeyedAggregate):
     def _begun_anew(
         self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch, Upserted]:
-        """Removes the keys that start anew within a batch, and inserts them again for the rows that still count.
+        """Removes the keys that expire within a batch, and inserts them again for the rows after their last expiry.
 
-        `begins` marks the rows at which a key starts anew. Returns the rows from the last start of each key on, their
+        `begins` marks the rows at which a key starts again. Returns the rows from the last start of each key on, their
         key columns, and the result of their `upsert`.
         """
         assert self._table is not None

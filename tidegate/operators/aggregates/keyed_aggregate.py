@@ -167,7 +167,7 @@ class KeyedAggregate(Operator):
     def changed_bytes(self) -> int:
         """Returns an estimate of the size, in bytes, of the changed rows in the next snapshot.
 
-        A row counts once for each batch that changed it.
+        A row that several batches changed is counted once for each batch.
         """
         names = [field.name for fields in self._fields.values() for field in fields]
         values = 0 if self._table is None else sum(self._table.column(name).value_bytes for name in names)
@@ -285,7 +285,7 @@ class KeyedAggregate(Operator):
     def _running(
         self, batch: pa.RecordBatch, slots: NDArray[np.int32], accumulators: Sequence[Accumulator]
     ) -> list[pa.Array]:
-        """Adds a batch to accumulators. Returns, for each of them, its result after each row.
+        """Adds a batch to accumulators. Returns, for each accumulator, its result after each row.
 
         Raises IncompatibleStateError for combined rows.
         """
@@ -307,7 +307,7 @@ class KeyedAggregate(Operator):
         return {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
 
     def _add_rows(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
-        """Adds a batch to the accumulator of the aggregate `name`."""
+        """Adds a batch to the accumulator of the aggregate called `name`."""
         add_rows(accumulator, self._fields[name], batch, upserted.slots)
 
     def _create(self, schema: pa.Schema, fields: Fields) -> None:
@@ -332,9 +332,10 @@ class KeyedAggregate(Operator):
         return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Continues with the rows that the backend already has.
+        """Takes over the rows that the backend already has, and converts them if a program with other aggregates wrote
+        them.
 
-        Converts them if a program with other aggregates wrote them. `stored` is their schema.
+        `stored` is the schema of these rows.
         """
         layout = self._layout_of(STATE_NAME, stored)
         if layout.whole:
@@ -349,7 +350,7 @@ class KeyedAggregate(Operator):
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
         """Loads stored tables.
 
-        If types became wider between two increments of a checkpoint, all rows get the wider types.
+        If column types became wider between two increments of a checkpoint, all rows are converted to the wider types.
         """
         layouts = (
             (table.state, table.rows.schema) for table in tables if table.kind is StateKind.KEYED and not table.removed
@@ -436,8 +437,8 @@ class KeyedAggregate(Operator):
 class StoredLayout:
     """The columns of one stored table: `head` (for example the keys), then the columns of the aggregates.
 
-    `fields` has the stored columns of each aggregate of the program that is stored. `whole` is True if the table stores
-    all aggregates of the program, in its order, and nothing else.
+    `fields` has, for each aggregate of the program that is in the table, its stored columns. `whole` is True if the
+    table has exactly the aggregates of the program, in the same order.
     """
 
     head: pa.Schema

@@ -199,7 +199,9 @@ class ValueSet(BatchAggregateFunction):
         return list_lengths(state.column(_VALUES))
 
     def _united(self, held: pa.Array, groups: Groups, values: pa.Array) -> NewState:
-        """Returns the state of all groups after adding values to the sets `held`. A value may be in the set already."""
+        """Returns the state of all groups after adding values to the stored sets `held`. Values that a set already
+        contains are skipped.
+        """
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         return self._lists(held, *self._distinct(held, groups[known], values.take(pa.array(known))))
 
@@ -215,9 +217,8 @@ class ValueSet(BatchAggregateFunction):
         return every, of, np.sort(first)
 
     def _lists(self, held: pa.Array, every: pa.Array, of: NDArray[np.int64], rows: NDArray[np.int32]) -> NewState:
-        """Returns the state with one list for each group: the values of `every` at the indices `rows`.
-
-        `of` has the group of each value.
+        """Returns the state with one list for each group, made of the values `every[rows]`. `of` has the group of each
+        value.
         """
         rows = rows[np.argsort(of[rows], kind="stable")]
         offsets = np.concatenate(([0], np.cumsum(np.bincount(of[rows], minlength=len(held)))))

@@ -83,7 +83,7 @@ class ApproxCountDistinct(_Sketch):
         return self._written(state, self.added(state, groups[valid][first], hashes[first]))
 
     def added(self, state: pa.RecordBatch, groups: Groups, hashes: NDArray[np.uint64]) -> Iterator[tuple[int, bytes]]:
-        """Yields the new sketch of each group, with its number."""
+        """Yields pairs of a group index and the new sketch of the group, as bytes."""
         library, held = self._library(), state.column(0)
         for group, rows in _by_group(groups):
             before = held[group].as_py()
@@ -145,7 +145,7 @@ class ApproxQuantile(_Sketch):
         return self._written(state, self.added(state, groups[rows], numbers[rows]))
 
     def added(self, state: pa.RecordBatch, groups: Groups, numbers: NDArray[np.float64]) -> Iterator[tuple[int, bytes]]:
-        """Yields the new digest of each group, with its number."""
+        """Yields pairs of a group index and the new digest of the group, as bytes."""
         held = state.column(0)
         for group, rows in _by_group(groups):
             digest = self._digest(held[group].as_py())

@@ -58,13 +58,13 @@ A limit as low as the capacity would make the batches of all chained steps as sm
 
 
 def rows_of_a_turn_max(function: AsyncFunction) -> int:
-    """Returns the limit of rows that a task should pass to the operator at once."""
+    """Returns the maximum number of rows that a task should pass to the async operator in one turn."""
     return max(HELD_ROWS_MAX, function.capacity * (function.batch_size or 1))
 
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """The calls whose rows arrived between two watermarks, and the watermark that follows them."""
+    """The calls for rows that arrived between two watermarks, and the watermark after these rows."""
 
     left: int = 0
     """Number of calls whose results have not been emitted."""
@@ -160,10 +160,10 @@ class AsyncMap(Operator):
         return calls
 
     def let_pass(self, watermark_ms: int) -> bool:
-        """Takes a watermark, in ms. Returns True if the task may forward it at once.
+        """Receives a watermark, in ms. Returns True if the task may forward the watermark at once.
 
-        Otherwise rows are still in flight, and `answered` returns the watermark later. A watermark older than the
-        newest one is dropped.
+        Otherwise rows before the watermark are still being processed, and `answered` returns the watermark later. A
+        watermark older than the newest one is dropped.
         """
         if watermark_ms < self._newest_ms:
             return False
@@ -176,7 +176,7 @@ class AsyncMap(Operator):
         return True
 
     def answered(self, answers: Sequence[Answer]) -> Iterator[pa.RecordBatch | int]:
-        """Takes the results of calls. Yields the batches and the watermarks (in ms) that can now be emitted.
+        """Receives the results of calls. Yields the batches and the watermarks (in ms) that can now be emitted.
 
         Raises OperatorError for a failed call if there is no side output for errors.
         """
@@ -263,7 +263,9 @@ class AsyncMap(Operator):
                 self._complete()
 
     def _complete(self) -> None:
-        """Makes a call of the rows that wait for a full batch, and adds the watermark that arrived after them."""
+        """Makes a call of the rows that wait for a full batch. The watermark that arrived after these rows follows the
+        call.
+        """
         if not self._filling:
             return
         rows, watermark_ms = _together(self._filling), self._filling_watermark_ms
@@ -273,8 +275,9 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold_behind(self, watermark_ms: int) -> None:
-        """Keeps a watermark until the results of all rows before it are emitted, including rows that are not part of a
-        call yet.
+        """Holds back a watermark until the results of all rows before it are emitted.
+
+        Includes rows that wait for a full batch and are not part of a call yet.
         """
         if self._filling:
             self._newest_ms = self._filling_watermark_ms = watermark_ms
@@ -282,7 +285,7 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold(self, watermark_ms: int) -> None:
-        """Keeps a watermark until the results of all rows that are part of a call are emitted."""
+        """Holds back a watermark until the results of all rows that are part of a call are emitted."""
         self._newest_ms = watermark_ms
         last = self._segments[-1]
         if not last.left and len(self._segments) > 1:
@@ -380,7 +383,7 @@ class AsyncMap(Operator):
 def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Returns the rows of several batches as one batch.
 
-    A column that is all null in some batches gets the type that it has in the other batches.
+    A column that has only nulls in some batches gets its type from the other batches.
     """
     if all(rows.schema.equals(held[0].schema) for rows in held):
         return pa.concat_batches(held)

@@ -55,11 +55,11 @@ class BatchResults:
 
     def conformed(self, result: BatchResult, source: pa.Schema, known: Set[int] = frozenset()) -> list[pa.RecordBatch]:
         """Returns the rows of a function's result as batches of the output schema. `source` is the schema of the batch
-        that the function got.
+        that was passed to the function.
 
-        The function may reuse its arrays, so the rows are copied, except for columns in the memory `known` (see
-        `memory_of`) of the batch that the function got. Raises TypeError for a result that is not a batch, a table or a
-        data frame, and SchemaMismatchError for other columns.
+        The function may reuse its arrays, so the rows are copied, except for columns whose memory (`known`, see
+        `memory_of`) belongs to the batch that was passed to the function. Raises TypeError for a result that is not a
+        batch, a table or a data frame, and SchemaMismatchError for other columns.
         """
         parts = self._batches(result, source)
         return [self._pinned.conform(owned_batch(part, known)) for part in parts if part.num_rows]
@@ -207,9 +207,9 @@ class Map(Operator):
             self._event_time_check.check(before, after)
 
     def _fits(self, computed: pa.Schema) -> bool:
-        """Returns whether traced results have the columns and types of the output so far.
+        """Returns whether the traced results `computed` have the columns and types of the earlier output.
 
-        If not, values are checked row by row.
+        If not, the values have to be checked row by row.
         """
         pinned = self._pinned.schema
         if pinned is None or self._schema is not None:
@@ -309,7 +309,8 @@ class BatchContext(FunctionContext):
 
 
 class BatchFunction:
-    """Processes a stream batch by batch, with objects that `open` has made once: a model, a connection, a table.
+    """Processes a stream batch by batch, with objects that `open` creates once, such as a model, a connection or a
+    table.
 
     Derive a class from it, and pass an object of the class to `map_batches`. Its attributes are sent to the tasks with
     the program, so load large data in `open`.

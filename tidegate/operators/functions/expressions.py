@@ -220,7 +220,9 @@ def _flat(function: Node) -> str:
 
 
 def _literal(node: Node, inner: Node) -> str:
-    """Returns the canonical text of a literal, which is the same for all forms in which polars serialises the value."""
+    """Returns the canonical text of a serialised literal. Different serialisations of equal values give the same
+    text.
+    """
     if isinstance(inner, dict) and list(inner) == ["Dyn"]:
         ((_, value),) = inner["Dyn"].items()
         return json.dumps(value)

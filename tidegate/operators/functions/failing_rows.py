@@ -82,7 +82,7 @@ def error_tag(
 def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
     """Returns whether an error comes from the user's function, and not from storage or a bug of tidegate.
 
-    `undo` records storage errors of the state backend. None if the function has no state.
+    `undo` records storage errors of the state backend. `undo` is None if the function has no state.
     """
     if undo is not None and undo.failure is not None:
         return False
@@ -92,7 +92,8 @@ def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
 
 
 class FailingRows:
-    """Collects the failing rows of one batch. Call the function for a row inside `with failing.catch(index): ...`.
+    """Collects the failing rows of one batch. To call the user's function for a row, use `with failing.catch(index):
+    ...`.
 
     `tag` is the side output to which `leave` sends the rows.
     """
@@ -373,8 +374,8 @@ class InputCheck(Operator):
         columns: Sequence[pa.Array],
         taken: NDArray[np.bool_],
     ) -> None:
-        """Lets one function accumulate the rows with the indices `rows`, and sets `taken` to False for rows that
-        fail.
+        """Lets one function accumulate the rows with the indices `rows`. Sets `taken[i]` to False for each row i that
+        fails.
         """
         assert aggregate.function is not None, "an aggregate without a function"
         place = label if len(self._aggregates) > 1 else ""

@@ -72,7 +72,8 @@ class ProcessContext(FunctionContext):
 
     @property
     def current_processing_time(self) -> int:
-        """Processing time in milliseconds: when the task started to process the current rows or timer.
+        """Processing time in milliseconds since 1970: the time at which the task started to process the current rows or
+        timer.
 
         In `on_timer` the time is never before the time of the timer, also if the timer fires because the input has
         ended.
@@ -118,8 +119,8 @@ class ProcessContext(FunctionContext):
     def union_list_state(self, declared: ListState) -> OperatorListState:
         """Binds a list as `list_state` does. After a restore every subtask gets the elements of all subtasks.
 
-        Call `update` in `open` to keep only this subtask's part. Otherwise every subtask keeps all elements. While some
-        subtasks of the operator have finished and others have not, no checkpoint can be taken.
+        Call `update` in `open` to replace them by the elements of this subtask. Otherwise every subtask keeps all
+        elements. While some subtasks of the operator have finished and others have not, no checkpoint can be taken.
         """
         return self._operator_states.list_state(declared, StateKind.UNION)
 
@@ -135,7 +136,7 @@ class ProcessContext(FunctionContext):
     def _fires_ms(self) -> int:
         """Returns the time of the timer that is firing, in ms.
 
-        `MIN_WATERMARK_MS` if the current row or timer has no time.
+        `MIN_WATERMARK_MS` if it has no event time.
         """
         return MIN_WATERMARK_MS if self.timestamp is None else self.timestamp
 
@@ -435,8 +436,8 @@ class Limit(ProcessFunction):
 class SideRows:
     """Collects the rows that a function emits to the side outputs `tags` of one operator.
 
-    With `holds`, rows can be dropped again by `back_to`. They are then emitted only by `leave_full` and `flush`, and
-    are checked when they are added. Raises ConfigurationError for invalid tags, and for two tags with the same name.
+    With `holds`, `back_to` can drop rows again. Rows are then emitted only by `leave_full` and `flush`, and are checked
+    when they are added. Raises ConfigurationError for invalid tags, and for two tags with the same name.
     """
 
     def __init__(self, tags: Sequence[OutputTag], operator: str = "process", holds: bool = False) -> None:
@@ -477,11 +478,11 @@ class SideRows:
             self._leave(name, self._context.emit_aside)
 
     def mark(self) -> dict[str, int]:
-        """Returns a mark for `back_to`: the number of collected rows of each side output."""
+        """Returns the number of collected rows of each side output, to be passed to `back_to`."""
         return {name: len(rows) for name, rows in self._rows.items()}
 
     def back_to(self, mark: Mapping[str, int]) -> None:
-        """Drops the rows that were added after `mark` was taken."""
+        """Drops the rows that were added after `mark` was called. `mark` is the result of that call."""
         for name, rows in tuple(self._rows.items()):
             del rows[mark.get(name, 0) :]
             if not rows:
@@ -490,7 +491,7 @@ class SideRows:
     def leave_full(self) -> None:
         """Emits the collected rows of each side output that has enough for a full batch.
 
-        Marks taken before become invalid.
+        Results of earlier calls of `mark` become invalid.
         """
         for name, rows in tuple(self._rows.items()):
             if len(rows) >= OUTPUT_ROWS_MAX:

@@ -240,8 +240,8 @@ class ProcessOperator(Operator):
         self._process_part(index, batch, times, rows, emit)
 
     def _process_in_order(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Processes a batch that is sorted by event time, in parts that end where timers have to fire before the next
-        row.
+        """Processes a batch that is sorted by event time, in parts: before a row, the timers that are due at its time
+        fire.
         """
         start, rows_max = 0, OUTPUT_ROWS_MAX
         while start < batch.num_rows:
@@ -390,7 +390,7 @@ class ProcessOperator(Operator):
         return self._states.freeze(cut)
 
     def _take_over(self, states: KeyedStates) -> None:
-        """Continues with the state that the backend already has, if any."""
+        """Takes over the state that the backend already has, if any."""
         stored = states.stored_keys()
         if stored is not None:
             self._check_keyed("the state", stored.names)
@@ -414,7 +414,7 @@ class ProcessOperator(Operator):
             self._states.load(replace(table, rows=rows))
 
     def _key_codec(self, schema: pa.Schema) -> KeyCodec:
-        """Returns the codec that encodes keys. The first key columns determine its schema.
+        """Returns the codec that encodes keys. The key columns of the first batch determine the codec's schema.
 
         Raises ChangedTypeError for key columns with other types.
         """
@@ -437,7 +437,7 @@ class ProcessOperator(Operator):
         return self._states.enter(self._keys_of(index, batch))
 
     def _leave(self, rows: int) -> None:
-        """Ends a batch of keys in the state backend, and counts its `rows` as changed."""
+        """Ends the use of the current batch's keys in the state backend, and counts `rows` rows as changed."""
         assert self._states is not None, "keys without states"
         self._states.leave(rows)
         self._changed_rows += rows
@@ -469,7 +469,8 @@ class ProcessOperator(Operator):
         refs: Sequence[KeyRef],
         times: Sequence[int | None] | None,
     ) -> bool:
-        """Calls `handler` with rows until their output fills a batch. Returns True if rows may be left.
+        """Calls `handler` with rows until their output fills a batch. Returns True if there may be rows that were not
+        processed yet.
 
         `refs` has a reference to each row's key, and `times` the event time of each row in ms, or None.
         """
@@ -519,9 +520,9 @@ class ProcessOperator(Operator):
 
     @contextmanager
     def _guarded(self, caught: list[BaseException]) -> Iterator[None]:
-        """Returns a context manager for one call of the function.
+        """Returns a context manager for one call of the user's function.
 
-        If the call fails, its changes are undone, and the error is appended to `caught`.
+        If the call fails, its changes of state are undone, and the error is appended to `caught`.
         """
         assert self._undo is not None, "errors_to was not given"
         rows, sides = len(self._rows), self._sides.mark()
@@ -543,7 +544,7 @@ class ProcessOperator(Operator):
             caught.append(error)
 
     def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
-        """Sends the rows or timers of `batch` that failed to the side output."""
+        """Sends the failed rows or timers of `batch` to the side output."""
         if failing is not None:
             failing.leave(batch, self.context)
 

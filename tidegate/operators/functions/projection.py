@@ -197,7 +197,7 @@ def _field(name: str, schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.F
 
 
 def _wider(one: pa.DataType, other: pa.DataType, allow_missing: bool) -> pa.DataType | None:
-    """Returns a type that contains all values of both types, or None if there is none."""
+    """Returns the type that can represent all values of both types, or None if there is none."""
     if one.equals(other):
         return one
     if pa.types.is_struct(one) and pa.types.is_struct(other):

@@ -56,7 +56,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A traced function: the columns of its result, and the conditions that a batch must meet."""
+    """A traced function: the columns of its result, and the conditions that a batch must meet before the trace may be
+    used.
+    """
 
     outputs: Mapping[str, Output]
     notes: Notes
@@ -240,8 +242,9 @@ def _output(name: str, symbol: Symbol, schema: pa.Schema, may_copy: Callable[[st
 
 
 def _keeps_its_type(given: pa.Schema | None, name: str, data_type: pa.DataType) -> bool:
-    """Returns whether the column `name` of type `data_type` keeps this type when the function copies it: by `schema=`
-    (`given`), or through Python.
+    """Returns whether the column `name` still has the type `data_type` after the function copied it to its result.
+
+    `given` is the schema from `schema=`, or None. Without a schema, values are converted to Python objects and back.
     """
     if data_type in _COPIED:
         return True
@@ -285,7 +288,10 @@ class ForkError(Exception):
 
 @dataclass(slots=True)
 class Notes:
-    """Conditions that a batch must meet. Only then the traced expressions give the same results as the function."""
+    """Conditions that a batch must meet.
+
+    If it meets them, the traced expressions give the same results as the function.
+    """
 
     columns: set[str] = field(default_factory=set)
     """Columns that the function calculates with. They must have no nulls."""
@@ -481,7 +487,7 @@ class Symbol:
         return Symbol(self.tracer, int, expression, bounds)
 
     def _number(self) -> Symbol:
-        """Returns the value as an integer or float symbol. A bool counts as 0 or 1."""
+        """Returns the value as an integer or float symbol. A bool becomes 0 or 1."""
         self._use()
         if self.kind is bool:
             return Symbol(self.tracer, int, self.expression.cast(pl.Int64), lambda of: (0, 1))
@@ -569,7 +575,7 @@ def _product(left: Bounds, right: Bounds) -> Bounds:
 
 
 def _quotient(left: Bounds, right: Bounds) -> Bounds:
-    """Returns the bounds of the quotient of two integers. The divisor is not 0, so it is at most -1 or at least 1."""
+    """Returns the bounds of the quotient of two integers. The divisor must not be 0."""
     divisors = {b for b in (*right, -1, 1) if right[0] <= b <= right[1] and b}
     corners = [a // b for a in left for b in divisors] or [0]
     return min(corners), max(corners)

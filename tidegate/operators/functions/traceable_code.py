@@ -62,7 +62,8 @@ class UntraceableError(Exception):
 
 
 def checked(function: object) -> tuple[Outside, bool]:
-    """Returns the names that a function reads from outside, and whether it compares with None.
+    """Returns the names that a function reads from its surroundings (globals and closure), and whether the function
+    compares with None.
 
     Raises UntraceableError if the code of the function breaks a rule.
     """

@@ -137,8 +137,8 @@ def newest_versions(
     """Returns, for each row, the index of the newest version of its key that is not later than the row, or -1 if there
     is none.
 
-    `of_versions` and `of_rows` have the keys as numbers, `since` and `at` the times in ms. Of versions with equal times
-    the last one counts.
+    `of_versions` and `of_rows` have the keys as numbers, `since` and `at` the times in ms. If versions of a key have
+    equal times, the last one is used.
     """
     count = len(of_versions)
     keys, times = np.concatenate((of_versions, of_rows)), np.concatenate((since, at))

@@ -49,7 +49,8 @@ Positions = NDArray[np.int64]
 
 
 class KeyedRows:
-    """One generation of the cache: keys with their table rows, and the time at which each key expires.
+    """One generation of the cache of a database lookup: keys with their table rows, and the time at which each key
+    expires.
 
     The rows of a key are stored together. Rows are stored in batches, each at least twice as large as the next newer
     one, so adding n rows one by one copies O(n log n) rows.
@@ -127,10 +128,10 @@ class KeyedRows:
         return one_batch(table.take(pa.array(positions)), "lookup_join")
 
     def pairing(self, slots: NDArray[np.int32], asked: NDArray[np.bool_] | None = None) -> Pairing:
-        """Returns which stored rows belong to each key of a batch. The rows of all keys must be stored.
+        """Returns which stored rows belong to each key of a batch, whose rows must all be stored.
 
-        `slots` has the slots of the keys. With `asked`, only the keys where it is True have a slot, and other keys have
-        no rows.
+        `slots` has the slots of the keys. `asked` is None or a mask: only keys where it is True have a slot, and other
+        keys have no rows.
         """
         counts, starts = self.counts[slots], self.starts[slots]
         if asked is not None:
@@ -210,9 +211,9 @@ class DatabaseLookup(LookupJoin):
         return KeyedRows(self._lookup.sides.keys[0], self._values)
 
     def _find(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Makes sure that the young generation has the rows of these distinct keys.
+        """Loads the rows of these distinct keys into the young generation of the cache.
 
-        Takes them from the old generation, or queries the database.
+        Copies them from the old generation, or else queries the database.
         """
         now = self._clock()
         missing = self._young.expires[slots] <= now
@@ -282,7 +283,7 @@ class DatabaseLookup(LookupJoin):
 
 
 def _spread(values: Positions, asked: NDArray[np.bool_]) -> Positions:
-    """Returns `values`, which belong to the rows where `asked` is True, as an array for all rows with 0 elsewhere."""
+    """Spreads `values`, one for each row where `asked` is True, over an array for all rows, with 0 elsewhere."""
     spread = np.zeros(len(asked), np.int64)
     spread[asked] = values
     return spread

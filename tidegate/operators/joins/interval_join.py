@@ -196,7 +196,9 @@ class IntervalJoin(JoinOperator):
         table.done()
 
     def _number(self, side: int) -> int:
-        """Returns the index of the state table with the waiting rows of a side."""
+        """Returns the index of the state table that stores the waiting rows of an input. `side`: 0 is the left input, 1
+        the right input.
+        """
         return list(self.stored).index(self._waiting[side])
 
     def _table_of_waiting(self, side: int) -> RowTable:

@@ -255,7 +255,7 @@ class Pairing:
     """Which right rows belong to each left row: the partners of left row i are the rows `order[starts[i]:starts[i] +
     counts[i]]` of the right side.
 
-    `lonely` has the indices of the right rows without a left partner.
+    `lonely` has the indices of the right rows that belong to no left row.
     """
 
     order: Positions

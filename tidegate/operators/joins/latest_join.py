@@ -119,7 +119,7 @@ class LatestJoin(JoinOperator):
         return iter(())
 
     def _beside(self, rows: pa.RecordBatch, partners: Positions, stored: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Returns rows joined with their partners, with nulls for rows without a partner.
+        """Returns the result rows for `rows`, each with the columns of its partner, or nulls if it has none.
 
         `partners` has, for each row, the index of its partner in `stored`, the rows of the other side.
         """
@@ -132,9 +132,8 @@ class LatestJoin(JoinOperator):
 
 
 def _last_of_each(slots: Positions, number: int) -> Positions:
-    """Returns the index of the last row of each slot.
-
-    `slots` has the slot of each row, and `number` is the number of slots.
+    """Returns, for each slot, the index of the last row that belongs to the slot. `slots` has the slot of each row, and
+    `number` is the number of slots.
     """
     order = np.argsort(slots, kind="stable")
     last: Positions = order[np.cumsum(np.bincount(slots, minlength=number)) - 1].astype(np.int64)

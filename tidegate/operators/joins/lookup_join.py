@@ -74,9 +74,9 @@ class Lookup:
 
 
 class Version:
-    """The table as one read returned it, with an index of its keys.
+    """The content of a lookup table at one time, with an index of its keys.
 
-    Raises ConfigurationError if its columns or its size do not fit the `Lookup`.
+    Raises ConfigurationError if the columns or the number of rows do not fit the `Lookup`.
     """
 
     def __init__(self, lookup: Lookup, table: pa.Table) -> None:
@@ -201,7 +201,7 @@ class LookupTable(LookupJoin):
             self._reader.start()
 
     def partners(self, keys: pa.RecordBatch) -> Partners:
-        """Returns the rows of the current version of the table.
+        """Returns the rows of the current version of the table that belong to each row of `keys`.
 
         Raises ConfigurationError if the version is older than `stale_ms`.
         """

@@ -56,13 +56,13 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of one side: `rows` has their keys and other columns, `times` their event times in ms."""
+    """Rows of one input: `rows` has their keys and other columns, `times` their event times in ms."""
 
     rows: pa.RecordBatch
     times: Times
 
     def some(self, picked: Positions) -> _Rows:
-        """Returns the rows with these indices, in this order."""
+        """Returns the rows with the indices `picked`, in this order."""
         return _Rows(self.rows.take(pa.array(picked)), self.times[picked])
 
 
@@ -156,10 +156,10 @@ class RegularJoin(JoinOperator):
         return iter(())
 
     def _settled(self, index: int, rows: _Rows, comes: NDArray[np.bool_]) -> tuple[_Rows, _Rows]:
-        """Removes the retracted rows of a batch from the state. Returns the removed rows and the added rows.
+        """Applies the retractions of a batch to the state. Returns the removed rows and the rows to add.
 
-        `comes` is True for added rows. Rows that are added and retracted in the batch are in neither result. Raises
-        ValueError for a retracted row that is not stored, unless it may have expired.
+        `comes` is True for rows that the batch adds. Rows that the batch both adds and retracts are in neither result.
+        Raises ValueError for a retracted row that is not stored, unless it may have expired.
         """
         if comes.all():
             return rows.some(np.zeros(0, dtype=np.int64)), rows
@@ -173,8 +173,8 @@ class RegularJoin(JoinOperator):
         """Removes the rows `gone` from the state, and returns the removed rows. Among equal stored rows the oldest is
         removed.
 
-        `every` is an index of all distinct rows, and `owed` has how often each of them is removed. Raises ValueError if
-        a row is not stored and cannot have expired.
+        `every` is an index of all distinct rows, and `owed` has how often each distinct row is removed. Raises
+        ValueError if a row is not stored and cannot have expired.
         """
         table = self.tables[index]
         unique = KeyIndex(tuple(self.keys.names)).upsert(gone.rows.select(self.keys.names)).first_rows
@@ -233,10 +233,10 @@ class RegularJoin(JoinOperator):
         kind: str,
         emit: Emit,
     ) -> None:
-        """Emits rows of one side joined with the rows `found` on the other side.
+        """Emits each row of one input joined with the rows of its key on the other input.
 
-        `of` has the key number of each row, `per_key` the number of found rows of each key, and `kind` is the kind of
-        change.
+        `of` has the key number of each row. `found` are the rows of the other input, and `per_key` the number of found
+        rows of each key. `kind` is the kind of change.
         """
         starts = np.concatenate(([0], np.cumsum(per_key)))[:-1]
         every = np.arange(len(found.refs), dtype=np.int64)
@@ -276,7 +276,7 @@ class RegularJoin(JoinOperator):
 
 
 def _balance(rows: pa.RecordBatch, comes: NDArray[np.bool_]) -> tuple[Positions, Positions, KeyIndex, Positions]:
-    """Cancels rows that are both added and retracted in one batch of changes. `comes` is True for added rows.
+    """Cancels additions against retractions of equal rows in one batch of changes. `comes` is True for added rows.
 
     Returns the indices of the remaining retractions, the indices of the remaining additions, an index of all distinct
     rows, and how often each distinct row is still retracted.
@@ -291,7 +291,7 @@ def _balance(rows: pa.RecordBatch, comes: NDArray[np.bool_]) -> tuple[Positions,
 
 
 def _among_first(ids: NDArray[np.int32], wanted: Positions) -> Positions:
-    """Returns the indices of the first `wanted[id]` rows of each id, in the order of ids."""
+    """Returns, for each id, the indices of its first `wanted[id]` rows, in the order of ids."""
     order = np.argsort(ids, kind="stable")
     of_sorted = ids[order]
     counts = np.bincount(of_sorted, minlength=len(wanted))
@@ -301,5 +301,5 @@ def _among_first(ids: NDArray[np.int32], wanted: Positions) -> Positions:
 
 
 def _among_last(ids: NDArray[np.int32], wanted: Positions) -> Positions:
-    """Returns the indices of the last `wanted[id]` rows of each id, in ascending order."""
+    """Returns, for each id, the indices of its last `wanted[id]` rows. All indices are in ascending order."""
     return np.sort(len(ids) - 1 - _among_first(ids[::-1], wanted))

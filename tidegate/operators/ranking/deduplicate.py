@@ -313,7 +313,7 @@ _RESTORED_ROWS = 131_072
 
 
 class KeptRows:
-    """A state table called `state` with an entry for each key and fixed-width value columns.
+    """A state table with an entry for each key and fixed-width value columns. `state` is the name of the table.
 
     New entries have the value 0.
     """
@@ -367,7 +367,7 @@ class KeptRows:
 
     def upsert(self, batch: pa.RecordBatch, new_only: bool = False) -> Upserted:
         """Looks up the keys of a batch in the table, adds new keys, and returns their slots. With `new_only`, only new
-        keys count as changed.
+        keys are marked as changed.
 
         Must be followed by `done` of the table. Raises an error for a key that belongs to another subtask.
         """
@@ -418,7 +418,7 @@ class KeptRows:
         self._schema = stored
 
     def _retype(self, wanted: pa.Schema) -> None:
-        """Converts the stored entries to the columns `wanted`, because the first batch after a restore has other
+        """Converts the stored entries to the columns `wanted`, because the first batch after a restore has wider
         types.
         """
         before, self._schema = self._schema, wanted

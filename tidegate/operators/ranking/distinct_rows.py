@@ -44,7 +44,8 @@ from tidegate.storage.schemas.column_names import RESERVED_PREFIX, own_name
 
 
 class DistinctRows(KeyedAggregate):
-    """Adds the boolean column `flag`, which is true for the first row of each combination of values in `columns`.
+    """Operator that adds the boolean column `flag`, which is true for the first row with each combination of values in
+    `columns`.
 
     `columns` are the keys followed by the counted column.
     """
@@ -109,8 +110,8 @@ VIEWS_MAX = 63
 
 
 class DistinctViews(KeyedAggregate):
-    """Adds the boolean columns `flags`. Each is true for the first row of a combination of values that meets the
-    condition of the flag.
+    """Operator that adds several boolean columns, `flags`. A flag is true for the first row with each combination of
+    values that meets the condition of the flag.
 
     `flags` maps each name to its condition: a boolean column, or None for all rows. `columns` are the keys followed by
     the counted column. `dropped` are the input columns that are not emitted.

@@ -49,8 +49,8 @@ Positions = NDArray[np.int64]
 class NewestRows(RowsOperator):
     """Emits the changes between the versions of rows with the key columns `keys`. `schema` is the input schema.
 
-    `advice` is the end of the error about an unchanged value whose row is not stored: it describes what the user can
-    do.
+    `advice` is the end of the error for a row with an unchanged value whose earlier version is not stored. It describes
+    what the user can do.
     """
 
     def __init__(self, keys: Sequence[str], schema: pa.Schema, advice: str) -> None:
@@ -166,8 +166,8 @@ class NewestRows(RowsOperator):
         stored: pa.RecordBatch,
         of_key: Positions,
     ) -> pa.RecordBatch:
-        """Returns the rows with the values of unchanged columns filled in, from the previous version of the row in the
-        batch or in `stored`.
+        """Fills in the values of unchanged columns, from the previous version of the row in the batch or in `stored`,
+        and returns the rows.
 
         `slots` has the key number of each row, and `of_key` the index in `stored` of each key's row. Raises ValueError
         if there is no previous version.

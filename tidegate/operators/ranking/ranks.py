@@ -33,9 +33,10 @@ _BEHIND = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class RankWords:
-    """The order words of rows, for each order column.
+    """The order words of rows: for each order column, integers that sort as the values of the column do.
 
-    `nulls` has, for each column, an array that separates nulls from values, or None (see `placed_words`).
+    `nulls` has, for each column, an array that separates nulls from values with the same word, or None (see
+    `placed_words`).
     """
 
     values: OrderWords
@@ -57,7 +58,7 @@ class RankWords:
         )
 
     def then(self, other: RankWords) -> RankWords:
-        """Returns the order words of these rows, followed by the order words of the rows of `other`."""
+        """Returns the order words of these rows and, appended, the order words of the rows of `other`."""
         values = [np.concatenate(pair) for pair in zip(self.values, other.values, strict=True)]
         lengths = len(self.values[0]), len(other.values[0])
         nulls: list[NDArray[np.int64] | None] = []
@@ -110,9 +111,7 @@ def first_rows(groups: NDArray[np.int64], words: OrderWords, n: int, ties: bool,
 
 
 def _begins(columns: Sequence[NDArray[np.int64]], order: Positions) -> NDArray[np.bool_]:
-    """Returns, for each row in the sorted order `order`, whether it differs from the previous row in any of the
-    columns.
-
+    """Returns, for each row in the sort order `order`, whether its values in `columns` differ from the previous row.
     True for the first row.
     """
     begins = np.zeros(len(order), dtype=np.bool_)
@@ -147,8 +146,9 @@ def check_order_column(schema: pa.Schema, column: str, operator: str) -> None:
 
 
 def order_form(data_type: pa.DataType) -> str:
-    """Returns the kind of a type for the comparison of order words: words of columns with the same kind are
-    comparable.
+    """Returns the kind of a type for the comparison of order words.
+
+    Order words of columns with the same kind can be compared with each other.
     """
     data_type = decoded_type(data_type)
     if pa.types.is_floating(data_type):

@@ -46,7 +46,7 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Describes a ranking: the number `n` of rows to keep, the order columns `by`, and the form of the output."""
+    """Describes a ranking: the number `n` of rows to keep, the order columns `by`, and which columns the output has."""
 
     keys: tuple[str, ...]
     n: int
@@ -137,7 +137,7 @@ class Ranking:
 
     @property
     def nulls_behind(self) -> tuple[bool, ...]:
-        """For each column of the order, True if nulls come after all values."""
+        """Returns, for each order column, whether nulls come after all values."""
         return self.descending if self.nulls_last is None else self.nulls_last
 
     def words(self, rows: pa.RecordBatch) -> RankWords:
@@ -149,8 +149,9 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Ranks of rows within their groups, counted from 0: of the stored rows before a batch, and of stored and new rows
-    after it.
+    """Ranks of rows within their groups, counted from 0.
+
+    Has the ranks of the stored rows before a batch, and the ranks of the stored and new rows after the batch.
     """
 
     before: Positions
@@ -255,8 +256,8 @@ class TopN(RowsOperator):
     def _hopeful(
         self, of_stored: Positions, there: RankWords, groups: Positions, words: RankWords, size: int
     ) -> Positions | None:
-        """Returns the indices of the new rows that can be among the first `n`, compared only by the first order column.
-        None means all rows.
+        """Returns the indices of the new rows that may be among the first `n` of their key, judged only by the first
+        order column. None means all rows.
 
         `of_stored` and `groups` have the key number of each stored and new row, `there` and `words` their order words.
         `size` is the number of keys.

@@ -103,7 +103,7 @@ def net_changes(rows: pa.RecordBatch, keys: tuple[str, ...], *, drops_passing: b
     """Returns the net change of each key in a batch of changes, ordered by the last row of each key.
 
     A change includes the previous row if the batch retracts it. With `drops_passing`, a row that is inserted and
-    deleted within the batch is no change. This is right only if such rows do not occur in other batches.
+    deleted within the batch is no change. Pass it only if such rows do not occur in other batches.
     """
     index = KeyIndex(keys)
     slots = index.upsert(rows).slots

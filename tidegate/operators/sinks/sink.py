@@ -41,8 +41,8 @@ class StagingSink(Operator):
     """Base class of sink operators, which buffer rows until the task takes them. Emits nothing."""
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """Removes and returns the buffered rows to write now, one entry for each file. Empty if they do not fill a file
-        yet.
+        """Removes and returns the buffered rows to write now, one entry for each file. Empty if there are too few rows
+        for a file.
 
         With `force`, returns all buffered rows.
         """
@@ -78,8 +78,8 @@ class UserSinkOperator(StagingSink):
         """Removes and returns the buffered rows as one entry, if there are enough for a batch or with `force`. Else
         returns an empty list.
 
-        With `force`, the entry has no rows if all rows since the last barrier were taken before, and only have to be
-        prepared.
+        With `force`, the entry has no rows if the task has written all rows since the last barrier and only has to
+        prepare them.
         """
         enough = force or self._pending_bytes >= self._flush_bytes
         if not enough or not (self._pending or self._unprepared):

@@ -80,7 +80,7 @@ class KeyedState(ABC):
     ) -> Self:
         """Returns a copy of this declaration that is bound to a backend.
 
-        `scope` gives the current key. `clock` determines which values have expired, and is None without a time to live.
+        `scope` has the current key. `clock` determines which values have expired, and is None without a time to live.
         `migrate` converts stored rows of older types. `by_batch` is True if the function reads and writes state for
         whole batches.
         """
@@ -94,7 +94,7 @@ class KeyedState(ABC):
 
     @abstractmethod
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns whether stored values have a time to live, according to the type of their column in a checkpoint."""
+        """Returns whether values in a checkpoint have a time to live, according to the type of their column."""
 
     @abstractmethod
     def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None: ...

@@ -116,7 +116,7 @@ class KeyedStates:
         return state
 
     def fix_keys(self, codec: KeyCodec) -> None:
-        """Sets the types of the key columns. Called once, after all states are bound."""
+        """Sets the types of the key columns in the backend. Called once, after all states are bound."""
         self._codec = codec
         self.backend.fix_keys(codec.schema)
 
@@ -125,9 +125,9 @@ class KeyedStates:
         return self.backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
-        """Makes keys available until `leave`. They are given as stored key columns, Python keys, or both.
+        """Makes keys available until `leave`. The keys are passed as stored key columns, Python keys, or both.
 
-        Returns the backend's reference to each key. The references are None if no state is bound.
+        Returns the backend's reference to each key. If no state is bound, the references are None.
         """
         assert self._codec is not None, "keys without a type"
         entered = EnteredKeys(self._codec, columns, keys)
@@ -145,7 +145,7 @@ class KeyedStates:
         self._scope.enter_batch(EnteredKeys(self._codec, columns), refs)
 
     def leave(self, rows: int) -> None:
-        """Ends the processing of a batch of `rows` rows or timers. Also checks up to `rows` keys for expired state."""
+        """Ends the processing of a batch of `rows` rows or timers. Then checks up to `rows` keys for expired state."""
         self.timers.flush()
         self._scope.leave()
         if self._states:
@@ -177,7 +177,8 @@ class KeyedStates:
         """Loads a stored table into the state with its name.
 
         Raises UndeclaredStateError if no state with the name is bound, ConfigurationError for a type that cannot be
-        converted to the declared type, and CorruptionError (here or in `loaded`) if a key occurs twice.
+        converted to the declared type, and CorruptionError if a key occurs twice (which may be noticed only in
+        `loaded`).
         """
         if table.state == TIMERS_STATE:
             self.backend.load(table)
@@ -260,9 +261,9 @@ class KeyedStates:
 
 @dataclass(frozen=True, slots=True)
 class FrozenMarked(FrozenChanged):
-    """A snapshot of a state whose field metadata marks pickled values.
+    """A snapshot of a state with pickled values.
 
-    Adds the metadata, which backends do not store.
+    Adds the field metadata that marks pickled values, because backends do not store it.
     """
 
     field: pa.Field

@@ -178,7 +178,7 @@ for all rows.
 class EnteredKeys:
     """The keys of the rows or timers that are being processed, numbered from 0.
 
-    They are stored key columns, Python keys, or both.
+    They are available as stored key columns, as Python keys, or both.
     """
 
     __slots__ = ("_codec", "_columns", "_keys", "_rows")
@@ -223,7 +223,7 @@ class KeyScope:
         """The backend's reference to the current key. None if there is no current key, or no state."""
 
     def enter(self, entered: EnteredKeys) -> None:
-        """Makes keys available. `choose` then makes one of them the current key."""
+        """Makes keys available to the function. `choose` then makes one of these keys the current key."""
         self._entered = entered
 
     def enter_batch(self, entered: EnteredKeys, refs: KeyRefs | None) -> None:

@@ -126,7 +126,7 @@ class RowsOperator(Operator):
         check_owner(self.context, keys, self._owners)
 
     def append(self, table: int, keys: pa.RecordBatch, values: Sequence[pa.Array]) -> None:
-        """Appends rows to the table with the index `table`. `values` are its value columns."""
+        """Appends rows to the table with the index `table`. `values` are the value columns of the rows."""
         schema = list(self.stored.values())[table]
         self.tables[table].append(keys, pa.RecordBatch.from_arrays(list(values), schema=schema))
         self._changed_rows += keys.num_rows

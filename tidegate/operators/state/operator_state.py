@@ -107,11 +107,11 @@ class OperatorListState:
         self._values = []
 
     def mark(self) -> tuple[list[Any], int]:
-        """Returns a mark of the current values, to which `back_to` can return."""
+        """Returns a copy of the current values, to which `back_to` can return."""
         return self._values, len(self._values)
 
     def back_to(self, mark: tuple[list[Any], int]) -> None:
-        """Undoes the changes that were made after `mark` was taken."""
+        """Undoes the changes that were made after the call of `mark` that returned `mark`."""
         self._values, count = mark
         del self._values[count:]
 
@@ -134,7 +134,7 @@ class OperatorListState:
 class WriteGate:
     """Decides whether broadcast states may be changed now.
 
-    `refusal` has the text of the error if they may not, else None.
+    `refusal` is the text of the error for a change, or None while changes are allowed.
     """
 
     __slots__ = ("refusal",)
@@ -192,7 +192,7 @@ class BroadcastState(MapEntries):
         return self._key_typed.taken(key) in self._entries
 
     def mark(self) -> dict[Any, Any]:
-        """Returns a mark of the current entries, to which `back_to` can return.
+        """Returns the current entries, to which `back_to` can return.
 
         The map is copied before its next change, as after a snapshot.
         """
@@ -298,11 +298,11 @@ class OperatorStates:
         return self._states[name]
 
     def mark(self) -> list[Any]:
-        """Returns a mark of each state, to which `back_to` can return."""
+        """Returns the current content of each state, to which `back_to` can return."""
         return [state.mark() for state in self._states.values()]
 
     def back_to(self, marks: Sequence[Any]) -> None:
-        """Undoes the changes of all states that were made after the marks were taken."""
+        """Undoes the changes of all states that were made after the call of `mark` that returned `marks`."""
         for state, mark in zip(self._states.values(), marks, strict=True):
             state.back_to(mark)
 

@@ -49,7 +49,10 @@ FastConversion: TypeAlias = Callable[[Any], Any]
 
 
 def no_fast_path(value: Any) -> Any:
-    """Returns `NO_FAST_PATH` for every value. Used as the fast conversion of types that have none."""
+    """Returns `NO_FAST_PATH` for every value.
+
+    Used in place of a fast conversion for types that have none.
+    """
     return NO_FAST_PATH
 
 
@@ -176,7 +179,7 @@ def holds_pickles(field: pa.Field) -> bool:
 
 
 class _Form:
-    """Converts values of one declared type to and from their stored form.
+    """Base class of converters between user values of one declared type and their stored form.
 
     `put` raises TypeError or ValueError for values that do not fit.
     """
@@ -192,7 +195,9 @@ class _Form:
         self.described = described
 
     def field(self, name: str) -> pa.Field:
-        """Returns the Arrow field called `name` with this type, for a column or for a part of a nested type."""
+        """Returns the Arrow field called `name` that stores values of this type: as a column, or as a part of a nested
+        type.
+        """
         return pa.field(name, self.dtype, metadata=self.metadata)
 
     def put(self, value: Any) -> Any:
@@ -208,7 +213,7 @@ class _Form:
 
 
 class _ArrowForm(_Form):
-    """Values of a type that is declared as an Arrow type. Arrow converts them."""
+    """Converts values of a type that is declared as an Arrow type, by Arrow's own conversions."""
 
     def __init__(self, dtype: pa.DataType) -> None:
         super().__init__(widened_type(dtype), str(dtype))  # the values of all keys meet in one column
@@ -248,7 +253,7 @@ def _copied(stored: Any) -> Any:
 
 
 class _MomentForm(_ArrowForm):
-    """Values of type `datetime.datetime` without a time zone."""
+    """Converts values of type `datetime.datetime` without a time zone."""
 
     def __init__(self) -> None:
         super().__init__(pa.timestamp("us"))
@@ -260,7 +265,7 @@ class _MomentForm(_ArrowForm):
 
 
 class _OptionalForm(_Form):
-    """Values of an inner type that may be None."""
+    """Converts values of an inner type that may be None."""
 
     def __init__(self, inner: _Form) -> None:
         super().__init__(inner.dtype, f"Optional[{inner.described}]")
@@ -274,7 +279,7 @@ class _OptionalForm(_Form):
 
 
 class _SequenceForm(_Form):
-    """Values of type `list[T]` and `tuple[T, ...]`."""
+    """Converts values of the types `list[T]` and `tuple[T, ...]`."""
 
     plain = False
 
@@ -293,7 +298,7 @@ class _SequenceForm(_Form):
 
 
 class _DictForm(_Form):
-    """Values of type `dict[K, V]`."""
+    """Converts values of type `dict[K, V]`."""
 
     plain = False
 
@@ -317,7 +322,10 @@ class _DictForm(_Form):
 
 
 class _RecordForm(_Form):
-    """Objects of a dataclass, stored as a struct. A field that is missing in a stored struct gets its default."""
+    """Converts objects of a dataclass, which are stored as a struct.
+
+    A field that is missing in a stored struct gets its default.
+    """
 
     plain = False
 
@@ -362,7 +370,7 @@ class _RecordForm(_Form):
 
 
 class _PickledForm(_Form):
-    """Values of any type, stored as the bytes of their pickle."""
+    """Converts values of any type, which are stored as the bytes of their pickle."""
 
     metadata = types.MappingProxyType({SERIALIZER_KEY: _PICKLE})
     plain = False
@@ -460,9 +468,9 @@ _MICROSECONDS_END = dt.timedelta(microseconds=2**63 - 1)
 
 
 def fast_conversion(data_type: pa.DataType) -> FastConversion:
-    """Returns the fast conversion for an Arrow type. It returns `NO_FAST_PATH` for every value of an uncommon type.
+    """Returns the fast conversion for an Arrow type.
 
-    None is accepted only inside nested types.
+    For an uncommon type, the returned function always returns `NO_FAST_PATH`. It accepts None only inside nested types.
     """
     kinds = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
@@ -552,9 +560,9 @@ def _struct(data_type: pa.DataType) -> FastConversion:
 
 
 def _part(field: pa.Field) -> FastConversion:
-    """Returns the fast conversion of a struct field, list element or map entry.
+    """Returns the fast conversion for a part of a nested type: a struct field, list element or map entry.
 
-    It accepts None if the field is nullable.
+    The conversion accepts None if the field is nullable.
     """
     fast = fast_conversion(field.type)
     return (lambda value: None if value is None else fast(value)) if field.nullable else fast

@@ -78,7 +78,7 @@ class Timers:
         self._ended: TimeDomain | None = None
 
     def count(self, limit: int) -> int:
-        """Returns an upper estimate of the number of timers. Counts only up to `limit`."""
+        """Returns an upper bound for the number of timers. Stops counting at `limit`."""
         return len(self._numbers) + (0 if self._backend is None else self._backend.count(limit))
 
     def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
@@ -107,7 +107,7 @@ class Timers:
     def due(self, domain: TimeDomain, time_ms: int, timers_max: int) -> DueTimers:
         """Returns the next timers that are due at `time_ms`, up to `timers_max`.
 
-        They stay registered. Used by functions that get all timers of a step in one call.
+        The timers stay registered. Used for functions that are called once with all timers of a step.
         """
         assert self._backend is not None and not self._numbers, "a step within a batch"
         return self._backend.due(domain.number, time_ms, timers_max)
@@ -118,7 +118,7 @@ class Timers:
 
     @property
     def changes(self) -> int:
-        """Returns the number of registrations and deletions since the last flush."""
+        """Returns the number of timer registrations and deletions since the last flush."""
         return len(self._moments)
 
     def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
@@ -160,12 +160,12 @@ class Timers:
         return timer
 
     def mark(self) -> int:
-        """Returns a mark for `back_to`, which undoes the registrations and deletions after the mark."""
+        """Returns a position for `back_to`, which undoes the later registrations and deletions."""
         self._step_changes.clear()
         return len(self._numbers)
 
     def back_to(self, mark: int) -> None:
-        """Undoes the registrations and deletions that were made after `mark` was taken."""
+        """Undoes the registrations and deletions that were made after the call of `mark` that returned `mark`."""
         for changes in (self._numbers, self._domains, self._moments, self._registered):
             del changes[mark:]
         while self._step_changes:
@@ -299,9 +299,9 @@ _Entry = tuple[int, tuple[Any, ...], int]
 
 
 class TimerStep:
-    """The timers of one step.
+    """The timers that fire in one step. Their keys are numbered from 0.
 
-    Their keys are numbered. The set of keys does not grow, because a timer registers timers only for its own key.
+    No keys are added during the step, because a firing timer can register timers only for its own key.
     """
 
     def __init__(self, domain: int, time_ms: int, due: DueTimers, codec: KeyCodec) -> None:
@@ -322,8 +322,8 @@ class TimerStep:
         self._registered = {(moment, number) for moment, _, number in self._waiting}
 
     def register(self, moment: int, number: int) -> bool:
-        """Records that a timer of a key was registered. Returns True if it will fire in this step and was not part of
-        the step before.
+        """Records that a timer of a key was registered. Returns True if this adds the timer to the step, because the
+        timer is due now.
 
         `moment` is its time in ms, and `number` the number of its key.
         """
@@ -337,7 +337,7 @@ class TimerStep:
         return True
 
     def delete(self, moment: int, number: int) -> bool:
-        """Records that a timer of a key was deleted. Returns True if it was part of this step.
+        """Records that a timer of a key was deleted. Returns True if the timer was part of this step.
 
         `moment` is its time in ms, and `number` the number of its key.
         """

@@ -82,8 +82,8 @@ def is_timed(data_type: pa.DataType) -> bool:
 def has_time(stored: pa.DataType, declared: pa.DataType) -> bool:
     """Returns whether stored values have a time to live. `declared` is the type that the program declares for them.
 
-    A user's dataclass may have the same two fields. Stored values therefore have a time to live if their type has one
-    such struct more around the value than the declared type.
+    A user's dataclass may have the same two fields as the struct around values with a time to live. So the result is
+    True if the stored type has one such struct more than the declared type.
     """
     return _structs_around(stored) > _structs_around(declared)
 
@@ -105,7 +105,9 @@ class Clock:
 
     @property
     def expired_ms(self) -> int:
-        """Returns the time before which, inclusive, the last update of a value makes it expired, in ms since 1970."""
+        """Returns the time in ms since 1970 at which values expire: a value has expired if its last update was then or
+        earlier.
+        """
         return self._time.now_ms - self._ttl_ms
 
     def has_expired(self, stored: Any) -> bool:
@@ -126,7 +128,7 @@ class Clock:
 
 
 class TtlValues:
-    """Values of keys that expire (`InternalValueState` with a time to live). Reading an expired value removes it."""
+    """Value state of keys with a time to live (an `InternalValueState`). Reading an expired value removes it."""
 
     def __init__(self, internal: InternalValueState, clock: Clock) -> None:
         self._internal = internal
@@ -179,9 +181,8 @@ class TtlValues:
 
 
 class TtlLists:
-    """Lists of keys whose elements expire one by one (`InternalListState` with a time to live).
-
-    Reading a list removes its expired elements.
+    """List state of keys with a time to live for each element (an `InternalListState`). Reading a list removes its
+    expired elements.
     """
 
     def __init__(self, internal: InternalListState, clock: Clock) -> None:
@@ -222,9 +223,8 @@ class TtlLists:
 
 
 class TtlMaps:
-    """Maps of keys whose entries expire one by one (`InternalMapState` with a time to live).
-
-    Reading an expired entry removes it.
+    """Map state of keys with a time to live for each entry (an `InternalMapState`). Reading an expired entry removes
+    it.
     """
 
     def __init__(self, internal: InternalMapState, clock: Clock) -> None:
@@ -256,9 +256,9 @@ class TtlMaps:
         self._internal.remove(ref)
 
     def _seen(self, ref: KeyRef, map_key: Any, stored: Any) -> Any:
-        """Returns the value of an entry for the function, or None if it has expired and `visibility` hides it.
+        """Returns the value of an entry to the user's function, or None if it has expired and `visibility` hides it.
 
-        Removes an expired entry.
+        Removes an expired entry from the state.
         """
         clock = self._clock
         if clock.has_expired(stored):
@@ -286,7 +286,7 @@ class FrozenUnexpired(FrozenChanged):
 def timed_now(column: pa.Array, expected: pa.DataType, now_ms: int) -> pa.Array:
     """Converts the stored column of a state without a time to live to the type `expected`, which has one.
 
-    `now_ms` becomes the update time of all values. The values themselves are not converted.
+    `now_ms` becomes the update time of all values. The values must have the right type already.
     """
     if is_timed(expected):
         return _timed(column, now_ms)
@@ -337,5 +337,5 @@ def _is_fresh(timed: pa.Array, expired_ms: int) -> NDArray[np.bool_]:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Returns a copy of the offsets of lists or maps, because Arrow refuses the offsets of a slice."""
+    """Returns a copy of the offsets of lists or maps, because Arrow does not accept the offsets of a sliced array."""
     return pa.array(column.offsets.to_numpy(), pa.int32())

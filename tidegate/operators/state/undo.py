@@ -42,7 +42,7 @@ class StateUndo:
         self._steps.clear()
 
     def note(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Records that the call `step(*arguments)` undoes one change."""
+        """Records one change of state, which the call `step(*arguments)` would undo."""
         self._steps.append((step, arguments))
 
     def back(self) -> None:
@@ -55,7 +55,7 @@ class StateUndo:
     def watched(self) -> Iterator[None]:
         """Returns a context manager for calls of the backend.
 
-        It records an exception of the backend in `failure`, and raises it again.
+        If the backend raises, stores the exception in `failure` and raises it again.
         """
         try:
             yield

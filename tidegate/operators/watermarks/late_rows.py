@@ -44,8 +44,8 @@ def set_aside(
     emit_aside: Callable[[str, pa.RecordBatch], None],
     without: Sequence[str] = (),
 ) -> NDArray[np.int64]:
-    """Counts the rows that the mask `late` marks and sends them to the side output. Returns the indices of the other
-    rows.
+    """Counts the rows of a batch where the mask `late` is True, and sends them to the side output. Returns the indices
+    of the rows that are not late.
 
     The columns `without` are not sent to the side output. Combined rows are only counted, because rows are combined
     only if no step reads the side output.
@@ -72,12 +72,12 @@ class GroupMoments:
 
     @property
     def least_ms(self) -> int:
-        """Returns the watermark, in ms, that all key groups have reached."""
+        """Returns the lowest watermark of the key groups, in ms, which all of them have reached."""
         return int(self._moments.min())
 
     @property
     def greatest_ms(self) -> int:
-        """Returns the greatest watermark, in ms, that any key group has reached."""
+        """Returns the highest watermark that any of the key groups has reached, in ms."""
         return int(self._moments.max())
 
     def runs(self) -> Iterator[tuple[range, int]]:

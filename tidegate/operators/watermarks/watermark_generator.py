@@ -222,7 +222,7 @@ class WatermarkGenerator(Operator):
         self._newest_ms = context.splits.newest_ms.setdefault(context.uid, self._newest_ms)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the batch in pieces, and advances the watermark after each.
+        """Emits the batch in parts, and advances the watermark after each part.
 
         Raises OperatorError if the event-time column is missing, or if its type cannot be event time.
         """
@@ -309,7 +309,7 @@ class WatermarkGenerator(Operator):
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Ends event time. The chain passes no other watermarks from upstream to a generator."""
+        """Handles the end of event time. The operator chain passes no other upstream watermark to a generator."""
         assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
         self.watermark_ms = watermark_ms
         return iter(())
@@ -360,7 +360,9 @@ class WindowEnd(str):
 
 
 def same_time(one: str | None, other: str | None) -> bool:
-    """Returns whether two streams have their event time in the same column, and read it in the same way."""
+    """Returns whether two streams have their event time in the same column, and interpret the column in the same
+    way.
+    """
     return one == other and isinstance(one, WindowEnd) == isinstance(other, WindowEnd)
 
 
@@ -377,7 +379,7 @@ Times: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The rows `[start, stop)` of a batch.
+    """A part of a batch: the rows with indices from `start` to `stop` (exclusive).
 
     `newest_ms` is the greatest time of these rows and of all rows before them.
     """
@@ -390,8 +392,9 @@ class Piece:
 def pieces_of(
     times: Times, before_ms: int, delay_ms: int, dues: Sequence[Due], movers: Times | None = None
 ) -> list[Piece]:
-    """Cuts a batch into pieces, so that every row of a piece is treated the same by the watermark before the piece as
-    by its own.
+    """Divides a batch into pieces, after each of which the watermark advances.
+
+    The pieces are so small that later operators treat each row as if the watermark had advanced before every row.
 
     `times` has the time of each row in ms, MIN_WATERMARK_MS for rows without a time. `before_ms` is the greatest time
     of the rows before the batch. A watermark is the greatest time minus `delay_ms`. `dues` are the rules by which later
@@ -414,7 +417,7 @@ def pieces_of(
 
 
 def _in_order(times: Times, before_ms: int) -> list[Piece]:
-    """Cuts a batch into pieces of bounded size. The batch must have no rows behind its watermarks."""
+    """Divides a batch into pieces of bounded size. The batch must have no rows that are behind their watermarks."""
     pieces = []
     for start in range(0, len(times), PIECE_ROWS):
         stop = min(start + PIECE_ROWS, len(times))
@@ -424,8 +427,9 @@ def _in_order(times: Times, before_ms: int) -> list[Piece]:
 
 
 def _cuts(times: Times, watermarks: Times, dues: Sequence[Due]) -> list[int]:
-    """Returns the indices of the rows at which pieces must begin, so that each row is treated by the watermark before
-    its piece as by its own watermark.
+    """Returns the indices of the rows at which pieces must begin.
+
+    Later operators then treat each row as if the watermark had advanced right before it.
     """
     late: list[tuple[int, int]] = []
     behind = np.flatnonzero((times <= watermarks) & (times > MIN_WATERMARK_MS))
@@ -460,10 +464,11 @@ def _any_behind(times: Times, movers: Times, newest_ms: int, delay_ms: int, leas
 
 @dataclass(slots=True, eq=False)
 class EventTimeCheck:
-    """Checks that a function keeps the event time of each row. `used` is True if later steps use the column as event
-    time.
+    """Checks that a function does not change the event time of rows.
 
-    `used` is set when such a step is added to the program. The operator of the function has the same object.
+    `used` is True if later steps use the column as event time.
+
+    `used` is set when such a step is added to the program. The function's operator refers to the same `EventTimeCheck`.
     """
 
     column: str

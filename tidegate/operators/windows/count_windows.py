@@ -119,7 +119,7 @@ class CountTimeouts(Operator):
         self._due.add(due_ms, keys)
 
     def forget_full(self) -> None:
-        """Rebuilds the timeouts in memory if most of them may belong to windows that have become full."""
+        """Rebuilds the timeouts in memory if most timeouts may belong to windows that have become full."""
         if self._due.is_crowded:
             self.find_timeouts()
 
@@ -140,8 +140,8 @@ class DueKeys:
 
     @property
     def is_crowded(self) -> bool:
-        """Returns True if there are many more entries than after the last rebuild, so that most of their keys may have
-        no open window.
+        """Returns True if there are many more entries than after the last rebuild, so that most entries may be
+        useless.
         """
         return self._keys > 2 * self._restored + _SPARE
 
@@ -283,10 +283,10 @@ class CountWindows(CountTimeouts, AggregateWindows):
         merged: MergedGroups,
         lasts: Numbers,
     ) -> None:
-        """Stores open windows of keys that have none in the state.
+        """Stores the open windows of keys that have no open window in the state.
 
-        `codes` has the index of each key in `distinct`, `rows` the number of rows, `dues` the time of the timeout, and
-        `merged` and `lasts` the aggregates of each window.
+        `codes` has the index of each window's key in `distinct`, `rows` the number of rows, `dues` the time of the
+        timeout in ms, and `merged` and `lasts` the aggregates of each window.
         """
         if not len(codes):
             return

@@ -99,7 +99,10 @@ Refs = NDArray[np.int64]
 
 
 class KeptWindows(TimedWindows):
-    """Stores rows by key and end of the window, until the window ends or, for late rows, until the window is over."""
+    """Base class of window operators that store rows by key and window end.
+
+    Rows are stored until the window ends or, with allowed lateness, until no late row can arrive for the window.
+    """
 
     def __init__(
         self,
@@ -128,8 +131,8 @@ class KeptWindows(TimedWindows):
         self._over_ms = MIN_WATERMARK_MS
 
     def give(self, ends: Times, refs: NDArray[np.int64], emit: Emit) -> None:
-        """Calls the function with waiting rows, grouped by key and window. The rows are then moved to the kept rows, or
-        removed.
+        """Calls the function with waiting rows, grouped by key and window. Afterwards the rows are stored for late
+        calls, or removed.
 
         `refs` are references to the rows, and `ends` the ends of their windows in ms.
         """
@@ -230,7 +233,7 @@ class FunctionWindows(KeptWindows):
     ) -> None:
         """Stores rows for their windows.
 
-        For windows that have fired already and are kept, calls the function again at once.
+        For late rows of windows that have fired and are still stored, calls the function again at once.
         """
         numbers, ends = self._windows_of(times)
         fired_ms = moments if isinstance(moments, int) else moments[numbers]
@@ -277,7 +280,7 @@ class FunctionWindows(KeptWindows):
 
     def _given(self, ends: Times, refs: NDArray[np.int64], due: Numbers, emit: Emit) -> Numbers:
         """Calls the function with rows of ended windows, up to the limit of a step. Returns the indices of the rows
-        that are left.
+        that were not passed to the function.
 
         `ends` and `refs` have the window end and the reference of each stored row, and `due` the indices of the rows of
         ended windows.
@@ -296,7 +299,7 @@ class FunctionWindows(KeptWindows):
         """Calls the function with rows of ended windows, one window end after the other, and stops before a window that
         ends after the next timer.
 
-        The parameters and the result are as in `_given`: returns the indices of the rows that are left.
+        The parameters and the result are as in `_given`.
         """
         due = due[np.argsort(ends[due], kind="stable")]
         starts = np.flatnonzero(np.diff(ends[due], prepend=MIN_WATERMARK_MS))
@@ -316,8 +319,8 @@ class FunctionWindows(KeptWindows):
         return due[:0]
 
     def _chosen(self, ends: Times, refs: NDArray[np.int64], due: Numbers) -> Numbers:
-        """Returns the indices in `due` of the rows of the first windows, with about as many rows as the function gets
-        in one step.
+        """Returns the part of `due` (indices of rows) that belongs to the first windows, with about as many rows as the
+        function gets in one step.
         """
         due_ends, counts = np.unique(ends[due], return_counts=True)
         _, windows = next(pieces(counts))
@@ -325,8 +328,9 @@ class FunctionWindows(KeptWindows):
         return self._some_keys(refs, chosen) if parts_of(len(chosen)) > 1 and self._key_names else chosen
 
     def _some_keys(self, refs: NDArray[np.int64], chosen: Numbers) -> Numbers:
-        """Returns the rows of some of the keys of one window (keys with the same part of the key hash), so that a step
-        has about `STEP_ROWS` rows.
+        """Returns the rows of some keys of one window, so that a step has about `STEP_ROWS` rows.
+
+        Selects keys with the same part of the key hash.
         """
         keys = self.keys_of(refs[chosen])
         parts = hash_columns(keys, self.keys.names) % np.uint64(parts_of(len(chosen)))
@@ -414,7 +418,7 @@ class FunctionSessions(TimedWindows):
     ) -> None:
         """Stores rows.
 
-        Calls the function at once for sessions that have already ended: kept sessions that the rows join, and new
+        Calls the function at once for sessions that have already ended: stored sessions that late rows join, and new
         sessions.
         """
         # Ended sessions, also the ones that wait to be emitted, end at the watermark or before.
@@ -433,7 +437,7 @@ class FunctionSessions(TimedWindows):
         """Calls the function with sessions that have ended at `until_ms`, up to the limit of a step. Returns False if
         there were none.
 
-        A session is the rows of a key that follow each other within the gap.
+        The rows of a key belong to one session if no pause between them is longer than the gap.
         """
         times, refs, columns = self.scanned(WAITING, [*self._key_names, *self._own_names])
         if not len(times):
@@ -505,7 +509,7 @@ class FunctionSessions(TimedWindows):
         bounds: tuple[Times, Times],
         emit: Emit,
     ) -> int:
-        """Calls the function for the first time with some sessions of stored rows. Returns the number of their rows.
+        """Calls the function for the first time with sessions made of stored rows. Returns the number of their rows.
 
         `some` are the numbers of these sessions, and `bounds` the starts and ends of all sessions. `refs`, `times`,
         `ends_alone` and `numbers` have an entry for each row: its reference, its time, the end of its gap, and the
@@ -678,7 +682,7 @@ class FunctionSessions(TimedWindows):
         self.keep(rows, keys, times, table, () if self._gap_ms is not None else (pa.array(ends),))
 
     def _stretches_of(self, refs: Refs, table: int) -> tuple[Times, Times]:
-        """Returns the times of stored rows, and the ends of their gaps, in ms."""
+        """Returns two arrays in ms for stored rows: their times, and the ends of their session gaps."""
         found = self.tables[table].take(refs, [PLACE, *self._own_names])
         times: Times = found.column(PLACE).to_numpy()
         return times, self._ends_in(found, times)
@@ -747,9 +751,9 @@ def _sessions_of(codes: Numbers, times: Times, row_ends: Times, of: Numbers, sta
     """Returns the number of the session that each row belongs to, or -1 if it belongs to none.
 
     Row i of key `codes[i]` is the interval from `times[i]` to `row_ends[i]`. Session j of key `of[j]` is the interval
-    from `starts[j]` to `ends[j]`. If several sessions contain a row, the row belongs to the session that ends first. A
-    row that arrives when this session is over ends later, and opens another session, which may contain the first
-    session until the first one is removed.
+    from `starts[j]` to `ends[j]`. If several sessions contain a row, the row belongs to the session that ends first.
+    Sessions can overlap: a row that arrives after a session is over opens another session, which may contain the first
+    session until that one is removed.
     """
     found = np.full(len(codes), -1, dtype=np.int64)
     if not len(of) or not len(codes):

@@ -53,9 +53,10 @@ _NO_NUMBERS: Numbers = np.zeros(0, dtype=np.int64)
 
 
 class NodeReader:
-    """Reads windows from the state of one operator, and merges their nodes.
+    """Reads windows from the state of one operator, and merges the nodes of which each window consists.
 
-    A node is a namespace of the state: a slice, or several merged slices.
+    A node is a part of a window: one slice, or several merged slices. Its accumulators have their own namespace in the
+    state.
     """
 
     def __init__(self, state: WindowState) -> None:
@@ -111,10 +112,9 @@ class NodeReader:
         return distinct, merged.results(np.arange(count))
 
     def merge_into(self, node: int, part: int, taken: bool, groups: range | None) -> int:
-        """Merges the rows of the node `part` into the node `node`, for some key groups or all (None). With `taken`,
-        removes them from `part`.
+        """Merges the accumulators of the node `part` into the node `node`, for some key groups or all (None).
 
-        Returns the number of changed rows.
+        With `taken`, removes the rows of `part`. Returns the number of changed rows.
         """
         table = self._state.table
         rows = 0
@@ -149,7 +149,9 @@ class NodeReader:
 
 @dataclass(frozen=True, slots=True)
 class BundleRows:
-    """The results of several windows, sorted by window, and the new nodes to store."""
+    """The results of several windows that are read together (a bundle), sorted by window, and the new nodes to
+    store.
+    """
 
     windows: Numbers
     """For each row, the index of its window."""
@@ -165,10 +167,10 @@ class BundleRows:
 
 
 class _Layout:
-    """Numbers the rows of a bundle: first the rows that were read, then the rows to compute. The rows of a node are
-    consecutive.
+    """Assigns row numbers to the rows of a bundle in memory: first the rows that were read, then the rows to compute.
 
-    `nodes` and `codes` have the node and the key number of each row that was read, and `keys` is the number of keys.
+    The rows of a node are consecutive. `nodes` and `codes` have the node and the key number of each row that was read,
+    and `keys` is the number of keys.
     """
 
     def __init__(self, nodes: Numbers, codes: Numbers, keys: int) -> None:
@@ -200,7 +202,7 @@ class _Layout:
         return np.where((self._nodes[at] == asked)[:, None], self._places[at], 0)
 
     def add(self, made: Sequence[tuple[int, ...]]) -> Numbers:
-        """Adds rows for new nodes.
+        """Adds rows for new nodes, each of which is merged from other nodes.
 
         Each entry of `made` lists the nodes from which one new node is merged. Returns the row ranges of the new nodes.
         """
@@ -271,7 +273,7 @@ class BundleReader:
         )
 
     def store(self, found: BundleRows) -> int:
-        """Merges the new nodes that must be kept into the state. Returns the number of changed rows."""
+        """Merges the new nodes that later windows need into the state. Returns the number of changed rows."""
         rows = len(found.nodes)
         if rows:
             table = self._state.table
@@ -339,9 +341,8 @@ class BundleReader:
 
 
 def _ranges_of(places: Numbers) -> Numbers:
-    """Returns all numbers of several ranges, one range after the other.
-
-    `places` has the bounds of the ranges, of shape (n, 2).
+    """Returns all numbers in several ranges, one range after the other. `places` has the start and the end of each
+    range, of shape (n, 2).
     """
     lengths = places[:, 1] - places[:, 0]
     ends = np.cumsum(lengths)
@@ -350,7 +351,9 @@ def _ranges_of(places: Numbers) -> Numbers:
 
 
 def _repeated(values: Numbers, places: Numbers) -> Numbers:
-    """Repeats each value as often as its range has numbers. `places` has the bounds of the ranges, of shape (n, 2)."""
+    """Repeats `values[i]` as often as range i has numbers. `places` has the start and the end of each range, of shape
+    (n, 2).
+    """
     found: Numbers = np.repeat(values, places[:, 1] - places[:, 0])
     return found
 

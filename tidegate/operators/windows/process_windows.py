@@ -287,13 +287,12 @@ class FunctionCalls(WindowCalls):
         return Grouped(keys, np.zeros(0, dtype=np.int64), keys, starts, np.array(ends, dtype=np.int64))
 
     def _found_of_timer(self, moment_ms: int, rows_schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Calls the function for a timer at `moment_ms`. Returns its results as batches."""
+        """Calls the function for the timer that fires at `moment_ms`. Returns the results of the call as batches."""
         return self._conformed(self._function.on_timer(moment_ms, self._ask), rows_schema)
 
     def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
-        """Removes the state of windows that are over.
-
-        Row i of `keys` is the key, and `ends[i]` the end, of window i.
+        """Removes the state of windows that are over. Window i has the key in row i of `keys`, and ends at `ends[i]`
+        ms.
         """
         if not self._ask._of_windows:
             return
@@ -369,17 +368,17 @@ The sum fits into 64 bits, and such a window is never over.
 
 
 def last_moments(ends: Times, lateness_ms: int) -> Times:
-    """Returns, for windows with these ends, the watermarks at which they are over, in ms: their last millisecond plus
-    the allowed lateness.
+    """Returns the watermark at which each window with these ends is over, in ms: its last millisecond plus the allowed
+    lateness.
     """
     return ends - 1 + min(lateness_ms, _LATENESS_MS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLife:
-    """Determines how long windows exist: their specification, and the allowed lateness.
+    """Determines how long windows exist, from their specification and the allowed lateness.
 
-    For windows that depend only on the time of a row.
+    Only for windows whose bounds depend on nothing but the time of a row.
     """
 
     spec: Tumbling | Sliding | Cumulating
@@ -390,7 +389,7 @@ class WindowLife:
         return Window(int(starts_of(self.spec, np.array([end_ms], dtype=np.int64))[0]), end_ms)
 
     def last_ms(self, ends: Times) -> Times:
-        """Returns, for windows with these ends, the watermarks at which they are over, in ms."""
+        """Returns the watermark at which each window with these ends is over, in ms."""
         return last_moments(ends, self.lateness_ms)
 
 
@@ -407,7 +406,7 @@ class WindowTimers:
     def register(self, end_ms: int, moment_ms: int) -> None:
         """Registers a timer at `moment_ms`, for the window of the current key that ends at `end_ms`.
 
-        Does nothing if the window is over then.
+        Does nothing if the window is over at that time.
         """
         if moment_ms > int(self._life.last_ms(np.array([end_ms], dtype=np.int64))[0]):
             return
@@ -484,7 +483,7 @@ It raises ConfigurationError outside of a call for a window.
 class PerWindowState(KeyedState):
     """A state with a value for each key and window.
 
-    `view` is the object that the function uses, once the state is bound.
+    `view` is the state object that the user's function gets, once the state is bound.
     """
 
     _internal: InternalMapState
@@ -525,8 +524,9 @@ class PerWindowState(KeyedState):
 
 
 class _Views:
-    """Takes the place of a backend for the declared state of a window: creates values, lists and maps that are stored
-    under the end of the current window.
+    """Replaces the backend when the declared state of a window is bound.
+
+    Creates values, lists and maps that are stored under the end of the current window.
     """
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
@@ -543,7 +543,9 @@ class _Views:
 
 
 class _Values:
-    """Value state of the current window. Has no methods for many keys, because each call is for one key."""
+    """Value state of the current window. Has no methods for many keys, because the function is called for one key at a
+    time.
+    """
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
         self._internal, self._place = internal, place

@@ -77,7 +77,7 @@ class WindowBuffer(RowsOperator):
 
     `calls` calls the function. `life` describes how long windows with state and timers exist. None means windows
     without state and timers. `own` are additional columns that the operator stores with each row, after `PLACE`.
-    `results` are the columns of stored results. With `life` or `results`, rows may be kept after a call.
+    `results` are the columns of stored results. With `life` or `results`, rows may stay in the state after a call.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class WindowBuffer(RowsOperator):
         return np.concatenate(places), np.concatenate(refs), together(batches) if batches and columns else none
 
     def done(self) -> None:
-        """Ends the access to all state tables for a batch. References to rows are invalid afterwards."""
+        """Ends the access to the state tables for the current batch. References to rows are invalid afterwards."""
         for table in self.tables:
             table.done()
 
@@ -176,7 +176,7 @@ class WindowBuffer(RowsOperator):
         """Calls the function for each group of rows, and emits its results.
 
         `groups` has the group of each row. Groups are numbered from 0 without gaps. `bounds` are the starts and ends of
-        the windows of the groups, or None for count windows. `of` is the context of the operator.
+        the windows of the groups, or None for count windows. `of` is the operator's context for the function.
         """
         for batch in self._calls.results(of, self.grouped(rows, groups, bounds)):
             emit(batch)
@@ -265,17 +265,17 @@ class WindowBuffer(RowsOperator):
 
 
 def together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenates batches. Raises ConfigurationError if they have more rows than one batch can have."""
+    """Joins batches into one. Raises ConfigurationError if they have more rows than one batch can have."""
     return one_batch(pa.Table.from_batches(batches), "rows of windows")
 
 
 def budget(rows: int) -> int:
-    """Returns about how many rows may be passed to the function in a step that has scanned `rows` rows."""
+    """Returns about how many rows a step may pass to the function, if the step has scanned `rows` rows."""
     return max(STEP_ROWS, rows // _LOOKS)
 
 
 def budget_over(rows: int) -> int:
-    """Returns how many rows of windows that are over may be removed in a step that has scanned `rows` rows."""
+    """Returns how many rows of windows that are over a step may remove, if the step has scanned `rows` rows."""
     return max(DROPPED_ROWS, rows // _LOOKS)
 
 
@@ -285,9 +285,9 @@ def parts_of(rows: int) -> int:
 
 
 def pieces(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Divides consecutive windows with these numbers of rows into pieces of about `STEP_ROWS` rows.
+    """Divides consecutive windows into groups of about `STEP_ROWS` rows. `sizes` has the number of rows of each window.
 
-    Yields the index of the first window and the end index of each piece.
+    Yields the start and end index of each group.
     """
     ends = np.cumsum(sizes)
     start = 0

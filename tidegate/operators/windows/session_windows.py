@@ -57,9 +57,9 @@ once.
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Sessions that were removed from the state to be merged.
+    """Sessions that were removed from the state in order to be merged.
 
-    Each has the number of its key, its bounds in ms, and its accumulator columns.
+    Has, for each session, the number of its key, its bounds in ms, and its accumulator columns.
     """
 
     codes: NDArray[np.int64]
@@ -280,7 +280,9 @@ class SessionWindows(AggregateWindows):
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
 
     def _look_at_all(self, restored: bool) -> None:
-        """Makes the next watermark check all stored sessions, because their ends are not in memory after a restore."""
+        """Makes the next watermark check all stored sessions, because a restore does not bring their ends into
+        memory.
+        """
         self._next_end_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
         self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
 
@@ -328,7 +330,7 @@ class SessionWindows(AggregateWindows):
     ) -> None:
         """Stores sessions of keys that have no sessions in the state.
 
-        They are sorted by key and start. `codes` has the index of each session's key in `keys`.
+        The sessions are sorted by key and start. `codes` has the index of each session's key in `keys`.
         """
         if not len(codes):
             return

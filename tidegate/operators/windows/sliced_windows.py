@@ -234,7 +234,7 @@ class SlicedWindows(AggregateWindows):
     def _take_in_at(
         self, batch: pa.RecordBatch, keys: pa.RecordBatch, times: Times, fired_ms: int
     ) -> list[pa.RecordBatch]:
-        """Adds rows whose key groups have fired their windows up to `fired_ms`.
+        """Adds rows to their slices. All rows belong to key groups that have fired their windows up to `fired_ms`.
 
         Returns results to emit at once, of windows that have fired already.
         """
@@ -302,7 +302,7 @@ class SlicedWindows(AggregateWindows):
         """Emits a window for the keys that have changed in its slices, in some key groups. `parts` are the nodes of the
         window.
 
-        The window must be the first one after the time `before_ms`.
+        The window must be the first window after the time `before_ms`.
         """
         everything = any(changed.everything for changed in changes)
         found: list[pa.RecordBatch] = []
@@ -351,7 +351,7 @@ class SlicedWindows(AggregateWindows):
         self._fired.advance(groups, until_ms)
 
     def _at_once(self) -> int:
-        """Returns how many windows to try to fire in the next step."""
+        """Returns how many windows the next step should try to fire together."""
         if not self._final or self._large_left or not self._state.exists:
             return 1
         if not self._is_bundled:
@@ -402,7 +402,7 @@ class SlicedWindows(AggregateWindows):
             self._emit_rows(windows, numbers, self._state.user_keys(keys), self._state.results(slots), emit)
 
     def _fire_bundle(self, windows: Sequence[Window], groups: range, fired_ms: int, emit: Emit) -> bool:
-        """Fires several windows in one step. Returns False, and fires none, if they have too many rows."""
+        """Fires several windows in one step. If they have too many rows, fires no window and returns False."""
         bundle = self._slices.bundle(self._state.namespaces, windows, fired_ms)
         found = self._bundles.read(bundle, self._part(groups))
         if found is None:
@@ -417,7 +417,7 @@ class SlicedWindows(AggregateWindows):
         return True
 
     def _fire_alone(self, window: Window, groups: range, fired_ms: int, emit: Emit) -> None:
-        """Fires one window, and reads its nodes one after the other, so that it may have any number of rows."""
+        """Fires one window. Reads its nodes one after the other, so that the number of rows is not limited."""
         moment_ms = window.end_ms - 1
         self._merge(groups, fired_ms, moment_ms)
         parts = self._slices.parts(self._state.namespaces, window, moment_ms)
@@ -472,7 +472,7 @@ class SlicedWindows(AggregateWindows):
         emit(self._rows.output_of(keys, starts, ends, results, self._fired.time_type, self._spec))
 
     def _part(self, groups: range) -> range | None:
-        """Returns `groups`, or None if these are all key groups of the subtask."""
+        """Returns `groups`, or None if they are all key groups of the subtask."""
         return None if len(groups) == len(self._groups) else groups
 
     def _output(self, keys: pa.RecordBatch, window: Window, results: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -481,7 +481,9 @@ class SlicedWindows(AggregateWindows):
 
 
 class ChangedKeys:
-    """The keys that have changed in each slice, each key once. Without key columns, only the changed slices."""
+    """The keys that have changed in each slice since the last early results, each key once. Without key columns, only
+    the changed slices.
+    """
 
     def __init__(self, *, everything: bool = False) -> None:
         self.everything = everything
@@ -545,8 +547,8 @@ class EarlyResults:
     def __init__(self, every_ms: int, *, restored: bool, at_once_ms: int = 0) -> None:
         """Creates the tracker.
 
-        `every_ms` is the interval. `restored` is True if all keys count as changed. `at_once_ms` is a time that is
-        certainly in the past.
+        `every_ms` is the interval. `restored` is True after a restore, when all keys are treated as changed.
+        `at_once_ms` is a time that is certainly in the past.
         """
         self._every_ms, self._at_once_ms = every_ms, at_once_ms
         self._changed = ChangedKeys(everything=restored)
@@ -564,7 +566,7 @@ class EarlyResults:
     def due_ms(self, now_ms: int) -> int | None:
         """Returns the time of the next emission in ms, or None without changes.
 
-        If the clock was set back, the emission is not delayed.
+        A clock that was set back does not delay the emission.
         """
         return None if self._due_ms is None else min(self._due_ms, self._next_ms(now_ms))
 
@@ -579,13 +581,13 @@ class EarlyResults:
         return self._changed.rows >= CHANGED_MAX
 
     def begin(self) -> ChangedKeys:
-        """Starts an emission and returns the changed keys. Call `done` when their results are emitted."""
+        """Starts to emit early results, and returns the changed keys. Call `done` when their results are emitted."""
         assert not self._emitting, "results come out already"
         self._emitting, self._changed, self._due_ms = self._changed, ChangedKeys(), None
         return self._emitting
 
     def done(self) -> None:
-        """Ends the emission."""
+        """Records that the emission that `begin` started is finished."""
         self._emitting = ChangedKeys()
 
     @property

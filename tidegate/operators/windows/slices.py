@@ -65,7 +65,9 @@ class Window(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Describes a node to create by merging the nodes `parts`. With `taken`, these nodes are not needed afterwards."""
+    """Describes how to create a node of window state, by merging the nodes `parts`. With `taken`, these nodes are not
+    needed afterwards.
+    """
 
     node: int
     parts: tuple[int, ...]
@@ -73,7 +75,7 @@ class Merge(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Describes of which nodes several consecutive windows consist, and which nodes must be created for them."""
+    """Lists the nodes of which several consecutive windows consist, and the nodes that must be created for them."""
 
     levels: list[list[Merge]]
     """The nodes to create in memory, level by level.
@@ -91,7 +93,8 @@ class Bundle(NamedTuple):
 class Target(NamedTuple):
     """The nodes to which rows are added.
 
-    `rows` has the indices of the rows, or is None for all rows. `nodes` has the node of each.
+    `rows` has the indices of the rows, or is None for all rows. `nodes` has the node to which each of these rows is
+    added.
     """
 
     rows: NDArray[np.int32] | None
@@ -99,9 +102,10 @@ class Target(NamedTuple):
 
 
 class Slices(Protocol):
-    """Describes of which nodes windows consist.
+    """Base class for the slices of one kind of window: describes of which nodes each window consists.
 
-    In all methods, `nodes` are the ids of the nodes in the state, ascending.
+    A node is one slice, or several merged slices. In all methods, `nodes` are the ids of the nodes in the state,
+    ascending.
     """
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
@@ -132,7 +136,7 @@ class Slices(Protocol):
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
         """Returns the nodes of which a window consists, when all nodes that end up to `fired_ms` were merged.
 
-        Rows may still be added to them.
+        Late rows may still be added to these nodes.
         """
         ...
 
@@ -148,7 +152,7 @@ class Slices(Protocol):
 
 
 def node_starts(nodes: Times) -> Times:
-    """Returns the start of each node, in ms."""
+    """Returns the start of each node of window state, in ms. `nodes` are ids of nodes."""
     return nodes >> _KIND_BITS
 
 
@@ -421,8 +425,8 @@ class SlidingSlices:
 
 
 class _Pairs:
-    """A tree in memory over the slices of one longest cumulating window: nodes of two slices, of four slices, and so
-    on.
+    """A binary tree in memory over the slices of one longest cumulating window. Its nodes merge two slices, four
+    slices, and so on.
     """
 
     def __init__(self, slices: list[int]) -> None:

@@ -64,9 +64,9 @@ PANES_MAX = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Panes:
-    """Full panes of several keys.
+    """Full panes of several keys. A pane is a run of consecutive rows of a key whose aggregates windows share.
 
-    Each has the number of its key, its number among the panes of the key, and its accumulator columns.
+    Has, for each pane, the number of its key, its number among the panes of the key, and its accumulator columns.
     """
 
     codes: Numbers
@@ -200,7 +200,7 @@ class SlidingCountWindows(AggregateWindows):
     def _completed(
         self, keys: pa.RecordBatch, full: Numbers, codes: Numbers, parts: Parts, last_rows: Numbers
     ) -> list[pa.RecordBatch]:
-        """Stores panes that have become full, and returns the results of the windows that are complete with them.
+        """Stores panes that have become full, and returns the results of the windows that end with one of these panes.
 
         `keys` are distinct keys, and `full` has the number of full panes that each had before. `codes` has the key
         number of each new pane, `parts` its accumulators, and `last_rows` the index of the batch row that filled it.
@@ -249,7 +249,8 @@ class SlidingCountWindows(AggregateWindows):
     def _stored_panes(
         self, keys: pa.RecordBatch, codes: Numbers, lows: Numbers, full: Numbers, least: Numbers | None
     ) -> _Panes:
-        """Reads full panes from the state: for the keys with the numbers `codes`, the panes from `lows` to `full`.
+        """Reads full panes from the state: for the keys with the numbers `codes`, the panes with the numbers from
+        `lows` to `full` (exclusive).
 
         Removes the panes before `least` of each key, or all panes that were read if it is None.
         """
@@ -313,7 +314,8 @@ class SlidingCountWindows(AggregateWindows):
         return self._state.stored_keys(1 + places % self._width, of)
 
     def _fire_rest(self, keys: pa.RecordBatch, seen: Numbers, emit: Emit) -> None:
-        """Fires the next window of distinct keys with the rows that it has so far, and removes the keys from the state.
+        """Fires the next window of distinct keys early, with the rows that it has so far, and removes the keys from the
+        state.
 
         `seen` has the number of rows of each key.
         """
@@ -336,7 +338,7 @@ class SlidingCountWindows(AggregateWindows):
 def _merge_runs(
     state: WindowState, windows: MergedGroups, panes: Parts, ends: Numbers, starts: Numbers, sizes: Numbers
 ) -> None:
-    """Merges, into window i, the panes from index `starts[i]` on, `sizes[i]` of them.
+    """Merges panes into windows: into window i, `sizes[i]` panes from index `starts[i]` on.
 
     `ends` has, for each pane, the index at which its key ends.
     """
@@ -439,7 +441,8 @@ class FunctionSlidingCounts(WindowBuffer):
         """Calls the function with the windows that the rows of a batch complete, in the order of these rows.
 
         `codes` and `numbers` have the key number of each row of the batch, and its number among the rows of the key.
-        `found` and `stored` have the same for the stored rows. `seen` has the number of earlier rows of each key.
+        `found` and `stored` have the key numbers and row numbers of the stored rows. `seen` has the number of earlier
+        rows of each key.
         """
         completing = np.flatnonzero((numbers + 1) % self._slide == 0)
         if not len(completing):

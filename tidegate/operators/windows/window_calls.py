@@ -46,7 +46,7 @@ WindowCall: TypeAlias = Callable[[pa.Table], WindowResult]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Rows of several windows, sorted by window. A group is the rows of one key and window: group i has the rows from
+    """Rows of several windows, sorted by window. The rows of one key and window form a group: group i has the rows from
     `cuts[i]` to `cuts[i + 1]`.
 
     `keys` has a row for each group, and no rows if there are no key columns. `starts` and `ends` are the bounds of the
@@ -170,14 +170,13 @@ class WindowCalls:
             return []
 
     def _mark(self) -> int:
-        """Starts a call whose changes can be undone.
-
-        Returns a mark of the timers, which is the argument of `_take_back`.
+        """Starts a call of the function whose changes can be undone. Returns the position in the timers for
+        `_take_back`.
         """
         return 0
 
     def _take_back(self, timers: int) -> None:
-        """Undoes the changes of state and timers that a failed call made."""
+        """Undoes the changes of state and timers that a failed call made. `timers` is the result of `_mark`."""
 
     def _set_aside(self, context: OperatorContext, of: Grouped) -> None:
         """Sends the key and the bounds of the windows whose calls failed, with the error, to the side output."""
@@ -195,13 +194,17 @@ class WindowCalls:
         return [*heads, *(bounds_of(bounds[groups], self._bounds) for bounds in (of.starts, of.ends))]
 
     def _begin(self, grouped: Grouped) -> None:
-        """Prepares calls for these groups. Subclasses make the keys of the groups available to state and timers."""
+        """Prepares calls of the function for these groups. Subclasses make the keys of the groups available to state
+        and timers.
+        """
 
     def _choose(self, group: int, grouped: Grouped) -> None:
-        """Prepares the call for one group. Subclasses make its key and window the current ones."""
+        """Prepares the call of the function for one group. Subclasses make the group's key and window the
+        current ones.
+        """
 
     def _end(self, groups: int) -> None:
-        """Ends the calls for a number of groups."""
+        """Ends the calls of the function for `groups` groups."""
 
     def _describe(self, grouped: Grouped, group: int) -> tuple[str, None]:
         """Describes the window of a failed call, for the error."""

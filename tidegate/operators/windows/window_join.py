@@ -59,8 +59,8 @@ class WindowJoin(JoinOperator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rule by which rows are late: a watermark that ends a window of the row makes a difference to
-        it.
+        """Returns the rule by which rows are late: the treatment of a row changes when a watermark ends one of its
+        windows.
         """
         return (DueByWindows(self._window),)
 

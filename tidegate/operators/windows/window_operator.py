@@ -85,8 +85,8 @@ class WindowOperator(Operator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rule by which rows are late: a watermark that ends a window of the row, including the allowed
-        lateness, makes a difference to it.
+        """Returns the rule by which rows are late: the treatment of a row changes when one of its windows, including
+        the allowed lateness, is over.
 
         Empty for windows that do not depend on event time.
         """
@@ -170,15 +170,15 @@ class FiredGroups(GroupMoments):
     def steady(self, now_ms: int) -> int:
         """Returns the processing time for windows, in ms.
 
-        It never decreases, and is after every time up to which windows have fired.
+        It never decreases, and is never before a time up to which windows have fired.
         """
         self._now_ms = max(self._now_ms, now_ms, self.greatest_ms + 1)
         return self._now_ms
 
     def reach(self, moment_ms: int) -> None:
-        """Advances all key groups that are before the time `moment_ms` to this time.
+        """Advances the fired time of all key groups to `moment_ms`.
 
-        After a restore some groups may be further.
+        Key groups with a later time, which may exist after a restore, do not change.
         """
         for groups, fired_ms in [*self.runs()]:
             if fired_ms < moment_ms:
@@ -202,8 +202,8 @@ class FiredGroups(GroupMoments):
 class DueRows:
     """Finds the stored rows of windows that have ended, about `FIRED_ROWS` rows at a time.
 
-    `column` is the table column with the time, in ms, from which a row is due. The operator calls `note` for rows that
-    it stores, and `forget` after rows were restored.
+    A row is due at the time, in ms, in the table column `column`. The operator calls `note` for rows that it stores,
+    and `forget` after rows were restored.
     """
 
     def __init__(self, column: str) -> None:
@@ -224,8 +224,8 @@ class DueRows:
             self._first = min(self._first, int(moments.min()))
 
     def limits(self, tables: Sequence[RowTable], until: int) -> Iterator[int]:
-        """Yields, for each step, the time in ms up to which rows fire. The caller must fire and remove these rows
-        before the next step.
+        """Yields, for each step, a time in ms: the rows with this time or an earlier one fire in the step. The caller
+        must fire and remove these rows before the next step.
 
         `until` is the time up to which rows are due.
         """
@@ -246,8 +246,9 @@ class DueRows:
         return taken
 
     def _next(self, tables: Sequence[RowTable], until: int) -> tuple[int | None, int]:
-        """Returns the time up to which rows fire in this step (None if no rows do), and the first time of the rows that
-        remain.
+        """Chooses the rows that fire in this step.
+
+        Returns the time in ms up to which they fire (None for no rows), and the first time of the rows that remain.
         """
         counts: dict[int, int] = {}
         for table in tables:

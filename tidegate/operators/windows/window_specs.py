@@ -74,7 +74,8 @@ class EventTimeWindow(ABC):
         """Returns, for each row, the last end among its windows that have ended at the given time in `moments`, or a
         later end if none has ended.
 
-        A row is treated the same at all times with the same result. `times` must not be later than `moments`.
+        If the result is the same for two times, a row is treated the same at both times. `times` must not be later than
+        `moments`.
         """
         return self.last_end_ms(times)
 
@@ -246,8 +247,10 @@ class Session(EventTimeWindow):
         return times + self.gap_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """Returns, for each row, a time at which a session of the row may have ended: the given time in `moments`,
-        because sessions may end at any time, but not later than the end of the row's own gap plus 1 ms.
+        """Returns, for each row, the last time up to `moments` at which a session of the row may have ended.
+
+        Sessions may end at any time, so this is the time in `moments`, but at most the end of the row's own gap plus 1
+        ms.
         """
         if self.gap_ms is None:  # and so may the session of the row alone
             return moments
@@ -332,8 +335,8 @@ def check_times(times: Times) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DueByWindows:
-    """The `Due` rule of windows: a watermark makes a difference for a row when it ends a window of the row, including
-    the allowed lateness.
+    """The `Due` rule of windows: the treatment of a row changes when a watermark ends one of its windows, including the
+    allowed lateness.
     """
 
     spec: EventTimeWindow
@@ -341,9 +344,9 @@ class DueByWindows:
 
     def __call__(self, times: Times, watermarks: Times) -> Times:
         """Returns, for each row, the greatest watermark up to the given one at which a window of the row was over.
-        Returns a later watermark if none was over.
 
-        Times that are out of range are clipped. The window operator raises an error for them later.
+        Returns a later watermark if no window was over. Times out of range are clipped, because the window operator
+        raises the error for them later.
         """
         zoned = isinstance(self.spec, Tumbling) and self.spec.timezone is not None
         times = np.clip(times, *(_CALENDAR_MS if zoned else (-TIME_MS_MAX, TIME_MS_MAX)))
@@ -393,7 +396,7 @@ def _is_row_count(value: object) -> bool:
 
 
 def _set(spec: object, **fields: int) -> None:
-    """Sets the derived fields, in ms, of a frozen specification."""
+    """Computes and sets the derived fields, in ms, of a frozen window specification."""
     for name, value in fields.items():
         object.__setattr__(spec, name, value)
 

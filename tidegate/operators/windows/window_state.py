@@ -236,9 +236,8 @@ class WindowState:
         return self._key_schema
 
     def admit(self, schema: pa.Schema) -> None:
-        """Checks the columns of a batch against the state table.
-
-        The first batch creates the table. Raises ChangedTypeError if they differ.
+        """Checks the columns of a batch against the state table. The first batch creates the table. Raises
+        ChangedTypeError if the columns differ.
         """
         if self._seen is not None and schema.equals(self._seen):
             return
@@ -288,8 +287,8 @@ class WindowState:
             accumulator.merge(slots, columns)
 
     def begin_empty(self) -> None:
-        """Makes the slots that are new in this batch start without a value. Call this method before anything is merged
-        into them.
+        """Marks the slots that are new in this batch as having no value. Call this method before values are merged into
+        the new slots.
 
         Until the first null arrives, aggregates that are null without values treat every new slot as one that gets a
         value in its batch (`mark`). An operator that leaves a new slot without values must call this method.
@@ -324,11 +323,11 @@ class WindowState:
         return 8 * (1 + len(self._keys)) + values
 
     def appeared(self, namespaces: Sequence[int] | NDArray[np.int64]) -> None:
-        """Records that these namespaces now have rows."""
+        """Records that these namespaces of the state table now have rows."""
         self.namespaces = with_nodes(self.namespaces, namespaces)
 
     def emptied(self, namespaces: Sequence[int]) -> None:
-        """Records that these namespaces have no rows any more."""
+        """Records that these namespaces of the state table have no rows any more."""
         if list(namespaces) == self.namespaces[: len(namespaces)].tolist():
             self.namespaces = self.namespaces[len(namespaces) :]
         else:
@@ -370,7 +369,7 @@ class WindowState:
         self._look()
 
     def _look(self) -> None:
-        """Reads which namespaces have rows in the state table."""
+        """Reads from the state table which namespaces have rows."""
         self.namespaces = self.table.namespaces()
 
     def _create(self, keys: pa.Schema, fields: Fields) -> None:
@@ -452,10 +451,11 @@ _SLOT = own_name("slot")
 
 
 class MergedGroups:
-    """Accumulators of a state's aggregates, in memory, for `count` groups that are numbered from 0.
+    """Accumulators in memory for `count` groups, which are numbered from 0.
 
-    A group is filled in several calls. When the first null arrives, a table treats all new slots of the batch as empty.
-    Each call therefore reports to the table which groups are still empty, so that earlier values are not lost.
+    Values are added to a group in several calls. When the first null arrives, a table treats all new slots of the batch
+    as empty. Each call therefore reports to the table which groups are still empty, so that earlier values are not
+    lost.
     """
 
     def __init__(self, state: WindowState, count: int) -> None:
@@ -480,12 +480,12 @@ class MergedGroups:
         self._filled(numbers)
 
     def _filled(self, numbers: NDArray[Any]) -> None:
-        """Records that these groups are not empty."""
+        """Records that these groups now have values."""
         self._empty[numbers] = False
         self._table.new_slots = self._slots[self._empty]
 
     def done(self) -> None:
-        """Ends the filling of groups. After this call only results and columns are read."""
+        """Ends adding values to groups. After this call only results and columns are read."""
         self._table.done()
 
     def parts(self, numbers: NDArray[Any]) -> Parts:

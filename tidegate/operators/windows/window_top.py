@@ -131,7 +131,7 @@ class WindowTop(WindowOperator, RowsOperator):
         self._fired.reach(moment_ms)
 
     def _add(self, rows: pa.RecordBatch, keys: pa.RecordBatch, moments: NDArray[np.int64], words: RankWords) -> None:
-        """Compares rows with the stored rows of their keys, and stores the first `n` of both.
+        """Compares new rows with the stored rows of their keys, and stores the first `n` of each key.
 
         `moments` are the window ends, and `words` the order words of the rows.
         """
@@ -208,8 +208,8 @@ class LocalTop(Operator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rule by which `WindowTop`, the next operator, treats rows as late: a watermark that ends a window
-        of the row makes a difference.
+        """Returns the rule by which `WindowTop`, the next operator, treats rows as late: the treatment of a row changes
+        when a watermark ends one of its windows.
 
         Empty if rows have windows already, because results of windows are never late.
         """
@@ -255,7 +255,7 @@ class LocalTop(Operator):
     def _first(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> NDArray[np.bool_] | None:
         """Returns a mask of the rows that are among the first of their window, or whose window has ended.
 
-        None means that all rows remain, without comparing.
+        None if all rows remain without a comparison.
         """
         if self._passes:
             self._passes -= 1

@@ -28,7 +28,7 @@ C = TypeVar("C")
 
 
 class DirtySlots:
-    """The changed slots of one state, one bit per slot."""
+    """The changed slots of one state, with one bit for each slot."""
 
     __slots__ = ("_current", "_history")
 
@@ -38,13 +38,13 @@ class DirtySlots:
 
     @staticmethod
     def none_of(slots: int) -> DirtySlots:
-        """For a state with `slots` slots, none of which has changed."""
+        """Returns an object for a state with `slots` slots, none of which has changed."""
         dirty = DirtySlots()
         dirty.grow(slots)
         return dirty
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for a state with `slots` slots. New slots are unchanged."""
         words = words_for(slots)
         if words > len(self._current):
             larger = np.zeros(max(words, 2 * len(self._current)), dtype=np.uint64)
@@ -52,17 +52,19 @@ class DirtySlots:
             self._current = larger
 
     def mark(self, slots: NDArray[np.int32]) -> None:
-        """Marks these slots as changed."""
+        """Marks these slots of the state as changed."""
         mark_slots(self._current, slots)
 
     def unmark(self, slots: NDArray[np.int32]) -> None:
-        """Undoes `mark` since the last freeze, for these distinct slots."""
+        """Removes the marks that `mark` has set for these distinct slots since the last freeze."""
         bits = np.uint64(1) << (slots & 63).astype(np.uint64)
         np.bitwise_and.at(self._current, slots >> 6, ~bits)
 
     def close(self, checkpoint_id: CheckpointId, base: CheckpointId | None) -> Bitmaps:
-        """Returns the files the current bitmap under this checkpoint. With a base, returns the changes since that
-        checkpoint.
+        """Stores the marks since the last freeze under this checkpoint, and begins new ones. Returns the bitmaps of
+        changed slots.
+
+        With `base`, the bitmaps have only the changes since that checkpoint.
         """
         if base is not None:
             self._history.drop(base)
@@ -71,23 +73,26 @@ class DirtySlots:
         return tuple(self._history)
 
     def drop(self, base: CheckpointId) -> None:
-        """Drops the changes up to this checkpoint: no later snapshot has an older base."""
+        """Drops the changes up to the checkpoint `base`, because no later snapshot has an older base."""
         self._history.drop(base)
 
     def changed_since(self, base: CheckpointId, slots: int) -> int:
-        """Returns how many of the first `slots` slots a snapshot on this base would contain. O(slots / 64)."""
+        """Returns how many of the first `slots` slots a snapshot based on the checkpoint `base` would contain. O(slots
+        / 64).
+        """
         since = (*self._history.since(base), self._current)
         return int(np.bitwise_count(union(since, 0, slots)).sum())
 
     def marked(self, slots: int) -> NDArray[np.bool_]:
-        """Returns for each of the first `slots` slots whether it has changed since the oldest base of a snapshot.
+        """Returns a mask of the first `slots` slots: True for a slot that has changed since the oldest possible base of
+        a snapshot.
 
-        The next snapshots contain such slots. O(slots).
+        Later snapshots contain such slots. O(slots).
         """
         return flags((*self._history, self._current), 0, slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers `slots` slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
 
         def moved(bitmap: Bitmap) -> Bitmap:
             packed = np.zeros(words_for(len(kept)) * 8, dtype=np.uint8)
@@ -100,17 +105,21 @@ class DirtySlots:
 
 
 def live_or_marked(live: NDArray[np.bool_], dirty: DirtySlots | None) -> NDArray[np.bool_]:
-    """Returns for each slot whether it has the state, or a later snapshot may record its removal. O(slots)."""
+    """Returns a mask of slots: True if the slot has the state, or if a later snapshot may record its removal.
+    O(slots).
+    """
     return live if dirty is None else live | dirty.marked(len(live))
 
 
 def words_for(slots: int) -> int:
-    """Returns how many words a bitmap of this many slots has."""
+    """Returns how many 64-bit words a bitmap of `slots` slots has."""
     return slots // 64 + 1
 
 
 def union(bitmaps: Bitmaps, start: int, stop: int) -> Bitmap:
-    """Returns the union of bitmaps, for the slots from `start` to `stop`. `start` is a multiple of 64."""
+    """Returns the union of bitmaps for the slots from `start` to `stop` (exclusive). `start` must be a multiple
+    of 64.
+    """
     first, last = start // 64, (stop + 63) // 64
     bits = np.zeros(last - first, dtype=np.uint64)
     for bitmap in bitmaps:
@@ -124,13 +133,13 @@ def _merged(oldest: Bitmap, second: Bitmap) -> Bitmap:
 
 
 def flags(bitmaps: Bitmaps, start: int, stop: int) -> NDArray[np.bool_]:
-    """Returns the union of bitmaps as one bool per slot, for the slots from `start` to `stop`."""
+    """Returns the union of bitmaps as one bool for each slot from `start` to `stop` (exclusive)."""
     bits = np.unpackbits(union(bitmaps, start, stop).view(np.uint8), bitorder="little", count=stop - start)
     return bits.view(np.bool_)
 
 
 def slots_in(bitmaps: Bitmaps, stop: int) -> NDArray[np.int32]:
-    """Returns the marked slots below `stop`, ascending. O(stop / 64 + marked slots)."""
+    """Returns the slots below `stop` that are marked in any of the bitmaps, ascending. O(stop / 64 + marked slots)."""
     words = union(bitmaps, 0, stop)
     found = np.flatnonzero(words)
     bits = np.unpackbits(words[found].view(np.uint8), bitorder="little").reshape(-1, 64)
@@ -140,12 +149,17 @@ def slots_in(bitmaps: Bitmaps, stop: int) -> NDArray[np.int32]:
 
 
 def marked(bitmaps: Bitmaps) -> int:
-    """Returns how many slots are marked. A slot that is in several bitmaps counts several times."""
+    """Returns the number of bits that are set in the bitmaps. A slot that is marked in several bitmaps is counted
+    several times.
+    """
     return sum(int(np.bitwise_count(bitmap).sum()) for bitmap in bitmaps)
 
 
 class ChangeHistory(Generic[C]):
-    """Filed collections of changes, oldest first. `merge(older, newer)` returns a new collection."""
+    """The changes between checkpoints: one collection of changes for each checkpoint, oldest first.
+
+    `merge(older, newer)` returns a new collection with the changes of both.
+    """
 
     __slots__ = ("_filed", "_merge")
 
@@ -157,17 +171,17 @@ class ChangeHistory(Generic[C]):
         return (collection for _, collection in self._filed)
 
     def since(self, base: CheckpointId) -> Iterator[C]:
-        """The collections that were filed after this checkpoint."""
+        """Returns the collections of changes after the checkpoint `base`."""
         return (collection for number, collection in self._filed if number > base)
 
     def drop(self, base: CheckpointId) -> list[C]:
-        """Drops and returns the collections that were filed up to this checkpoint."""
+        """Removes and returns the collections of changes up to the checkpoint `base`."""
         dropped = [collection for number, collection in self._filed if number <= base]
         self._filed = [entry for entry in self._filed if entry[0] > base]
         return dropped
 
     def file(self, checkpoint_id: CheckpointId, collection: C) -> None:
-        """Files the collection of changes up to the freeze for this checkpoint."""
+        """Stores the collection of changes between the previous freeze and the freeze for this checkpoint."""
         self._filed.append((checkpoint_id, collection))
         if len(self._filed) > COLLECTIONS_MAX:
             (_, oldest), (number, second) = self._filed[:2]

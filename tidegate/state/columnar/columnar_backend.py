@@ -42,7 +42,7 @@ _MOVED_ROWS = 65_536
 
 
 class ColumnarBackend:
-    """A `KeyedBackend` in memory. `key_names` are the stored key columns."""
+    """A `KeyedBackend` that stores state in memory, in columns. `key_names` are the stored key columns."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ColumnarBackend:
             rows.fix_keys(schema)
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
-        """Returns a vectorised state."""
+        """Returns a vectorised state: a table with value columns and a row for each key."""
         if name in self._unbound:
             return self._table_again(name, columns)
         self._check_new(name)
@@ -104,7 +104,7 @@ class ColumnarBackend:
         return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
-        """Replaces a vectorised state by one with the same name and other types, and converts its rows."""
+        """Replaces a vectorised state by a state with the same name and other column types, and converts its rows."""
         former = self._tables.pop(name)
         self._space.undo.clear()
         self._space.drop(former)
@@ -116,8 +116,10 @@ class ColumnarBackend:
         return table
 
     def values(self, spec: StateDescriptor) -> ColumnarValues | ValueColumns:
-        """Returns a state with one value for each key, in columns if it is used by the batch and its type
-        allows that.
+        """Returns a state with one value for each key.
+
+        Stores the values in columns if the function processes whole batches and the value type allows that. Otherwise
+        stores Python objects.
         """
         if spec.by_batch and flat_specs(spec):
             return self._bound(ValueColumns, spec)
@@ -132,23 +134,25 @@ class ColumnarBackend:
         return self._bound(ColumnarMaps, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[int]:
-        """Begins a batch of keys: returns the slot of each row's key."""
+        """Begins a batch of keys. Returns the slot of the key of each row."""
         slots: list[int] = self._space.upsert(keys).slots.tolist()
         return slots
 
     def enter_batch(self, keys: pa.RecordBatch) -> NDArray[np.int32]:
-        """Like `enter`, but returns the slots as an array."""
+        """Begins a batch of keys, like `enter`, and returns the slots as an array."""
         return self._space.upsert(keys).slots
 
     def leave(self) -> None:
-        """Ends the batch."""
+        """Ends the batch of keys that `enter` began."""
         for objects in self._objects.values():
             objects.flush()
         self._space.settle()
         self.timers.settle()
 
     def sweep(self, keys_max: int) -> None:
-        """Removes expired state of the next `keys_max` slots, from where the last call ended."""
+        """Removes expired state from the next `keys_max` slots. The next call continues at the slot where this one
+        ended.
+        """
         expiring = [objects for objects in self._objects.values() if objects.spec.has_expired is not None]
         if not expiring or not self._space.slots:
             return
@@ -158,27 +162,31 @@ class ColumnarBackend:
             objects.expire_many(np.arange(start, self._swept, dtype=np.int32))
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Returns the keys that have this state, in slot order."""
+        """Yields the keys that have a value in `state`, in slot order, in batches."""
         if state in self._rows:
             return self._rows[state].pieces(rows_max)
         return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
 
     @property
     def size(self) -> StateSize:
-        """Returns the exact number of rows and timers. Bytes are unknown."""
+        """Returns the exact number of rows and timers. The size in bytes is unknown (None)."""
         states: list[ColumnarTable | ObjectState | ColumnarRows]
         states = [*self._tables.values(), *self._objects.values(), *self._rows.values()]
         return StateSize(sum(state.rows for state in states), self.timers.count(sys.maxsize))
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns the slots of all states that are marked as changed since the base, and rows of all states."""
+        """Returns two numbers over all states: slots that are marked as changed since the checkpoint `base`, and all
+        rows.
+        """
         states: list[ColumnarTable | ObjectState] = [*self._tables.values(), *self._objects.values()]
         marked = sum(s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
         apart = [state.changed_rows(base) for state in self._apart]
         return marked + sum(each for each, _ in apart), sum(s.rows for s in states) + sum(each for _, each in apart)
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """Returns all states that are not empty. With `cut.base`, only the changes since that checkpoint."""
+        """Returns snapshots of all states that are not empty. With `cut.base`, they have only the changes since that
+        checkpoint.
+        """
         frozen: list[FrozenState] = []
         for table in (*self._tables.values(), *self._objects.values()):
             parts = table.freeze(cut)
@@ -192,35 +200,41 @@ class ColumnarBackend:
         return frozen
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
-        """None: this backend has no files."""
+        """Returns None, because this backend has no files of its own."""
         return None
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """Returns the key columns, if the backend has gone back to a checkpoint, else None."""
+        """Returns the key columns if the backend was rewound to a checkpoint, else None."""
         return self._space.schema if self._gone_back else None
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Returns the columns of a state, if the backend has gone back to a checkpoint, else None."""
+        """Returns the columns of a state if the backend was rewound to a checkpoint, else None."""
         return self._schema_of(state) if self._gone_back and state in self._names() else None
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """Called when the current state equals this checkpoint. Starts noting changes, if the undo log has memory."""
+        """Records that the current state equals this checkpoint, so that the backend can be rewound to it.
+
+        Does nothing if the undo log may not use memory.
+        """
         self._keep(checkpoint_id, after_freeze=False)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Called when a checkpoint has completed: drop the notes of older ones."""
+        """Drops the undo data for checkpoints before this one, because this checkpoint has completed."""
         self._space.undo.completed(checkpoint_id)
         for state in self._apart:
             state.undo.completed(checkpoint_id)
 
     @property
     def goes_back(self) -> bool:
-        """Returns True if there is a checkpoint that the backend can go back to."""
+        """Returns whether there is a checkpoint to which the backend can be rewound."""
         return not self._space.undo.empty and not any(state.undo.empty for state in self._apart)
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
-        """Returns a table without rows for each state, or None if the backend cannot go back to this checkpoint."""
+        """Returns a table without rows for each state of this checkpoint.
+
+        None if the backend cannot be rewound to the checkpoint.
+        """
         if not (self._space.undo.keeps(checkpoint_id) and all(s.undo.keeps(checkpoint_id) for s in self._apart)):
             return None
         schemas = {state: self._schema_of(state) for state in (*self._tables, *self._objects)}
@@ -230,7 +244,9 @@ class ColumnarBackend:
         ] + [table for state in self._apart for table in state.kept()]
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restores the state at a checkpoint that is kept. Its states must be bound again."""
+        """Rewinds the backend to the state of this checkpoint, which must be one of `kept`. The caller must bind the
+        states again afterwards.
+        """
         self._space.undo.go_back(checkpoint_id)
         for state in self._apart:
             state.undo.go_back(checkpoint_id)
@@ -239,15 +255,17 @@ class ColumnarBackend:
         self._swept = 0
 
     def expect(self, keys: int) -> None:
-        """Hints that up to `keys` keys will be loaded in layer 0."""
+        """Announces that up to `keys` keys will be loaded in layer 0 (the base of a snapshot), so that memory can be
+        reserved.
+        """
         self._space.expect(keys)
 
     def load(self, table: StateTable) -> None:
         """Loads a stored table.
 
-        Raises CorruptionError if its columns are wrong. A key that comes twice in layer 0 is a CorruptionError too,
-        raised here, by a later call, or at the latest by `loaded`. Raises ConfigurationError for a state that is not
-        bound.
+        Raises CorruptionError if its columns are wrong. A key that occurs twice in layer 0 (the base of a snapshot) is
+        a CorruptionError too, raised here, by a later call, or at the latest by `loaded`. Raises ConfigurationError for
+        a state that is not bound.
         """
         if table.state == TIMERS_STATE:
             self.timers.load(table)
@@ -267,14 +285,14 @@ class ColumnarBackend:
             objects.load(table.rows, table.layer)
 
     def loaded(self) -> None:
-        """Builds the key index. Raises CorruptionError if a key came twice in layer 0."""
+        """Builds the key index after a restore. Raises CorruptionError if a key occurred twice in layer 0."""
         self._space.build_index()
         self.timers.loaded()
         for rows in self._rows.values():
             rows.loaded()
 
     def close(self) -> None:
-        """Ends the threads of an unfinished restore."""
+        """Ends the threads of a restore that was not finished."""
         self._space.close()
 
     def _keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
@@ -286,7 +304,7 @@ class ColumnarBackend:
 
     @property
     def _apart(self) -> list[ColumnarTimers | ColumnarRows]:
-        """The states whose keys have slots of their own, in a separate key space."""
+        """Returns the states that have a separate key space, instead of the slots that other states share."""
         return [self.timers, *self._rows.values()]
 
     def _names(self) -> set[str]:

@@ -51,7 +51,9 @@ Slots = NDArray[np.int32]
 
 
 class ColumnarTimers:
-    """A `KeyedTimers` with a separate key space. `other_log` is the undo log of the operator's other states."""
+    """A `KeyedTimers` in memory, with a separate key space. `other_log` is the undo log of the operator's other
+    states.
+    """
 
     def __init__(self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool, other_log: UndoLog) -> None:
         names = (*key_names, TIMER_DOMAIN, TIMER_MOMENT)
@@ -64,7 +66,7 @@ class ColumnarTimers:
         """True if there has ever been a timer."""
 
     def count(self, limit: int) -> int:
-        """Returns the number of timers; `limit` if there are more."""
+        """Returns the number of timers, but at most `limit`."""
         return min(self._table.rows, limit)
 
     def fix_keys(self, schema: pa.Schema) -> None:
@@ -75,7 +77,7 @@ class ColumnarTimers:
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Registers or deletes timers. If one timer is changed several times, the last change counts."""
+        """Registers or deletes timers. If a timer is changed several times, the last change is applied."""
         schema = self._space.schema
         assert schema is not None, "timers before their key columns are known"
         self.used = True
@@ -88,29 +90,32 @@ class ColumnarTimers:
         self._space.settle()
 
     def first_ms(self, domain: int) -> int | None:
-        """Returns the time, in ms, of a clock's first timer, or None if it has no timers."""
+        """Returns the time, in ms, of the first timer in a time domain, or None if the domain has no timers."""
         return self._table.queues[domain].first_ms()
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """Returns the first timers of a clock up to a time, in order."""
+        """Returns the first timers of a time domain up to `time_ms`, in the order in which they fire."""
         assert self._keys is not None, "timers before their key columns are known"
         moments, slots, more = self._table.queues[domain].due(time_ms, timers_max)
         keys = self._space.keys_of(slots).select(self._keys.names)
         return DueTimers(moments.tolist(), keys, more)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns two numbers of timers: all timers that have changed since the base, and all timers."""
+        """Returns two numbers of timers: the timers that have changed since the checkpoint `base`, and all timers."""
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
-        """Returns all timers, or the changes since the base. Takes one reference per page."""
+        """Returns snapshots of all timers or, with a base, of the changes since the base. Only references to pages are
+        copied.
+        """
         parts = self._table.freeze(cut) if self.used else ()
         return [FrozenTimers(part.now() if isinstance(part, FrozenSlots) else part) for part in parts]
 
     def load(self, table: StateTable) -> None:
         """Loads a stored table. Raises CorruptionError for wrong columns.
 
-        A timer that comes twice in layer 0 is a CorruptionError too, raised here or later.
+        A timer that occurs twice in layer 0 (the base of a snapshot) is a CorruptionError too, raised here or in a
+        later call.
         """
         assert self._keys is not None and self._space.schema is not None, "timers before their key columns are known"
         check_timers(table.rows, self._keys)
@@ -127,23 +132,23 @@ class ColumnarTimers:
             self._table.load(rows, table.layer)
 
     def loaded(self) -> None:
-        """Finishes a restore, after all stored tables are loaded. Raises CorruptionError if a timer came twice in layer
-        0.
+        """Finishes a restore, after all stored tables are loaded. Raises CorruptionError if a timer occurred twice in
+        layer 0.
         """
         self._space.build_index()
         self._table.loaded()
 
     def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
-        """Makes the current timers the state of this checkpoint, and starts to note changes for the undo log."""
+        """Records that the current timers equal this checkpoint, and starts to record changes in the undo log."""
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
     def settle(self) -> None:
-        """Shrinks the undo log to its memory limit."""
+        """Reduces the undo log to its memory limit."""
         self._space.undo.settle()
 
     def kept(self) -> list[StateTable]:
-        """Returns a table without rows that stands for the timers. Returns an empty tuple if there was never a
+        """Returns a table without rows that represents the timers in a list of states. Empty if there was never a
         timer.
         """
         if not self.used or self._keys is None:
@@ -170,7 +175,9 @@ class _TimerTable(ColumnarTable):
         moments: NDArray[np.int64],
         registered: NDArray[np.bool_],
     ) -> None:
-        """Registers or deletes the timers of these slots, each given once."""
+        """Registers or deletes the timers of these distinct slots. `registered` is True for slots whose timer is
+        registered.
+        """
         self.set_live(slots, registered)
         new = registered & ~self._queued.of(slots)
         for domain, queue in enumerate(self.queues):
@@ -181,13 +188,13 @@ class _TimerTable(ColumnarTable):
                     report(int(moments[chosen].min()))
 
     def loaded(self) -> None:
-        """Queues the loaded timers."""
+        """Sorts the loaded timers into the queues, after a restore."""
         if self._unqueued:
             self._unqueued = False
             self._queue(np.arange(self._space.slots, dtype=np.int32))
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Puts stored rows."""
+        """Stores the rows of a checkpoint layer. `layer` is the number of the layer."""
         self._unqueued |= rows.num_rows > 0
         super().load(rows, layer)
 
@@ -197,21 +204,21 @@ class _TimerTable(ColumnarTable):
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of timers: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         for queue in self.queues:
             queue.rebuild(kept)
         self._queued.only(np.concatenate([queue.slots() for queue in self.queues]), len(kept))
         super().rebuild(kept, slots)
 
     def undo(self, notes: Notes) -> None:
-        """Restores the timers at the moment when these notes began."""
+        """Restores the timers that existed when `notes` (undo data) began."""
         super().undo(notes)
         for queue in self.queues:
             queue.forget_first()
         self._queue(np.unique(notes.slots()))
 
     def _queue(self, slots: NDArray[np.int32]) -> None:
-        """Queues the slots that have a timer and are not in a queue. `slots` ascend."""
+        """Queues the slots that have a timer and are not in a queue yet. `slots` are in ascending order."""
         for start in range(0, len(slots), _QUEUED_SLOTS):
             some = slots[start : start + _QUEUED_SLOTS]
             some = some[self.live(some) & ~self._queued.of(some)]
@@ -223,7 +230,9 @@ class _TimerTable(ColumnarTable):
                 queue.push(moments[domains == domain], some[domains == domain])
 
     def _order(self, moments: NDArray[np.int64], slots: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Returns the order of these timers by time and then by key, as positions."""
+        """Returns the indices that sort timers by time and then by key. `moments` are the times, `slots` the slots of
+        the timers.
+        """
         keys = self._space.keys_of(slots).columns[: self._keys]
         order: NDArray[np.int64] = _sorted([pa.array(moments), *keys]).to_numpy().view(np.int64)
         return order
@@ -238,10 +247,10 @@ class _TimerTable(ColumnarTable):
 
 @dataclass(frozen=True, slots=True)
 class FrozenTimers(FrozenChanged):
-    """A `FrozenState` of timers, in their stored form."""
+    """A snapshot of timers, in their stored form (a `FrozenState`)."""
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows, with the names of clocks in place of their numbers."""
+        """Yields the rows of the snapshot, with the names of time domains in place of their numbers."""
         for chunk in self.frozen.chunks():
             position = chunk.rows.schema.get_field_index(TIMER_DOMAIN)
             names = domain_column(chunk.rows.column(position).to_numpy())
@@ -249,7 +258,9 @@ class FrozenTimers(FrozenChanged):
 
 
 def _sorted(columns: list[pa.Array]) -> pa.Array:
-    """Returns the positions of rows, sorted by all columns in ascending order. NaN comes last, and null after it."""
+    """Returns the row indices that sort the rows by all columns, ascending. NaN is after all values, and null after
+    NaN.
+    """
     plain = [comparable(column) for column in columns]
     by = pa.RecordBatch.from_arrays(plain, names=[str(number) for number in range(len(plain))])
     return pc.sort_indices(by, sort_keys=[(name, "ascending") for name in by.schema.names])
@@ -257,7 +268,7 @@ def _sorted(columns: list[pa.Array]) -> pa.Array:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Sorted timers. The timers before position `at` have left the run."""
+    """A sorted sequence of timers. The timers before index `at` were taken from it."""
 
     moments: Moments
     slots: Slots
@@ -268,14 +279,15 @@ class _Run:
         return len(self.slots) - self.at
 
     def until(self, moment: int) -> int:
-        """Returns the position after the last timer up to a time."""
+        """Returns the index after the last timer of the run whose time is `moment` or earlier."""
         return self.at + int(np.searchsorted(self.moments[self.at :], moment, side="right"))
 
 
 class TimerRuns:
-    """The timers of one clock.
+    """The timers of one time domain, as sorted runs.
 
-    `live` returns which slots have a timer, `order` sorts slots by moment and key, `queued` flags the slots in a run.
+    `live` returns which slots have a timer. `order` sorts slots by time and key. `queued` has the flags of the slots
+    that are in a run.
     """
 
     def __init__(
@@ -295,7 +307,7 @@ class TimerRuns:
         self._first_known = True
 
     def push(self, moments: Moments, slots: Slots) -> None:
-        """Adds timers, in slots that are not in a run."""
+        """Adds timers. `slots` must not be in a run yet."""
         if not len(slots):
             return
         order = np.argsort(moments, kind="stable")
@@ -304,24 +316,24 @@ class TimerRuns:
         self.registered(int(moments[order[0]]))
 
     def registered(self, first_ms: int) -> None:
-        """Notes that timers were registered, of which the earliest has this time.
+        """Records that timers were registered, the earliest of them at `first_ms`.
 
-        This is enough for timers whose slots are in a sorted run (`_Run`) already.
+        This is enough for timers whose slots are already in a sorted run (`_Run`).
         """
         if self._first_known and (self._first is None or first_ms < self._first):
             self._first = first_ms
 
     def deleted(self, first_ms: int) -> None:
-        """Notes that timers were deleted, of which the earliest had this time."""
+        """Records that timers were deleted, the earliest of them at `first_ms`."""
         if self._first_known and self._first is not None and first_ms <= self._first:
             self._first_known = False
 
     def forget_first(self) -> None:
-        """Forgets the cached first moment, so that it is looked up again."""
+        """Invalidates the cached time of the first timer, so that it is looked up again."""
         self._first_known = False
 
     def first_ms(self) -> int | None:
-        """Returns the moment of the first timer, or None if there are no timers."""
+        """Returns the time of the first timer in ms, or None if there are no timers."""
         if not self._first_known:
             moments = [moment for run in (*self._runs, *self._fronts) if (moment := self._head(run)) is not None]
             self._first, self._first_known = min(moments, default=None), True
@@ -329,7 +341,9 @@ class TimerRuns:
         return self._first
 
     def due(self, time_ms: int, timers_max: int) -> tuple[Moments, Slots, bool]:
-        """Returns the first timers up to a moment, in order, and whether there may be more."""
+        """Returns the first timers up to `time_ms`, in order: their times, their slots, and whether there may be
+        more.
+        """
         if self._horizon is not None:
             self._pull(self._horizon)
         while True:
@@ -338,7 +352,7 @@ class TimerRuns:
                 return moments, slots, len(slots) == timers_max
 
     def rebuild(self, kept: Slots) -> None:
-        """Renumbers: slot `kept[i]` becomes slot i. Every slot with a timer is kept."""
+        """Renumbers slots: slot `kept[i]` becomes slot i. `kept` must contain every slot with a timer."""
         for run in (*self._runs, *self._fronts):
             left = slice(run.at, None)
             live = self._live(run.slots[left])
@@ -347,7 +361,7 @@ class TimerRuns:
         self._drop_empty()
 
     def slots(self) -> Slots:
-        """Returns the slots of all runs."""
+        """Returns the slots of the timers in all runs."""
         return np.concatenate([np.zeros(0, np.int32), *(run.slots[run.at :] for run in (*self._runs, *self._fronts))])
 
     def _head(self, run: _Run) -> int | None:
@@ -365,7 +379,7 @@ class TimerRuns:
         return None
 
     def _from_fronts(self, time_ms: int, timers_max: int) -> tuple[Moments, Slots]:
-        """Returns the first timers of the front."""
+        """Returns the times and slots of the first timers among those already moved to the front."""
         found = [self._first_of(front, time_ms, timers_max) for front in self._fronts]
         self._drop_empty()
         moments = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in found)])
@@ -388,7 +402,7 @@ class TimerRuns:
         return front.moments[positions], front.slots[positions]
 
     def _fill(self, time_ms: int, timers_max: int) -> bool:
-        """Moves more due timers to the front. Returns False if there are none."""
+        """Moves more due timers to the front, which is searched first. Returns False if no more are due."""
         wanted = max(timers_max, FRONT_TIMERS)
         runs = [run for run in self._runs if self._head(run) is not None]
         parts = [run.moments[run.at : min(run.until(time_ms), run.at + wanted)] for run in runs]
@@ -402,7 +416,7 @@ class TimerRuns:
         return True
 
     def _pull(self, cut: int) -> None:
-        """Moves all timers up to a moment to the front."""
+        """Moves all timers up to the time `cut` from the runs to the front."""
         moments, slots = [], []
         for run in self._runs:
             stop = run.until(cut)
@@ -419,7 +433,7 @@ class TimerRuns:
         self._drop_empty()
 
     def _add(self, runs: list[_Run], run: _Run, by_key: bool) -> None:
-        """Appends a run, and merges runs that are too short."""
+        """Appends a run to `runs`, and merges runs that are too short."""
         runs.append(run)
         while len(runs) > 1 and runs[-2].left < 2 * runs[-1].left:
             last, before = runs.pop(), runs.pop()
@@ -446,7 +460,7 @@ class TimerRuns:
 
 
 class SlotFlags:
-    """One flag per slot, all clear at first."""
+    """One flag for each slot. All flags are clear at first."""
 
     __slots__ = ("_flags",)
 
@@ -472,6 +486,6 @@ class SlotFlags:
         return self._flags[slots]
 
     def only(self, slots: NDArray[np.int32], total: int) -> None:
-        """Sets the flags of these slots, clears all other flags, and resizes to `total` slots."""
+        """Sets the flags of these slots, and clears all other flags. `total` is the new number of slots."""
         self._flags = np.zeros(max(1024, total), dtype=np.bool_)
         self._flags[slots] = True

@@ -71,16 +71,16 @@ _PIECES_AHEAD_MAX = 4
 
 
 class SlotState(Protocol):
-    """The part of a state that the key space uses."""
+    """The methods of a state that its key space calls."""
 
     @property
     def name(self) -> str:
-        """Name of the state."""
+        """Returns the name of the state."""
         ...
 
     @property
     def used_slots(self) -> int:
-        """The number of slots that have the state."""
+        """Returns the number of slots that have the state."""
         ...
 
     def grow(self, slots: int) -> None:
@@ -88,7 +88,9 @@ class SlotState(Protocol):
         ...
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Returns for each slot whether it has the state, or a later snapshot may record its removal. O(slots)."""
+        """Returns a mask of slots: True if the slot has the state, or if a later snapshot may record its removal.
+        O(slots).
+        """
         ...
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
@@ -97,10 +99,10 @@ class SlotState(Protocol):
 
 
 class KeySpace:
-    """Keys, their slots and key groups, and the undo log of their states. `key_names` are the stored key columns.
+    """The keys of an operator, each with its slot and key group, and the undo log of their states.
 
-    `grouped_by` are the columns that choose the key group, and `identity` the columns that identify a key. Both are all
-    columns by default.
+    `key_names` are the stored key columns. `grouped_by` are the columns that choose the key group, and `identity` the
+    columns that identify a key. Both are all columns by default.
     """
 
     def __init__(
@@ -141,36 +143,40 @@ class KeySpace:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Key columns; None until they are known."""
+        """Returns the key columns, or None until they are known."""
         return None if self._keys is None else self._keys.schema
 
     def fix(self, schema: pa.Schema) -> None:
-        """Sets the key columns."""
+        """Sets the key columns. Called once."""
         assert tuple(schema.names) == self.names, f"key columns {schema.names} are not {self.names}"
         assert self._keys is None or self._keys.schema.equals(schema), "key columns have changed"
         if self._keys is None:
             self._keys = KeyColumns(schema)
 
     def add(self, state: SlotState) -> None:
-        """Adds a state."""
+        """Adds a state that uses the slots of this key space."""
         self._states.append(state)
         state.grow(self.slots)
 
     def drop(self, state: SlotState) -> None:
-        """Removes a state."""
+        """Removes a state that uses the slots of this key space."""
         self._states.remove(state)
 
     def can_append(self, state: SlotState) -> bool:
-        """Returns True if there are no keys, or this state has appended all of them and no key was looked up yet."""
+        """Returns whether `append` may be called for a state: there are no keys, or this state has appended all of
+        them.
+
+        False once a key was looked up.
+        """
         return self.slots == 0 or self._appended_by is state
 
     def expect(self, keys: int) -> None:
-        """Hints that up to `keys` keys will be appended. Starts threads if there are many."""
+        """Announces that up to `keys` keys will be appended. If there are many, starts threads for the restore."""
         if self._restore_threads > 1 and keys >= _THREADED_KEYS_MIN and self.slots == 0:
             self._threads = RestoreThreads(self._index, keys, self._restore_threads)
 
     def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
-        """Runs steps that share no memory, on several threads if a large state is being restored."""
+        """Runs functions that share no memory, on several threads if a large state is being restored."""
         if self._threads is not None:
             self._threads.side_by_side(steps)
         else:
@@ -178,9 +184,9 @@ class KeySpace:
                 step()
 
     def append(self, state: SlotState, keys: pa.RecordBatch) -> None:
-        """Gives the next slots to keys of a state for which `can_append` is true.
+        """Assigns the next slots to keys of a state for which `can_append` is true, without looking them up.
 
-        Each key must come once in all batches. `build_index` finds a key that came twice.
+        Each key must occur once in all batches. `build_index` finds keys that occurred twice.
         """
         assert self._keys is not None and self.can_append(state)
         self._appended_by = state
@@ -192,7 +198,7 @@ class KeySpace:
             each.grow(self.slots)
 
     def build_index(self) -> None:
-        """Indexes the appended keys, unless that is done. Raises CorruptionError if a key came twice."""
+        """Adds the appended keys to the index, unless that was done. Raises CorruptionError if a key occurred twice."""
         state, self._appended_by = self._appended_by, None
         threads, self._threads = self._threads, None
         if state is None:
@@ -203,12 +209,12 @@ class KeySpace:
             raise duplicate_key(state.name)
 
     def drop_index(self, state: SlotState) -> None:
-        """Works without an index from now on: keys are only appended, by this state, and never looked up."""
+        """Stops using a key index from now on: only `state` appends keys, and keys are never looked up."""
         self._index = KeyIndex(self._identity)
         self._appended_by, self._dropped = state, True
 
     def close(self) -> None:
-        """Ends the threads of a restore that failed."""
+        """Ends the threads of a restore that has failed."""
         if self._threads is not None:
             self._threads.end()
 
@@ -225,28 +231,28 @@ class KeySpace:
         return upserted
 
     def keys_of(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the keys of these slots, in the given order: all key columns, or the named ones."""
+        """Returns the keys of these slots, in the given order: all key columns, or the columns `names`."""
         assert self._keys is not None, "slots before their columns are known"
         return self._keys.freeze().take(slots, names)
 
     def groups_of(self, slots: NDArray[np.int32]) -> NDArray[np.uint16]:
-        """Key groups of these slots."""
+        """Returns the key group of each of these slots."""
         groups: NDArray[np.uint16] = self._groups.raw(slots)
         return groups
 
     def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
-        """Returns the keys and key groups of all slots, as they are now. Takes one reference per page."""
+        """Returns snapshots of the keys and key groups of all slots. Only references to pages are copied."""
         assert self._keys is not None, "a state without keys"
         return self._keys.freeze(), self._groups.freeze()
 
     @property
     def is_read(self) -> bool:
-        """Returns True within `reading`."""
+        """Returns whether a `reading` context is active."""
         return self._readers > 0
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Within this context, slots are not renumbered."""
+        """Returns a context in which slots are not renumbered."""
         self._readers += 1
         try:
             yield
@@ -257,7 +263,7 @@ class KeySpace:
         """Shrinks the undo log, and drops dead slots if more than half of at least 4,096 slots are dead. Called between
         batches.
 
-        Counts dead slots only when enough rows have come or gone since the last count.
+        Counts dead slots only if enough rows were added or removed since the last count.
         """
         self.undo.settle()
         slots, rows = self.slots, max((state.used_slots for state in self._states), default=0)
@@ -276,9 +282,9 @@ class KeySpace:
         self._looked_at = (slots, rows)
 
     def keep(self, kept: NDArray[np.int32]) -> None:
-        """Keeps only the keys of these slots, and renumbers the slots. Called between batches.
+        """Removes all keys except the keys of the slots `kept`, and renumbers the slots. Called between batches.
 
-        `kept` must ascend. It may have another order only after a restore, while nothing is noted or marked as changed.
+        `kept` must ascend. Only after a restore, before any change was recorded, may it have another order.
         """
         assert not self._readers, "slots are renumbered while a reader uses them"
         self._rebuild(kept, self.slots)
@@ -286,18 +292,18 @@ class KeySpace:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of keys, index and key groups."""
+        """Returns the size in bytes of the keys, their index and their key groups."""
         keys_bytes = 0 if self._keys is None else self._keys.size_bytes
         return keys_bytes + self._index.size_bytes + 2 * self.slots
 
     def look_again(self) -> None:
-        """Makes the next `settle` count dead slots again. Called after a snapshot, because slots that were needed to
+        """Makes the next `settle` count dead slots again. Called after a snapshot, because slots that were kept only to
         record a removal may be dead now.
         """
         self._looked_at = (0, 0)
 
     def _fill_index(self) -> bool:
-        """Indexes all keys. Returns False if a key comes twice."""
+        """Builds the index of all keys. Returns False if a key occurs twice."""
         assert self._keys is not None
         to_come = self._keys.rows
         for keys in self._keys.pieces():
@@ -307,7 +313,7 @@ class KeySpace:
         return True
 
     def _add(self, keys: pa.RecordBatch) -> None:
-        """Gives the next slots to these keys."""
+        """Assigns the next slots to these keys."""
         assert self._keys is not None
         groups = key_groups_of(hash_columns(keys, self._grouped_by), self._max_parallelism)
         self._groups.extend(self.slots, pa.array(groups))
@@ -335,7 +341,10 @@ class KeySpace:
 
 
 def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
-    """Yields keys and slots, in slot order, of the slots that are live when their batch is drawn."""
+    """Yields batches of keys and their slots, in slot order.
+
+    A batch has only slots that are live when the batch is requested.
+    """
     if space.schema is None:
         return
     with space.reading():
@@ -348,7 +357,7 @@ def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tupl
 
 
 class KeyColumns:
-    """Keys in slot order, append-only."""
+    """The keys of a key space in slot order. Keys are only appended."""
 
     __slots__ = ("_bytes", "_chunks", "_frozen", "rows", "schema")
 
@@ -377,7 +386,7 @@ class KeyColumns:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of all columns."""
+        """Returns the size in bytes of all key columns."""
         return sum(self._bytes)
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
@@ -392,7 +401,7 @@ class KeyColumns:
             yield pa.concat_batches(piece)
 
     def freeze(self) -> FrozenKeys:
-        """Returns all keys in slot order. Takes one reference per chunk."""
+        """Returns a snapshot of all keys, in slot order. Only references to chunks are copied."""
         if self._frozen is None:
             bounds = np.cumsum([0, *(chunk.num_rows for chunk in self._chunks)])
             self._frozen = FrozenKeys(self.schema, tuple(self._chunks), bounds)
@@ -415,14 +424,14 @@ class KeyColumns:
 
 @dataclass(frozen=True, slots=True)
 class FrozenKeys:
-    """The keys at the time of a freeze: chunks, and the first slot of each."""
+    """The keys of all slots when a snapshot was taken, as chunks. Has the first slot of each chunk."""
 
     schema: pa.Schema
     chunks: tuple[pa.RecordBatch, ...]
     bounds: NDArray[np.int64]
 
     def take(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the keys of these slots, in the order of `slots`: all columns, or the named ones."""
+        """Returns the keys of these slots, in the order of `slots`: all columns, or the columns `names`."""
         if bool(np.all(slots[1:] > slots[:-1])):
             return self._put_together(self._ascending(slots, names), names)
         of_chunk = self.chunks_of(slots).astype(np.uint16)
@@ -436,15 +445,17 @@ class FrozenKeys:
         return grouped.take(pa.array(back))
 
     def row_bytes(self) -> NDArray[np.int64]:
-        """Returns, for each chunk, the estimated bytes of a slot's columns."""
+        """Returns, for each chunk, the estimated size in bytes of the key columns of one slot."""
         return np.array([chunk.nbytes // max(1, chunk.num_rows) for chunk in self.chunks], dtype=np.int64)
 
     def chunks_of(self, slots: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Returns the position of each slot's chunk."""
+        """Returns the index of the chunk that contains each slot."""
         return np.searchsorted(self.bounds[1:], slots, side="right")
 
     def placed(self, slots: NDArray[np.int32], places: Places) -> pa.RecordBatch:
-        """Returns the keys of these ascending slots, at least one, each at its place."""
+        """Returns the keys of slots, with the key of `slots[i]` in row `places[i]`. `slots` must ascend, and not be
+        empty.
+        """
         return placed(self._ascending(slots, None), places, PAGE_MEMORY.buffer)
 
     def _ascending(self, slots: NDArray[np.int32], names: Sequence[str] | None) -> list[pa.RecordBatch]:
@@ -465,7 +476,10 @@ class FrozenKeys:
     def _parts(
         self, slots: NDArray[np.int32], edges: NDArray[np.intp], names: Sequence[str] | None
     ) -> list[pa.RecordBatch]:
-        """Returns the keys of slots that are grouped by chunk: `slots[edges[i]:edges[i + 1]]` are in chunk i."""
+        """Returns the keys of slots that are grouped by chunk, one batch for each chunk.
+
+        The slots `slots[edges[i]:edges[i + 1]]` are in chunk i.
+        """
         return [
             _picked(chunk if names is None else chunk.select(list(names)), slots[start:stop] - first)
             for chunk, first, start, stop in zip(self.chunks, self.bounds[:-1], edges[:-1], edges[1:], strict=True)
@@ -487,7 +501,7 @@ def _picked(chunk: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
 
 
 class BlockSize:
-    """Chooses the size of each block in one walk through a state.
+    """Chooses the number of rows of each block while a state is read block by block.
 
     `value_bytes` is the estimated size of a row's values, or None if unknown.
     """
@@ -501,8 +515,9 @@ class BlockSize:
         self._rows_max = ROWS_AT_FIRST if value_bytes is None else BLOCK_ROWS
 
     def rows(self, slots: NDArray[np.int32]) -> int:
-        """Returns how many of these slots form the next block: at least one. The number may be greater than the number
-        of slots that are left.
+        """Returns how many of `slots` form the next block, at least one.
+
+        The number may be greater than the number of slots.
         """
         if self._rows_max * (int(self._key_bytes.max(initial=0)) + self._value_bytes) <= BLOCK_BYTES:
             return self._rows_max
@@ -513,12 +528,12 @@ class BlockSize:
         return max(1, rows if rows < PAGE_ROWS else rows // PAGE_ROWS * PAGE_ROWS)
 
     def bytes_of(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Returns the estimated bytes of each slot's row."""
+        """Returns the estimated size in bytes of the row of each slot."""
         of_slots: NDArray[np.int64] = self._key_bytes[self._keys.chunks_of(slots)] + self._value_bytes
         return of_slots
 
     def learn(self, values: Sequence[pa.Array]) -> None:
-        """Updates the estimate from the value columns of a block with at least one row."""
+        """Updates the estimated size of values from the value columns of a block, which has at least one row."""
         if values:
             measured = sum(column.nbytes for column in values) // len(values[0])
             self._value_bytes = max(self._value_bytes_min, measured)
@@ -526,7 +541,9 @@ class BlockSize:
 
 
 class RestoreThreads:
-    """Up to `threads` threads that copy columns, and one that fills the empty `index` with up to `keys` keys."""
+    """The threads of a large restore: up to `threads` that copy columns, and one that adds up to `keys` keys to the
+    empty `index`.
+    """
 
     def __init__(self, index: KeyIndex, keys: int, threads: int) -> None:
         self._index = index
@@ -539,20 +556,23 @@ class RestoreThreads:
         self._distinct = True
 
     def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
-        """Runs steps that share no memory, and waits for all. Raises the error of a step that fails."""
+        """Runs functions that share no memory on several threads, and waits for all of them. Raises the error of a
+        function that fails.
+        """
         shares = [steps[first :: self._threads] for first in range(min(self._threads, len(steps)))]
         pending = [self._copiers.submit(_take, share) for share in shares]
         for taken in pending:
             taken.result()
 
     def index(self, keys: pa.RecordBatch) -> None:
-        """Indexes these keys in the background, under the next slots. No key may come twice."""
+        """Adds these keys to the index on a background thread, under the next slots. No key may occur twice."""
         self._piece.append(keys)
         if sum(part.nbytes for part in self._piece) >= PIECE_BYTES:
             self._fill()
 
     def finish(self) -> bool:
-        """Waits until all keys are indexed, and ends. Returns False if a key came twice; the index is then useless.
+        """Waits until all keys are indexed, and ends the threads. Returns False if a key occurred twice. Then the index
+        must not be used.
 
         Also returns the memory that Arrow's allocator has cached to the system: the large tables of a restore were
         freed, and will not be needed again.
@@ -568,7 +588,7 @@ class RestoreThreads:
         return self._distinct
 
     def end(self) -> None:
-        """Cancels steps that have not begun, and waits for running ones."""
+        """Cancels functions that have not started, and waits for running ones."""
         self._copiers.shutdown(cancel_futures=True)
         self._filler.shutdown(cancel_futures=True)
 

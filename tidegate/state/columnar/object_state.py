@@ -44,7 +44,7 @@ _IN_PAGE = PAGE_ROWS - 1
 
 
 class _Map(dict[Any, Any]):
-    """A map and the epoch in which it was made."""
+    """The map of one key, with the number of the epoch (between two snapshots) in which it was created."""
 
     __slots__ = ("epoch",)
 
@@ -54,7 +54,9 @@ class _Map(dict[Any, Any]):
 
 
 class ObjectState(PagedState[ObjectNotes]):
-    """The base of value, list and map states. A ref is a slot."""
+    """Base class of value, list and map states that store Python objects. The reference to a key (`ref`) is its
+    slot.
+    """
 
     def __init__(self, space: KeySpace, spec: StateDescriptor, incremental: bool) -> None:
         super().__init__(space, spec.name, (spec.name,), incremental)
@@ -66,16 +68,16 @@ class ObjectState(PagedState[ObjectNotes]):
         space.add(self)
 
     def remove(self, ref: int) -> None:
-        """Removes the state of a key."""
+        """Removes the value, list or map of a key."""
         if self._held(ref) is not None:
             self._set(ref, None)
 
     @abstractmethod
     def expire(self, ref: int) -> None:
-        """Removes the expired part of a key's state."""
+        """Removes the part of a key's state whose time to live is over."""
 
     def expire_many(self, slots: NDArray[np.int32]) -> None:
-        """Removes the expired state of these slots, which may or may not have the state."""
+        """Removes the expired part of the state of these slots. Slots without the state are ignored."""
         for slot in slots[self.live(slots)].tolist():
             self.expire(slot)
         self.flush()
@@ -86,21 +88,23 @@ class ObjectState(PagedState[ObjectNotes]):
 
     @abstractmethod
     def stored(self, held: Any) -> Any:
-        """Returns the stored value of a Python object."""
+        """Converts a Python object of this state to its stored value."""
 
     def stored_in_order(self, held: Any) -> Any:
-        """Returns the stored value of a Python object. Map entries are in the order that all backends share."""
+        """Converts a Python object of this state to its stored value, with map entries in the order that all backends
+        share.
+        """
         return self.stored(held)
 
     def flush(self) -> None:
-        """Marks the changed slots as dirty, for later snapshots."""
+        """Marks the slots that were changed in this batch as dirty, so that later snapshots contain them."""
         if self._changed:
             if self.dirty is not None:
                 self.dirty.mark(np.array(self._changed, dtype=np.int32))
             self._changed = []
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Returns for each of these slots whether it has the state."""
+        """Returns a mask: True for each of these slots that has the state."""
         return _live(self._pages, slots)
 
     def grow(self, slots: int) -> None:
@@ -117,13 +121,17 @@ class ObjectState(PagedState[ObjectNotes]):
         super().rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """Returns all objects, or the changes since the base. Takes one reference per page."""
+        """Returns snapshots of all objects or, with a base, of the changes since the base. Only references to pages are
+        copied.
+        """
         self.flush()
         self._epoch += 1
         return super().freeze(cut)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Puts stored rows. In layer 0 raises CorruptionError for a key that has the state already."""
+        """Stores rows of a checkpoint layer. Raises CorruptionError for a key of layer 0 (the base) that has the state
+        already.
+        """
         schema = self._space.schema
         assert schema is not None
         keys = rows.select(schema.names)
@@ -138,13 +146,16 @@ class ObjectState(PagedState[ObjectNotes]):
         self._changed = []  # loaded rows are no changes
 
     def begin_notes(self) -> ObjectNotes:
-        """Notes changes from now on. Existing lists and maps are no longer changed in place."""
+        """Starts to record former contents for the undo log.
+
+        From now on, existing lists and maps are copied before a change.
+        """
         self._epoch += 1
         self._notes = ObjectNotes(self._space.slots, self._rows)
         return self._notes
 
     def undo(self, notes: Notes) -> None:
-        """Restores the contents of the state when these notes began."""
+        """Restores the contents that the state had when `notes` (undo data) began."""
         assert isinstance(notes, ObjectNotes)
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         for slot, held in (notes.held | dict.fromkeys(later[self.live(later)].tolist())).items():
@@ -153,7 +164,7 @@ class ObjectState(PagedState[ObjectNotes]):
         self._went_back(notes.rows)
 
     def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
-        """Puts stored values of new keys."""
+        """Stores the values of keys that are new in the key space."""
         slot = self._space.slots
         self._space.append(self, keys)
         held = list(map(self._loaded, stored))
@@ -166,7 +177,7 @@ class ObjectState(PagedState[ObjectNotes]):
             done, slot = done + count, slot + count
 
     def forget(self, keys: pa.RecordBatch) -> None:
-        """Removes the state of stored keys."""
+        """Removes the state of these keys, given as stored key columns."""
         for slot in self._space.upsert(keys).slots.tolist():
             self.remove(slot)
         self._changed = []
@@ -184,7 +195,7 @@ class ObjectState(PagedState[ObjectNotes]):
         self._changed.append(ref)
 
     def _own_page(self, ref: int) -> list[Any]:
-        """Returns the page of a slot, for writing. The page is a copy if a snapshot still reads the former one."""
+        """Returns the page of a slot for writing. Copies the page first if a snapshot still reads it."""
         number = ref >> PAGE_BITS
         if self._pins.shared[number]:
             self._pages[number] = list(self._pages[number])
@@ -199,14 +210,14 @@ class ObjectState(PagedState[ObjectNotes]):
 
 
 class ColumnarValues(ObjectState):
-    """`InternalValueState` over slots."""
+    """The `InternalValueState` of the columnar backend: Python values by slot."""
 
     def get(self, ref: int) -> Any:
-        """Returns the value; None if there is none."""
+        """Returns the value of a key, or None if it has none."""
         return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
 
     def put(self, ref: int, value: Any) -> None:
-        """Sets the value, which is not None."""
+        """Stores a value, which must not be None, for a key."""
         number, offset = ref >> PAGE_BITS, ref & _IN_PAGE
         if self._notes is not None or self._pins.shared[number]:
             self._set(ref, value)
@@ -218,11 +229,11 @@ class ColumnarValues(ObjectState):
         self._changed.append(ref)
 
     def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
-        """Returns the values of these keys."""
+        """Returns the value of each key as an Arrow array, null where there is none."""
         return pa.array([self._held(ref) for ref in refs.tolist()], type=self.spec.column_type)
 
     def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
-        """Sets the values of these keys."""
+        """Stores a value for each key. Null removes the value."""
         for ref, value in zip(refs.tolist(), values.to_pylist(), strict=True):
             if value is None:
                 self.remove(ref)
@@ -230,12 +241,12 @@ class ColumnarValues(ObjectState):
                 self._set(ref, value)
 
     def remove_many(self, refs: NDArray[np.int32]) -> None:
-        """Removes the values of these keys."""
+        """Removes the values of these keys, if they have any."""
         for ref in refs.tolist():
             self.remove(ref)
 
     def expire(self, ref: int) -> None:
-        """Removes the value if it has expired."""
+        """Removes the value of a key if its time to live is over."""
         value = self._held(ref)
         if value is not None and self.spec.has_expired is not None and self.spec.has_expired(value):
             self._set(ref, None)
@@ -244,20 +255,20 @@ class ColumnarValues(ObjectState):
         return stored
 
     def stored(self, held: Any) -> Any:
-        """Returns the value itself."""
+        """Returns the value unchanged, because values are held in stored form."""
         return held
 
 
 class ColumnarLists(ObjectState):
-    """`InternalListState` over slots."""
+    """The `InternalListState` of the columnar backend: Python lists by slot."""
 
     def get(self, ref: int) -> Collection[Any]:
-        """Returns the values; empty if there are none."""
+        """Returns the elements of a key's list. Empty if there is no list."""
         held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
         return () if held is None else held.whole()
 
     def extend(self, ref: int, values: Sequence[Any]) -> None:
-        """Appends values."""
+        """Appends elements to the list of a key."""
         if values:
             held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
             if held is None:
@@ -269,14 +280,14 @@ class ColumnarLists(ObjectState):
                 self._set(ref, held.extended(values, self._epoch))
 
     def put(self, ref: int, values: Sequence[Any]) -> None:
-        """Replaces the list."""
+        """Replaces the list of a key."""
         if values:
             self._set(ref, SegmentedList(values, self._epoch))
         else:
             self.remove(ref)
 
     def expire(self, ref: int) -> None:
-        """Removes the elements that have expired."""
+        """Removes the elements of a key's list whose time to live is over."""
         values, has_expired = self.get(ref), self.spec.has_expired
         if has_expired is not None:
             left = [value for value in values if not has_expired(value)]
@@ -287,28 +298,31 @@ class ColumnarLists(ObjectState):
         return SegmentedList(stored, self._epoch) if stored else None
 
     def stored(self, held: Any) -> Any:
-        """Returns the values, in a form that Arrow can convert."""
+        """Returns the elements of a list in a form that Arrow can convert."""
         return list(held.whole()) if held.before else held
 
 
 class ColumnarMaps(ObjectState):
-    """`InternalMapState` over slots. Entries keep the order in which their map keys first came."""
+    """The `InternalMapState` of the columnar backend: Python dicts by slot.
+
+    Entries are in the order in which their map keys were first added.
+    """
 
     def __init__(self, space: KeySpace, spec: StateDescriptor, incremental: bool) -> None:
         super().__init__(space, spec, incremental)
         self._key_codec = map_key_codec(spec.column_type.key_type)
 
     def get(self, ref: int, map_key: Any) -> Any:
-        """Returns the value at a map key; None if there is none."""
+        """Returns the value at a map key in the map of a key, or None if there is none."""
         held = self._held(ref)
         return None if held is None else held.get(map_key)
 
     def put(self, ref: int, map_key: Any, value: Any) -> None:
-        """Sets one entry."""
+        """Stores one entry in the map of a key."""
         self._own(ref)[map_key] = value
 
     def discard(self, ref: int, map_key: Any) -> None:
-        """Removes one entry, if it is there."""
+        """Removes one entry from the map of a key, if it exists."""
         held = self._held(ref)
         if held is None or map_key not in held:
             return
@@ -318,19 +332,21 @@ class ColumnarMaps(ObjectState):
             del self._own(ref)[map_key]
 
     def items(self, ref: int) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
-        """Returns the current entries."""
+        """Returns the entries of the map of a key."""
         held = self._held(ref)
         return () if held is None else list(held.items())
 
     def expire(self, ref: int) -> None:
-        """Removes the entries that have expired."""
+        """Removes the entries of a key's map whose time to live is over."""
         held, has_expired = self._held(ref), self.spec.has_expired
         if held is not None and has_expired is not None:
             for map_key in [key for key, value in held.items() if has_expired(value)]:
                 self.discard(ref, map_key)
 
     def _own(self, ref: int) -> dict[Any, Any]:
-        """Returns the map of a key, which may be changed in place. The map is copied or created if necessary."""
+        """Returns the map of a key for changes in place. Creates the map, or copies it if a snapshot or the undo log
+        uses it.
+        """
         held = self._held(ref)
         if held is not None and held.epoch == self._epoch:
             self._changed.append(ref)
@@ -346,18 +362,18 @@ class ColumnarMaps(ObjectState):
         return _Map(entries, self._epoch) if entries else None
 
     def stored(self, held: Any) -> Any:
-        """Returns the entries, in a form that Arrow can convert."""
+        """Returns the entries of a map in a form that Arrow can convert."""
         return list(held.items())
 
     def stored_in_order(self, held: Any) -> Any:
-        """Returns the entries, sorted by the bytes of their map keys."""
+        """Returns the entries of a map, sorted by the bytes of their map keys."""
         codec = self._key_codec
         entries = sorted(((codec.encode(key), value) for key, value in held.items()), key=itemgetter(0))
         return [(codec.decode(key), value) for key, value in entries]
 
 
 class _FrozenObjects:
-    """The `FrozenValues` of objects."""
+    """The values of an object state at a snapshot (a `FrozenValues`)."""
 
     __slots__ = ("_objects", "_pages", "_stored")
     row_bytes = None
@@ -387,10 +403,11 @@ def _live(pages: list[list[Any]], slots: NDArray[np.int32]) -> NDArray[np.bool_]
 
 
 class SegmentedList(list[Any]):
-    """A list in parts: the last part, which is the only one that may grow, and the parts before it.
+    """A list that is stored in several parts. Only the last part may grow.
 
-    In a later epoch than its own, values are appended without a copy of the existing ones. Parts are merged unless the
-    former is at least twice as long, so there are about log2(values) parts, and a value is copied about as often.
+    After a snapshot has begun a new epoch, values are appended without copying the existing ones. Two parts are merged
+    unless the former is at least twice as long as the latter, so there are about log2(values) parts, and a value is
+    copied about as often.
     """
 
     __slots__ = ("before", "epoch")
@@ -401,7 +418,7 @@ class SegmentedList(list[Any]):
         self.epoch = epoch
 
     def extended(self, values: Sequence[Any], epoch: int) -> SegmentedList:
-        """Returns a list with more values for another epoch. This list does not change."""
+        """Returns a new list for the epoch `epoch` with `values` appended. This list does not change."""
         last: list[Any] = list(values)
         parts = [*self.before, self]
         while parts and len(parts[-1]) < 2 * len(last):
@@ -414,7 +431,7 @@ class SegmentedList(list[Any]):
 
 
 class Parts(Collection[Any]):
-    """The values of several lists, one after the other."""
+    """A read-only sequence of the values of several lists, one list after the other."""
 
     __slots__ = ("_parts",)
 
@@ -432,7 +449,9 @@ class Parts(Collection[Any]):
 
 
 def flat_specs(spec: StateDescriptor) -> tuple[ValueSpec, ...]:
-    """Returns the columns for values of this type, or an empty tuple if the type does not allow columns."""
+    """Returns the specs of the columns that can store values of this type. Empty if such values cannot be stored in
+    columns.
+    """
     fields = _leaves(spec.column_type, 1 if spec.has_expired is None else 2)
     kept = [_kept_type(each) for each in fields]
     if not all(storage_dtype(each) is not None for each in kept):
@@ -441,7 +460,9 @@ def flat_specs(spec: StateDescriptor) -> tuple[ValueSpec, ...]:
 
 
 class ValueColumns(ColumnarTable):
-    """A `InternalValueState` over the slots of a `KeySpace`. A ref is a slot."""
+    """An `InternalValueState` that stores values in columns instead of Python objects. The reference to a key (`ref`)
+    is its slot.
+    """
 
     def __init__(self, space: KeySpace, spec: StateDescriptor, incremental: bool) -> None:
         super().__init__(space, spec.name, flat_specs(spec), incremental)
@@ -493,7 +514,7 @@ class ValueColumns(ColumnarTable):
             self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
     def expire_many(self, slots: NDArray[np.int32]) -> None:
-        """Removes the values of these slots that have expired."""
+        """Removes the values of these slots whose time to live is over."""
         assert self.spec.expired_ms is not None, "values without a time to live do not expire"
         slots = slots[self.live(slots)]
         updated_ms = next(reversed(self._columns.values())).raw(slots)
@@ -503,14 +524,18 @@ class ValueColumns(ColumnarTable):
         """Does nothing, because changes are marked at once."""
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Puts stored rows. In layer 0 raises CorruptionError for a key that has a value already."""
+        """Stores rows of a checkpoint layer. Raises CorruptionError for a key of layer 0 (the base) that has a value
+        already.
+        """
         keys = rows.columns[: rows.num_columns - 1]
         columns = self._flattened(rows.column(rows.num_columns - 1))
         names = [*rows.schema.names[: len(keys)], *self._columns]
         super().load(pa.RecordBatch.from_arrays([*keys, *columns], names=names), layer)
 
     def _flattened(self, values: pa.Array) -> list[pa.Array]:
-        """Returns the columns of values, none of which is null."""
+        """Divides values, none of which is null, into the columns that store them. A struct has a column for each
+        field.
+        """
         parts = [values]
         for _ in range(1 if self.spec.has_expired is None else 2):
             parts = [leaf for part in parts for leaf in (part.flatten() if _is_struct(part.type) else [part])]
@@ -521,7 +546,7 @@ class ValueColumns(ColumnarTable):
 
 
 class _FrozenColumns:
-    """The `FrozenValues` of values in columns."""
+    """The values of a `ValueColumns` state at a snapshot (a `FrozenValues`)."""
 
     __slots__ = ("_table", "_type")
 
@@ -548,19 +573,25 @@ def _is_struct(data_type: pa.DataType) -> bool:
 
 
 def _leaves(data_type: pa.DataType, depth: int) -> list[pa.DataType]:
-    """Returns the types of a type's columns. Structs are split up to this depth; deeper structs may be null."""
+    """Returns the types of the columns that store a type.
+
+    Structs are divided into their fields up to the nesting depth `depth`. Deeper structs are stored whole.
+    """
     if not (depth and _is_struct(data_type)):
         return [data_type]
     return [leaf for field in data_type for leaf in _leaves(field.type, depth - 1)] or [data_type]
 
 
 def _kept_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type of a column in memory. Booleans become bytes, because Arrow packs them into bits."""
+    """Returns the type of a column in memory. Booleans are stored as bytes, because Arrow packs them into bits."""
     return pa.uint8() if pa.types.is_boolean(data_type) else data_type
 
 
 def _assembled(data_type: pa.DataType, columns: list[pa.Array], live: NDArray[np.bool_] | None) -> pa.Array:
-    """Assembles values from columns. `live` is False for missing values; None if all are present."""
+    """Builds values of type `data_type` from the columns that store them.
+
+    `live` is False for missing values. It is None if all values are present.
+    """
     return _next(data_type, iter(columns), live)
 
 
@@ -578,6 +609,6 @@ def _next(data_type: pa.DataType, columns: Iterator[pa.Array], live: NDArray[np.
 
 
 def _last_of_each(refs: NDArray[np.int32], values: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
-    """Returns the distinct refs, and the last value of each."""
+    """Returns the distinct keys in `refs`, and for each key its last value in `values`."""
     distinct, from_end = np.unique(refs[::-1], return_index=True)
     return distinct, values.take(pa.array(len(refs) - 1 - from_end))

@@ -52,7 +52,10 @@ CHUNK_BYTES_MIN = 1 << 19
 
 
 class PagedState(ABC, Generic[N]):
-    """A `SlotState` and an `UndoableState` with notes of type `N`. `columns` are the names of its value columns."""
+    """Base class of states in pages, indexed by slot, with an undo log.
+
+    `N` is the type of the undo data. `columns` are the names of the value columns.
+    """
 
     def __init__(self, space: KeySpace, name: str, columns: Iterable[str], incremental: bool) -> None:
         self.name = name
@@ -85,7 +88,7 @@ class PagedState(ABC, Generic[N]):
             self.dirty.grow(slots)
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Returns for each slot whether it has the state, or a later snapshot may record its removal."""
+        """Returns a mask of slots: True if the slot has the state, or if a later snapshot may record its removal."""
         return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
@@ -96,7 +99,9 @@ class PagedState(ABC, Generic[N]):
             self.dirty.rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """Returns all rows, or the changes since the base. Takes one reference per page."""
+        """Returns snapshots of all rows or, with a base, of the changes since the base. Only references to pages are
+        copied.
+        """
         if cut.in_order:
             return (self._sorted(),) if self._rows else ()
         dirty = None if self.dirty is None else self.dirty.close(cut.checkpoint_id, cut.base)
@@ -109,15 +114,15 @@ class PagedState(ABC, Generic[N]):
         return self._frozen(dirty, False), self._frozen(dirty, True)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns two numbers of rows: the rows that have changed since the base, and all rows."""
+        """Returns two numbers of rows: the rows that have changed since the checkpoint `base`, and all rows."""
         return 0 if self.dirty is None else self.dirty.changed_since(base, self._space.slots), self.rows
 
     @abstractmethod
     def begin_notes(self) -> N:
-        """Notes changes from now on."""
+        """Starts to record the former contents of slots before they change. Returns the object that collects them."""
 
     def end_notes(self) -> None:
-        """Stops noting changes."""
+        """Stops recording the former contents of slots."""
         self._notes = None
 
     @abstractmethod
@@ -126,15 +131,17 @@ class PagedState(ABC, Generic[N]):
 
     @abstractmethod
     def _frozen_values(self, removed: bool) -> FrozenValues:
-        """Returns the current values. With `removed`, the caller only uses `live`."""
+        """Returns the current values for a snapshot. With `removed`, the snapshot records removed keys, so the caller
+        only uses `live`.
+        """
 
     def _sorted_values(self) -> FrozenValues:
-        """Returns the current values in the form of a canonical savepoint."""
+        """Returns the current values for a canonical savepoint, in which they have a defined order."""
         return self._frozen_values(removed=False)
 
     def _went_back(self, rows: int) -> None:
-        """Resets the counts after an undo: the state has `rows` rows again, and no row has changed since that
-        freeze.
+        """Resets the counters after a rewind: the state has `rows` rows again, and no row has changed since that
+        checkpoint.
         """
         self._rows = rows
         if self.dirty is not None:
@@ -149,32 +156,36 @@ class PagedState(ABC, Generic[N]):
         )
 
     def _sorted(self) -> SortedSlots:
-        """For a canonical savepoint. No later snapshot builds on it, so the collected changes stay."""
+        """Returns the rows for a canonical savepoint.
+
+        No later snapshot is based on such a savepoint, so the collected changes are not dropped.
+        """
         keys, groups = self._space.freeze()
         values, slots = self._sorted_values(), self._space.slots
         return SortedSlots(self.name, self._value_names, keys, groups, slots, values, self._pins.pin())
 
 
 class FrozenValues(Protocol):
-    """The values of a state at the freeze."""
+    """The values of a state at the time of a snapshot."""
 
     @property
     def row_bytes(self) -> int | None:
-        """Returns the estimated bytes of a row's values, or None if unknown."""
+        """Returns the estimated size of a row's values in bytes, or None if unknown."""
         ...
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Returns for each of these slots whether it had the state."""
+        """Returns a mask: True for each of these slots that had the state at the snapshot."""
         ...
 
     def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> Sequence[pa.Array]:
-        """Returns the value columns of these slots, which all had the state. They are in order, or each at its
-        place.
+        """Returns the value columns of these slots, all of which had the state at the snapshot.
+
+        With `places`, the values of `slots[i]` are at index `places[i]`. Otherwise they are in the order of `slots`.
         """
         ...
 
     def drop_pages(self, start: int, stop: int) -> None:
-        """Releases the pages from `start` to `stop`, whose rows are written."""
+        """Releases the pages from `start` to `stop` (exclusive), because their rows are written."""
         ...
 
 
@@ -182,8 +193,8 @@ class FrozenValues(Protocol):
 class FrozenSlots:
     """A `FrozenState` of all slots, or of the slots that are marked in `dirty`.
 
-    With `removed` it has the marked keys without the state, else rows. With `all_live` every slot has the state, so
-    `live` is not read.
+    With `removed`, the snapshot has the keys of marked slots that no longer have the state. Otherwise it has rows. With
+    `all_live`, every slot has the state, so `live` is not read.
     """
 
     state: str
@@ -199,7 +210,7 @@ class FrozenSlots:
     all_live: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields rows, or removed keys, block by block. Can be called once."""
+        """Yields the rows, or the removed keys, block by block. Can be called once."""
         try:
             pages_done, size = 0, BlockSize(self.keys, self.values.row_bytes)
             for slots, pages in self._blocks(size):
@@ -211,7 +222,9 @@ class FrozenSlots:
             self.pinned.release(pages_for(self.slots))
 
     def now(self) -> FrozenState:
-        """Returns the same frozen state. If it has few rows, they are gathered now, so that no page stays pinned."""
+        """Returns this snapshot. If it has few rows, they are copied now, so that the state can change its pages in
+        place again.
+        """
         if self.dirty is None or (rows := marked(self.dirty)) > GATHERED_ROWS_MAX:
             return self
         if rows * (self.values.row_bytes or 0) > GATHERED_BYTES_MAX:
@@ -224,7 +237,9 @@ class FrozenSlots:
         return GatheredSlots(self.state, chunks, self.removed)
 
     def _blocks(self, size: BlockSize) -> Iterator[tuple[NDArray[np.int32], int]]:
-        """Yields ascending slots to write, block by block, each with the page below which all slots are then done."""
+        """Yields blocks of slots to write, ascending, each with the number of pages that are finished after the
+        block.
+        """
         left = np.zeros(0, dtype=np.int32)
         for start in range(0, self.slots, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, self.slots)
@@ -240,7 +255,9 @@ class FrozenSlots:
                     break
 
     def _wanted(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The slots that have the state, or with `removed` the slots that lack it."""
+        """Returns the slots among `slots` that belong to the snapshot: slots with the state or, with `removed`, slots
+        without it.
+        """
         if not len(slots):
             return slots
         if self.all_live:
@@ -249,7 +266,9 @@ class FrozenSlots:
         return slots[~live] if self.removed else slots if live.all() else slots[live]
 
     def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
-        """Returns the rows of these ascending slots, sorted by key group. Each value is copied once. Updates `size`."""
+        """Returns the rows of these ascending slots, sorted by key group. Each value is copied once. Passes the
+        measured size of values to `size`.
+        """
         places = places_by_group(self.groups.raw_ascending(slots))
         keys = self.keys.placed(slots, places)
         columns = () if self.removed else self.values.columns(slots, places)
@@ -265,7 +284,7 @@ class FrozenSlots:
 
 @dataclass(frozen=True, slots=True)
 class GatheredSlots:
-    """A `FrozenState` whose rows were gathered at the freeze."""
+    """A snapshot (`FrozenState`) of few rows, which were copied when it was taken."""
 
     state: str
     gathered: list[StateChunk]
@@ -273,12 +292,14 @@ class GatheredSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Returns the gathered rows, or removed keys."""
+        """Yields the copied rows, or the removed keys."""
         return iter(self.gathered)
 
 
 def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
-    """Cuts a chunk between key groups into chunks of at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes."""
+    """Divides a chunk between key groups into chunks with at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes
+    each.
+    """
     starts = np.array(chunk.group_rows)
     rows_min = max(CHUNK_ROWS_MIN, CHUNK_BYTES_MIN * chunk.rows.num_rows // max(1, chunk.rows.nbytes))
     groups, first = len(starts) - 1, 0
@@ -293,13 +314,13 @@ def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
 
 
 def by_bytes(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
-    """Returns the positions of these keys, ordered by key group and then by their bytes."""
+    """Returns the indices that sort these keys by key group and then by their bytes. `groups` are their key groups."""
     return pc.sort_indices(sortable_keys(keys, groups))
 
 
 @dataclass(frozen=True, slots=True)
 class SortedSlots:
-    """A `FrozenState` with the rows of all slots that have the state."""
+    """A snapshot (`FrozenState`) for a canonical savepoint: the sorted rows of all slots that have the state."""
 
     state: str
     names: tuple[str, ...]
@@ -314,7 +335,7 @@ class SortedSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields rows, a run of key groups at a time. Can be called once."""
+        """Yields the rows, several key groups at a time. Can be called once."""
         pages = pages_for(self.slots)
         try:
             live = self._live()
@@ -336,7 +357,9 @@ class SortedSlots:
         return np.concatenate(found)
 
     def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
-        """Returns the rows of these ascending slots, which are all slots of some key groups. Updates `size`."""
+        """Returns the rows of these ascending slots, which are all slots of some key groups. Passes the measured size
+        of values to `size`.
+        """
         keys, groups = self.keys.take(slots), self.groups.raw(slots)
         order = self.order(keys, groups)
         keys, sorted_slots = keys.take(order), slots[order.to_numpy()]
@@ -350,9 +373,9 @@ class SortedSlots:
 
 
 def _runs(live: NDArray[np.int32], groups: NDArray[np.uint16], size: BlockSize) -> Iterator[tuple[int, int]]:
-    """Yields bounds of runs of whole key groups. Each run except the last has at least one block.
+    """Yields ranges of whole key groups, as start and end index in `live`.
 
-    `groups` are the ascending key groups of the slots `live`.
+    Each range except the last has at least one block. `groups` are the ascending key groups of the slots `live`.
     """
     start = 0
     while start < len(groups):
@@ -363,7 +386,7 @@ def _runs(live: NDArray[np.int32], groups: NDArray[np.uint16], size: BlockSize) 
 
 
 def sortable_keys(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
-    """Returns a byte string for each row of stored key columns, which sorts like the key.
+    """Returns, for each row of stored key columns, bytes that sort in the order of the keys.
 
     `groups` are the key groups of the rows.
     """

@@ -44,14 +44,17 @@ END = -1
 
 
 class RowSlots(ColumnarTable):
-    """A table without value columns. `identity` are the columns that identify a row: key and number."""
+    """The rows of a row table by slot, without value columns.
+
+    `identity` are the columns that identify a row: its key and its sequence number.
+    """
 
     def __init__(self, space: KeySpace, name: str, identity: tuple[str, ...], incremental: bool) -> None:
         self._identity = identity
         super().__init__(space, name, (), incremental)
 
     def put_behind(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
-        """Appends new rows in the next slots, and returns these. They do not count as changed."""
+        """Adds new rows in the next slots, and returns these slots. The rows are not marked as changed."""
         first = self._space.slots
         self._append(rows, rows)
         return np.arange(first, self._space.slots, dtype=np.int32)
@@ -68,13 +71,13 @@ class RowSlots(ColumnarTable):
 
 @dataclass(slots=True)
 class RowSequence:
-    """The next sequence number, shared by all row tables of a backend."""
+    """Assigns sequence numbers to rows, for all row tables of a backend."""
 
     next: int = 0
 
 
 class ColumnarRows:
-    """A `RowTable` in memory. `other_logs` are the other undo logs of the operator."""
+    """A `RowTable` in memory. `other_logs` are the undo logs of the operator's other states."""
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class ColumnarRows:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Returns the stored columns; None until the key columns are known."""
+        """Returns the stored columns, or None until the key columns are known."""
         return self._space.schema
 
     @property
@@ -127,15 +130,15 @@ class ColumnarRows:
         self._table.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """Returns all rows of these keys."""
+        """Returns references to all rows of these keys, in arrival order for each key."""
         return FoundRows(*self._table.find(keys, self._key_names))
 
     def take(self, refs: NDArray[np.int32], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the rows in the order of `refs`."""
+        """Returns the rows with these references, in the order of `refs`."""
         return self._space.keys_of(refs, self._stored if columns is None else columns)
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
-        """Yields all rows in arrival order."""
+        """Yields batches of all rows, in arrival order, each with the references to its rows."""
         frozen = self._space.freeze()[0]
         with self._space.reading():
             for start in range(0, int(frozen.bounds[-1]), rows_max):
@@ -145,13 +148,13 @@ class ColumnarRows:
                     yield frozen.take(slots, columns), slots
 
     def remove(self, refs: NDArray[np.int32]) -> None:
-        """Removes rows."""
+        """Removes the rows with these references."""
         slots = np.unique(refs).astype(np.int32, copy=False)
         if len(slots):
             self._table.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
     def done(self) -> None:
-        """Ends the batch: drops slots of removed rows if there are many."""
+        """Ends the batch. Frees the slots of removed rows if there are many."""
         self._space.settle()
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
@@ -159,11 +162,15 @@ class ColumnarRows:
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
-        """Returns all rows, or the changes since the base. Takes one reference per chunk and per page."""
+        """Returns snapshots of all rows or, with a base, of the changes since the base. Only references to pages are
+        copied.
+        """
         return [part.now() if isinstance(part, FrozenSlots) else part for part in self._table.freeze(cut)]
 
     def load(self, table: StateTable) -> None:
-        """Puts stored rows, or removes the rows of stored keys. The columns are checked by the caller."""
+        """Adds stored rows, or removes the rows of stored keys, depending on the table. The caller has checked the
+        columns.
+        """
         rows, numbers = table.rows, table.rows.column(ROW_SEQUENCE)
         if rows.num_rows:
             self._sequence.next = max(self._sequence.next, int(numbers.to_numpy().max()) + 1)
@@ -178,7 +185,7 @@ class ColumnarRows:
     def loaded(self) -> None:
         """Finishes a restore, after all stored tables are loaded: orders the rows of each key.
 
-        Raises CorruptionError if a row came twice in layer 0.
+        Raises CorruptionError if a row occurred twice in layer 0 (the base).
         """
         self._space.build_index()
         self._space.drop_index(self._table)
@@ -188,30 +195,30 @@ class ColumnarRows:
                 self._space.keep(np.argsort(numbers, kind="stable").astype(np.int32))
 
     def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
-        """Makes the current rows the state of this checkpoint, and starts to note changes for the undo log."""
+        """Records that the current rows equal this checkpoint, and starts to record changes in the undo log."""
         if self._space.schema is not None:
             self.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
     def kept(self) -> list[StateTable]:
-        """Returns a table without rows that stands for this state."""
+        """Returns a table without rows that represents this state in a list of states."""
         schema = self._space.schema
         assert schema is not None
         return [StateTable(self.name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))]
 
     def pieces(self, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Yields the key columns of all rows, in batches. A key comes once for each of its rows."""
+        """Yields the key columns of all rows, in batches. A key occurs once for each of its rows."""
         return (keys for keys, _ in self.scan(self._key_names, rows_max))
 
 
 class _IndexedSlots(RowSlots):
-    """Rows with an index that finds them by their key."""
+    """The rows of a row table, with an index that finds the rows of a key."""
 
     def __init__(self, space: KeySpace, name: str, identity: tuple[str, ...], incremental: bool) -> None:
         self._index: RowIndex | None = None
         super().__init__(space, name, identity, incremental)
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Appends new rows."""
+        """Adds new rows at the end, and adds them to the index."""
         slots = self.put_behind(rows)
         if self.dirty is not None:
             self.dirty.mark(slots)
@@ -219,7 +226,7 @@ class _IndexedSlots(RowSlots):
             self._index.add(rows, slots)
 
     def find(self, keys: pa.RecordBatch, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Returns the rows of keys: the position of the key in `keys`, and the slot of each row."""
+        """Finds the rows of keys. Returns, for each found row, the index of its key in `keys`, and its slot."""
         if self._index is not None and self._index.is_worn(self._rows):
             self._index = None
         if self._index is None:
@@ -237,7 +244,7 @@ class _IndexedSlots(RowSlots):
         super().rebuild(kept, slots)
 
     def undo(self, notes: Notes) -> None:
-        """Restores the rows at the moment when these notes began."""
+        """Restores the rows that existed when `notes` (undo data) began."""
         self._index = None
         super().undo(notes)
 
@@ -255,13 +262,13 @@ class _IndexedSlots(RowSlots):
 
 
 def _selected(keys: FrozenKeys, names: Sequence[str]) -> FrozenKeys:
-    """Frozen keys with only the named columns."""
+    """Returns a snapshot of keys reduced to the columns `names`."""
     schema = pa.schema([keys.schema.field(name) for name in names])
     return FrozenKeys(schema, tuple(chunk.select(list(names)) for chunk in keys.chunks), keys.bounds)
 
 
 class RowIndex:
-    """Finds the rows of a key. `key_names` are the key columns."""
+    """Finds the rows of a key in a row table. `key_names` are the key columns."""
 
     __slots__ = ("_chains", "_keys")
 
@@ -270,21 +277,22 @@ class RowIndex:
         self._chains = RowChains()
 
     def is_worn(self, rows: int) -> bool:
-        """Returns True if most indexed keys have no rows, so that the index should be rebuilt. `rows` is the number of
-        rows.
+        """Returns whether the index should be rebuilt, because most of its keys have no rows any more.
+
+        `rows` is the number of rows.
         """
         return self._keys.size > _KEYS_MIN + 2 * rows
 
     def add(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Adds new rows, whose slots ascend."""
+        """Adds new rows to the index. Their slots must ascend."""
         numbers = self._keys.upsert(keys).slots
         self._chains.grow(self._keys.size, int(slots[-1]) + 1 if len(slots) else 0)
         self._chains.add(numbers, slots)
 
     def find(self, keys: pa.RecordBatch, live: Pages) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Returns the rows of keys: the position of the key in `keys`, and the slot of each row.
+        """Finds the rows of keys. Returns, for each found row, the index of its key in `keys`, and its slot.
 
-        `live` are the pages with the flags of live rows.
+        `live` are the pages with the flags of rows that were not removed.
         """
         upserted = self._keys.upsert(keys)
         self._chains.grow(self._keys.size, 0)
@@ -292,7 +300,7 @@ class RowIndex:
 
 
 class RowChains:
-    """The rows of each key, as a chain of slots. A key is given by its number."""
+    """The rows of each key, as a linked list (chain) of slots. Keys are identified by their number."""
 
     __slots__ = ("_heads", "_nexts", "_tails")
 
@@ -302,7 +310,7 @@ class RowChains:
         self._nexts = np.full(1024, END, dtype=np.int32)
 
     def grow(self, keys: int, slots: int) -> None:
-        """Grows to this many keys and slots."""
+        """Makes room for `keys` keys and `slots` slots."""
         if keys > len(self._heads):
             self._heads = _with_ends(self._heads, keys)
             self._tails = _with_ends(self._tails, keys)
@@ -316,10 +324,10 @@ class RowChains:
     def find(
         self, numbers: NDArray[np.int32], first_rows: NDArray[np.int32], live: Pages
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Returns the rows of keys: the position of the key in `numbers`, and the slot of each row.
+        """Finds the rows of keys. Returns, for each found row, the index of its key in `numbers`, and its slot.
 
-        `first_rows` are the first positions of each key in `numbers`, and `live` the pages with the flags of live rows.
-        Removed rows leave their chains.
+        `first_rows` has the first index of each key in `numbers`, and `live` the pages with the flags of rows that were
+        not removed. Removed rows are unlinked from their chains.
         """
         counts = np.zeros(len(numbers), dtype=np.int64)
         lengths = np.empty(len(self._heads), dtype=np.int64)
@@ -329,7 +337,7 @@ class RowChains:
         return positions, slots
 
     def clear(self, numbers: NDArray[np.int32] | None = None) -> None:
-        """Empties the chains of these keys, or of all keys."""
+        """Empties the chains of the keys `numbers`, or of all keys."""
         self._heads[slice(None) if numbers is None else numbers] = END
 
 
@@ -370,7 +378,7 @@ def prune_and_count(
     lengths: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> int:
-    """Unlinks removed rows from the chains of some keys, each given by its first position in `keys`.
+    """Unlinks removed rows from the chains of some keys. `first` has the first index of each key in `keys`.
 
     `counts[i]` becomes the number of rows of key `keys[i]`, and `lengths[key]` the number of rows of a key. Returns the
     sum of all counts.
@@ -409,7 +417,10 @@ def collect(
     positions: NDArray[np.int64],
     slots: NDArray[np.int32],
 ) -> None:
-    """Writes the rows of some keys, one key after the other, after `prune_and_count` has counted them."""
+    """Writes the rows of some keys to `positions` and `slots`, one key after the other.
+
+    `prune_and_count` must have counted the rows before.
+    """
     found = 0
     for i in range(keys.shape[0]):
         slot = np.int64(heads[keys[i]])

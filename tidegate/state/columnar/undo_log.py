@@ -69,35 +69,39 @@ ENTRY_BYTES = 100
 
 
 class Notes(Protocol):
-    """The former contents of one state's slots, as of one freeze."""
+    """Undo data of one state: the contents that its slots had at one checkpoint, for the slots that changed later."""
 
     @property
     def size_bytes(self) -> int:
-        """Returns the estimated memory of the notes, in bytes."""
+        """Returns the estimated memory of the undo data, in bytes."""
         ...
 
     def slots(self) -> NDArray[np.int32]:
-        """Returns the slots that are noted."""
+        """Returns the slots whose former contents are recorded."""
         ...
 
     def shared_bytes(self) -> int:
-        """Returns the bytes of the notes that a snapshot holds too, so that dropping the notes would not free them."""
+        """Returns the size in bytes of recorded pages that a snapshot references as well. Dropping the undo data would
+        not free them.
+        """
         ...
 
     def shrink(self, shared_too: bool) -> bool:
-        """Reduces memory by one step. Returns False if that is not possible.
+        """Reduces the memory of the undo data by one step. Returns False if that is not possible.
 
-        With `shared_too`, memory that a snapshot held at the last call of `shared_bytes` may be reduced as well.
+        With `shared_too`, memory that a snapshot referenced at the last call of `shared_bytes` may be reduced as well.
         """
         ...
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
-        """Renumbers: slot `kept[i]` becomes slot i. `kept` ascends, and contains all noted slots."""
+        """Renumbers the recorded slots: slot `kept[i]` becomes slot i. `kept` ascends, and contains all recorded
+        slots.
+        """
         ...
 
 
 class UndoableState(Protocol):
-    """A state that can note the former contents of its slots."""
+    """A state that can record the former contents of its slots before they change."""
 
     @property
     def name(self) -> str:
@@ -105,7 +109,7 @@ class UndoableState(Protocol):
         ...
 
     def begin_notes(self) -> Notes:
-        """Starts new notes: from now on, each slot is noted before it changes."""
+        """Starts to record former contents: from now on, each slot is recorded before it first changes."""
         ...
 
     def end_notes(self) -> None:
@@ -113,13 +117,15 @@ class UndoableState(Protocol):
         ...
 
     def undo(self, notes: Notes) -> None:
-        """Goes from the state at the end of these notes back to the state at their beginning."""
+        """Restores the contents that the state had when `notes` began. The state must be as it was when `notes`
+        ended.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The notes from the freeze for one checkpoint to the freeze that begins the next part."""
+    """The undo data from the freeze for one checkpoint to the next freeze."""
 
     checkpoint_id: CheckpointId
     notes: list[Mapping[str, Notes]]
@@ -127,9 +133,10 @@ class _Part:
 
 
 class UndoLog:
-    """The undo log of one key space. `bytes_max` limits the total of this log and the `others`.
+    """The undo log of one key space, by which its states can be rewound to a checkpoint.
 
-    It is a `SlotState` without rows, so that a rebuild keeps the slots that it has noted.
+    `bytes_max` limits the total memory of this log and the logs `others`. The log is a `SlotState` without rows, so
+    that slots that it has recorded are not dropped.
     """
 
     name = "undo log"
@@ -146,25 +153,26 @@ class UndoLog:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the estimated memory of all notes, in bytes."""
+        """Returns the estimated memory of all undo data, in bytes."""
         return sum(notes.size_bytes for notes in self._notes())
 
     @property
     def own_bytes(self) -> int:
-        """Returns the bytes of all notes except memory that a snapshot holds in any case. The limit applies to
-        these.
+        """Returns the memory of the undo data in bytes, without pages that a snapshot references anyway. The limit
+        applies to this number.
         """
         return sum(notes.size_bytes - notes.shared_bytes() for notes in self._notes())
 
     @property
     def empty(self) -> bool:
-        """Returns True if there is no checkpoint to go back to."""
+        """Returns whether there is no checkpoint to which the states can be rewound."""
         return not self._parts
 
     def begin(self, checkpoint_id: CheckpointId, states: Iterable[UndoableState], after_freeze: bool = False) -> None:
-        """Begins a part: all states were just frozen for this checkpoint, or loaded from it.
+        """Begins the undo data for this checkpoint, for which all states were just frozen, or from which they were
+        loaded.
 
-        With `after_freeze`, the part may be skipped after parts that exceeded the limit.
+        With `after_freeze`, nothing is recorded for a while if earlier undo data exceeded the limit.
         """
         if self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
             self.clear()  # checkpoint numbers only grow, so these parts belong to something else
@@ -183,17 +191,17 @@ class UndoLog:
         self.settle()
 
     def keeps(self, checkpoint_id: CheckpointId) -> bool:
-        """Returns True if the states can go back to this checkpoint."""
+        """Returns whether the states can be rewound to this checkpoint."""
         return any(part.checkpoint_id == checkpoint_id for part in self._parts)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Drops the parts before a checkpoint, because it has completed."""
+        """Drops the undo data for earlier checkpoints, because this checkpoint has completed."""
         self._parts = [part for part in self._parts if part.checkpoint_id >= checkpoint_id]
         if not self._parts:
             self.clear()
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restores all states at a checkpoint that is kept. They can go back to it again later."""
+        """Restores the contents of all states at this checkpoint, to which they can be rewound again later."""
         assert self.keeps(checkpoint_id), f"checkpoint {checkpoint_id} is not kept"
         states = {state.name: state for state in self._states}
         while self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
@@ -204,45 +212,48 @@ class UndoLog:
         self.begin(checkpoint_id, states.values())
 
     def settle(self) -> None:
-        """Shrinks notes and drops the oldest parts until the limit holds."""
+        """Reduces undo data, and drops the oldest, until the memory limit holds."""
         if self._parts and not self._is_small and not self._fit(self._limit_bytes, spared=0, shared_too=False):
             self._to_skip = min(1 << self._outgrown >> 1, _SKIPPED_MAX)
             self._outgrown += 1
             self.clear()
 
     def make_room(self, copies_bytes: int, state_bytes: int) -> None:
-        """Shrinks or drops older parts before `copies_bytes` of a state of `state_bytes` are kept or noted."""
+        """Reduces or drops older undo data, before copies of `copies_bytes` bytes are recorded for a state of
+        `state_bytes` bytes.
+        """
         allowed_bytes = self.bytes_max - sum(log.size_bytes for log in self._others)
         bytes_max = max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN, allowed_bytes) - copies_bytes
         if self.size_bytes > bytes_max:
             self._fit(bytes_max, spared=1, shared_too=True)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Returns True if this many more bytes can be kept without shrinking or dropping notes."""
+        """Returns whether `size_bytes` more bytes can be recorded without reducing or dropping undo data."""
         return self.own_bytes + size_bytes <= self._limit_bytes
 
     def has_plenty(self, size_bytes: int) -> bool:
-        """Returns True if `PLENTY` times this many bytes can be kept, and copied, without shrinking or dropping
-        notes.
-        """
+        """Returns whether `PLENTY` times `size_bytes` bytes can be recorded without reducing or dropping undo data."""
         return PLENTY * size_bytes <= COPIES_BYTES_MIN and self.has_room(PLENTY * size_bytes)
 
     def clear(self) -> None:
-        """Drops all parts. There is no checkpoint to go back to any more."""
+        """Drops all undo data, so that the states cannot be rewound to any checkpoint."""
         self._parts.clear()
         for state in self._states:
             state.end_notes()
         self._states = []
 
     def notes_of(self, state: str) -> Iterator[Notes]:
-        """Yields the notes of one state in all parts."""
+        """Yields the undo data of one state, for each checkpoint."""
         return (notes[state] for part in self._parts for notes in part.notes if state in notes)
 
     def grow(self, slots: int) -> None:
-        """Does nothing, because new slots are not noted."""
+        """Does nothing, because the contents of new slots are not recorded."""
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Returns the slots that are noted. They may be empty now, but not after going back."""
+        """Returns a mask of the slots whose former contents are recorded.
+
+        Such a slot may be empty now, but is not after a rewind.
+        """
         flags = np.zeros(slots, dtype=np.bool_)
         for notes in self._notes():
             flags[notes.slots()] = True
@@ -259,13 +270,14 @@ class UndoLog:
 
     @property
     def _is_small(self) -> bool:
-        """Returns True if the limit holds even when shared memory counts. Cheap to compute."""
+        """Returns whether the limit would hold even if memory shared with snapshots were included. Cheap to compute."""
         return self.size_bytes + sum(log.size_bytes for log in self._others) <= self.bytes_max
 
     def _fit(self, bytes_max: int, spared: int, shared_too: bool) -> bool:
-        """Shrinks and drops parts, except the newest `spared`, until they fit. Returns False if no part remains.
+        """Reduces and drops undo data, except for the newest `spared` checkpoints, until its size is at most
+        `bytes_max`. Returns False if none remains.
 
-        With `shared_too`, memory that a snapshot holds in any case counts as well, and may be reduced.
+        With `shared_too`, the size includes memory that a snapshot references anyway, and this memory may be reduced.
         """
         shared = [sum(notes.shared_bytes() for notes in self._notes([part])) for part in self._parts]
         counted_bytes = bytes_max if shared_too else bytes_max + sum(shared)
@@ -284,7 +296,7 @@ class UndoLog:
 
 @dataclass(frozen=True, slots=True)
 class NotedRows:
-    """The former rows of some slots of a vectorised state."""
+    """The former rows of some slots of a vectorised state, recorded in the undo log."""
 
     slots: NDArray[np.int32]
     live: NDArray[np.uint8]
@@ -298,13 +310,13 @@ class NotedRows:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of the arrays, and an estimate for their objects and values."""
+        """Returns the size of the arrays in bytes, with an estimate for Python objects and values of variable width."""
         arrays: list[NDArray[Any]] = [self.slots, self.live, *self.values]
         arrays += [valid for valid in self.valid if valid is not None]
         return self.beyond_bytes + sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
     def part(self, start: int, stop: int) -> NotedRows:
-        """Returns the rows from `start` to `stop`, in the same memory."""
+        """Returns the recorded rows with the indices from `start` to `stop` (exclusive), without a copy."""
         valid = tuple(None if valid is None else valid[start:stop] for valid in self.valid)
         values = tuple(values[start:stop] for values in self.values)
         beyond = self.beyond_bytes * (stop - start) // max(1, len(self.slots))
@@ -312,9 +324,9 @@ class NotedRows:
 
 
 class KeptPage(NamedTuple):
-    """A former page of a vectorised state.
+    """A former page of a vectorised state, recorded in the undo log.
 
-    Many are made at once, and a tuple takes a third of the time of a dataclass.
+    A tuple, because many are created at once, and a tuple takes a third of the time of a dataclass.
     """
 
     version: int
@@ -328,17 +340,17 @@ class KeptPage(NamedTuple):
 
     @property
     def page_bytes(self) -> int:
-        """Returns the bytes of the arrays."""
+        """Returns the size of the page's arrays in bytes."""
         arrays = (array for former in (self.live, *self.columns) for array in former if array is not None)
         return sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes of the arrays, and of the values to which they refer."""
+        """Returns the size in bytes of the page's arrays, and of the values to which they refer."""
         return self.beyond_bytes + self.page_bytes
 
     def rows(self, page: int, slots: NDArray[np.int32]) -> NotedRows:
-        """Returns the rows that slots of this page had when the page was kept. `page`: the number of this page."""
+        """Returns the recorded rows of some slots of this page. `page` is the number of this page."""
         places = slots - (page << PAGE_BITS)
         valid = (None if valid is None else valid[places] for _, valid in self.columns)
         values = tuple(values[places] for values, _ in self.columns)
@@ -347,9 +359,9 @@ class KeptPage(NamedTuple):
 
 
 class TableNotes:
-    """The `Notes` of a vectorised state, which had this many slots and rows at the freeze.
+    """The undo data (`Notes`) of a vectorised state, which had `slots` slots and `rows` rows at the freeze.
 
-    `still_read` returns which pages a snapshot holds.
+    `still_read` returns which pages a snapshot still reads.
     """
 
     __slots__ = (
@@ -398,7 +410,9 @@ class TableNotes:
         self.size_bytes = self._bits.nbytes
 
     def first(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns the slots that must be noted now because they were not noted before, each once."""
+        """Returns the slots among `slots` that must be recorded now because they were not recorded before, each
+        once.
+        """
         if self._all_changed:
             return np.zeros(0, dtype=np.int32)
         if len(self.kept) == len(self._is_kept):  # all of its pages
@@ -410,7 +424,7 @@ class TableNotes:
         return self.not_kept(found) if self.kept else found.copy()
 
     def add(self, rows: NotedRows) -> None:
-        """Notes these rows, of slots that `first` returned."""
+        """Records the former rows of slots that `first` has returned."""
         self._loose.append(rows)
         self.size_bytes += rows.size_bytes
         if sum(len(each.slots) for each in self._loose) >= PAGE_ROWS:
@@ -422,30 +436,34 @@ class TableNotes:
 
     @property
     def noted(self) -> list[NotedRows]:
-        """Returns the individually noted rows."""
+        """Returns the rows that were recorded one by one, and not with their page."""
         return [*self._packed, *self._loose]
 
     def dense(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns the pages that would have too many noted slots with these slots, which `first` returned."""
+        """Returns the pages that would have too many recorded rows together with `slots`, which `first` has
+        returned.
+        """
         self._noted_in += np.bincount(slots >> PAGE_BITS, minlength=len(self._noted_in)).astype(np.int32)
         return np.flatnonzero((self._noted_in > NOTED_SLOTS_MAX) & ~self._is_kept).astype(np.int32)
 
     def noted_before(self, slots: NDArray[np.int32], pages: NDArray[np.int32]) -> list[Bitmap]:
-        """For each page, the noted slots without `slots`, which `first` returned."""
+        """Returns, for each page, a bitmap of the slots recorded before, without `slots`, which `first` has
+        returned.
+        """
         before = self._bits.copy()
         mark_slots(now := np.zeros_like(before), slots)
         before &= ~now
         return [before[page * PAGE_ROWS // 64 : (page + 1) * PAGE_ROWS // 64].copy() for page in pages.tolist()]
 
     def not_kept(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The slots whose page is not kept."""
+        """Returns the slots among `slots` whose former page is not recorded."""
         others: NDArray[np.int32] = slots[~self._is_kept[slots >> PAGE_BITS]]
         return others
 
     def keep(self, pages: NDArray[np.int32], former: Sequence[KeptPage]) -> None:
-        """Keeps former pages, at least one and all of one layout. Their noted slots stay as noted.
+        """Records former pages, at least one, all with one layout. Rows that were recorded one by one stay recorded.
 
-        Pages that have only later slots are not needed, and ignored.
+        Pages with only slots that were added after the freeze are ignored.
         """
         there = pages < len(self._is_kept)
         if not there.all():
@@ -460,17 +478,19 @@ class TableNotes:
 
     @property
     def may_mark_all(self) -> bool:
-        """Returns True if all pages are kept, all slots had a row, and changed slots are still marked individually."""
+        """Returns whether `mark_all` may be called: all pages are recorded, all slots had a row, and changed slots are
+        still marked one by one.
+        """
         all_kept = len(self.kept) == len(self._is_kept)
         return all_kept and self.rows == self.slots_below and not self._all_changed
 
     def mark_all(self) -> None:
-        """Counts all slots as changed. No kept page will be exchanged from now on."""
+        """Marks all slots as changed. From now on, no recorded page is replaced by recorded rows."""
         self._bits.fill(_ALL_BITS)
         self._all_changed = True
 
     def shared_bytes(self) -> int:
-        """Returns the bytes of the kept pages that a snapshot still reads at the moment. O(pages)."""
+        """Returns the size in bytes of the recorded pages that a snapshot still reads. O(pages)."""
         pages = np.flatnonzero(self._is_kept).astype(np.int32)
         shared = self._still_read(pages, self._versions[pages])
         self._shared[:] = False
@@ -478,12 +498,13 @@ class TableNotes:
         return int(self._page_bytes[pages[shared]].sum())
 
     def numbers_in(self, position: int) -> Iterator[NDArray[np.int64]]:
-        """Yields the noted value numbers of the int64 column at a position."""
+        """Yields the recorded value numbers of the int64 column with the index `position`."""
         yield from (rows.values[position] for rows in self.noted)
         yield from (former.columns[position][0] for former in self.kept.values())
 
     def shrink(self, shared_too: bool) -> bool:
-        """Exchanges a kept page for notes of its slots. Returns False if there is none, or it would gain little.
+        """Replaces a recorded page by the recorded rows of its changed slots, to save memory. Returns False if no page
+        is left, or if that would save little.
 
         With `shared_too`, the page may be one that a snapshot still read at the last call of `shared_bytes`.
         """
@@ -491,7 +512,7 @@ class TableNotes:
         return page is not None and self._exchange(page, EXCHANGED_SLOTS_MAX)
 
     def slots(self) -> NDArray[np.int32]:
-        """The slots that are noted, individually or with their page."""
+        """Returns the slots whose former contents are recorded, one by one or with their page."""
         return self._changed(0, self.slots_below)
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
@@ -511,10 +532,10 @@ class TableNotes:
         self.first(np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)]))
 
     def _count(self, slots: int) -> None:
-        """Counts the unmarked slots from time to time, and marks all slots if few are left. Called after `slots` slots
-        were marked, while all pages are kept.
+        """Marks all slots as changed if only few are not marked yet.
 
-        Counts the unmarked slots from time to time, and marks all if few are left.
+        Called after `slots` slots were marked, while all pages are recorded. Counts the unmarked slots only from time
+        to time.
         """
         self._uncounted += slots
         if self._uncounted * MARKED_PARTS < self.slots_below:
@@ -528,7 +549,10 @@ class TableNotes:
             self.mark_all()
 
     def _exchange(self, page: int, slots_max: int) -> bool:
-        """Exchanges a kept page for notes of its slots, if at most `slots_max` have changed."""
+        """Replaces a recorded page by the recorded rows of its changed slots, if at most `slots_max` have changed.
+
+        Returns whether that was done.
+        """
         former = self.kept[page]
         slots = self._changed(page << PAGE_BITS, (page + 1) << PAGE_BITS)
         if former.noted is not None:
@@ -549,7 +573,7 @@ class TableNotes:
 
 
 def _packed(notes: list[NotedRows]) -> Iterator[NotedRows]:
-    """Yields the same rows, packed so that each part except the last has `PAGE_ROWS`."""
+    """Yields the same recorded rows, in parts of `PAGE_ROWS` rows (the last one may have fewer)."""
     parts: list[NotedRows] = []
     room = PAGE_ROWS
     for rows in notes:
@@ -567,7 +591,7 @@ def _packed(notes: list[NotedRows]) -> Iterator[NotedRows]:
 
 
 def _together(parts: list[NotedRows], rows: int) -> NotedRows:
-    """Joins notes, which have `rows` rows in total."""
+    """Joins recorded rows into one part. `rows` is the total number of rows."""
 
     def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
         dtype = arrays[0].dtype
@@ -592,7 +616,7 @@ def _together(parts: list[NotedRows], rows: int) -> NotedRows:
 
 
 class ObjectNotes:
-    """The `Notes` of object state: the former Python object of each changed slot."""
+    """The undo data (`Notes`) of an object state: the former Python object of each changed slot."""
 
     __slots__ = ("held", "rows", "size_bytes", "slots_below")
 
@@ -604,21 +628,24 @@ class ObjectNotes:
         self.size_bytes = 0
 
     def add(self, slot: int, held: Any) -> None:
-        """Notes the object of a slot, unless it is noted already. Objects inside a list or map are not counted."""
+        """Records the former object of a slot, unless the slot is recorded already.
+
+        The estimated size does not include objects inside a list or map.
+        """
         if slot < self.slots_below and slot not in self.held:
             self.held[slot] = held
             self.size_bytes += ENTRY_BYTES + sys.getsizeof(held)
 
     def shared_bytes(self) -> int:
-        """Returns 0: no snapshot holds the notes."""
+        """Returns 0, because no snapshot references the recorded objects."""
         return 0
 
     def shrink(self, shared_too: bool) -> bool:
-        """Returns False: there are no kept pages to exchange."""
+        """Returns False, because there are no recorded pages that could be replaced."""
         return False
 
     def slots(self) -> NDArray[np.int32]:
-        """The slots that are noted."""
+        """Returns the slots whose former objects are recorded."""
         return np.fromiter(self.held, dtype=np.int32, count=len(self.held))
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:

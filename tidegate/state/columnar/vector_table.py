@@ -39,7 +39,7 @@ _FOUND_ROWS = 1 << 20
 
 
 class ColumnarTable(PagedState[TableNotes]):
-    """A `VectorTable` over the slots of a `KeySpace`."""
+    """A `VectorTable` in memory, whose rows are indexed by the slots of a `KeySpace`."""
 
     def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
         super().__init__(space, name, (spec.name for spec in specs), incremental)
@@ -53,7 +53,7 @@ class ColumnarTable(PagedState[TableNotes]):
         space.add(self)
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch. Keys without a row get one."""
+        """Begins a batch of keys, and returns their slots. Adds a row for each key that has none."""
         upserted = self._space.upsert(keys)
         new_rows = self._begin(upserted, new_only=new_only)
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
@@ -63,7 +63,7 @@ class ColumnarTable(PagedState[TableNotes]):
         return self._columns[name]
 
     def remove(self, slots: NDArray[Any]) -> None:
-        """Removes the rows of these slots of the batch, which `upsert` has prepared for changes."""
+        """Removes the rows of these slots, which belong to the batch that `upsert` began."""
         slots = np.unique(slots).astype(np.int32, copy=False)
         slots = slots[self.live(slots)]
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
@@ -71,17 +71,17 @@ class ColumnarTable(PagedState[TableNotes]):
         self._unmark_new(slots)
 
     def done(self) -> None:
-        """Ends the batch."""
+        """Ends the batch that `upsert` began."""
         self.new_slots = _NO_SLOTS
         self._collect()
         self._space.settle()
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all keys that have a row, in slot order, in batches, with their slots."""
+        """Yields all keys that have a row, in slot order, in batches, each with the slots of its keys."""
         return key_pieces(self._space, self.live, rows_max)
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Returns for each of these slots whether it has a row."""
+        """Returns a mask: True for each of these slots that has a row."""
         return self._live.raw(slots).view(np.bool_)
 
     def grow(self, slots: int) -> None:
@@ -102,14 +102,16 @@ class ColumnarTable(PagedState[TableNotes]):
         super().rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """Returns all rows, or the changes since the base."""
+        """Returns snapshots of all rows or, with a base, of the changes since the base."""
         frozen = super().freeze(cut)
         if not cut.in_order:
             self._in_snapshot_below = self._space.slots
         return frozen
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Puts stored rows. In layer 0 raises CorruptionError for a key that has a row already."""
+        """Stores rows of a checkpoint layer. Raises CorruptionError for a key of layer 0 (the base) that has a row
+        already.
+        """
         keys = rows.select(self._key_names())
         if layer == 0 and self._space.can_append(self):
             self._append(keys, rows)
@@ -118,7 +120,7 @@ class ColumnarTable(PagedState[TableNotes]):
         self._in_snapshot_below = self._space.slots
 
     def _put(self, keys: pa.RecordBatch, rows: pa.RecordBatch, layer: int) -> None:
-        """Puts stored rows, replacing existing ones."""
+        """Stores rows of a checkpoint layer, which replace existing rows of the same keys."""
         upserted = self._space.upsert(keys)
         known = len(upserted.slots) - len(self._begin(upserted, mark=False))
         if layer == 0 and known:
@@ -160,7 +162,7 @@ class ColumnarTable(PagedState[TableNotes]):
         self._went_back(notes.rows)
 
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
-        """Puts stored rows of new keys."""
+        """Stores the rows of keys that are new in the key space."""
         first_slot = self._space.slots
         live = pa.array(np.ones(rows.num_rows, dtype=np.uint8))
         columns = [(column.paged, rows.column(name)) for name, column in self._columns.items()]
@@ -171,7 +173,7 @@ class ColumnarTable(PagedState[TableNotes]):
         self._space.append(self, keys)
 
     def forget(self, keys: pa.RecordBatch) -> None:
-        """Removes the rows of stored keys, where there are any."""
+        """Removes the rows of these keys, given as stored key columns. Keys without a row are ignored."""
         slots = self._space.upsert(keys).slots
         slots = np.unique(slots[self.live(slots)])
         self._own(slots)
@@ -191,7 +193,9 @@ class ColumnarTable(PagedState[TableNotes]):
                 column.paged.collect([column.paged.raw(slots[self.live(slots)]), *chain.from_iterable(noted)])
 
     def _unmark_new(self, slots: NDArray[np.int32]) -> None:
-        """Unmarks removed rows that no snapshot contains: later snapshots need not record their removal."""
+        """Removes the marks of removed rows that are in no snapshot, because later snapshots need not record their
+        removal.
+        """
         if self.dirty is not None:
             self.dirty.unmark(slots[slots >= self._in_snapshot_below])
 
@@ -205,7 +209,7 @@ class ColumnarTable(PagedState[TableNotes]):
     ) -> NDArray[np.int32]:
         """Prepares the slots of a batch for changes. Returns the rows whose key had no row.
 
-        `stored` of the new keys already have a row, which was put into their slots before.
+        `stored` is the number of new keys whose row was written to their slot before.
         """
         if self._rows - stored == self._space.slots - len(upserted.new_rows):
             candidates = upserted.new_rows  # every older slot has a row
@@ -234,7 +238,7 @@ class ColumnarTable(PagedState[TableNotes]):
         return new_rows
 
     def _note(self, notes: TableNotes, slots: NDArray[np.int32]) -> None:
-        """Notes the contents of these slots, unless they are noted already."""
+        """Records the former contents of these slots in `notes`, unless they are recorded already."""
         slots = notes.first(slots)
         if not len(slots):
             return
@@ -255,9 +259,9 @@ class ColumnarTable(PagedState[TableNotes]):
             self._copy(touched_pages(slots, self._pins.counts))
 
     def _copy(self, pages: NDArray[np.int32], noted: Sequence[Bitmap] = ()) -> None:
-        """Replaces pages by copies, and keeps the former pages in the undo log.
+        """Replaces pages by copies, and records the former pages in the undo log.
 
-        `noted` has the slots of each page that are noted individually.
+        `noted` has, for each page, the slots that were recorded one by one.
         """
         if self._notes is not None:
             self._make_room(len(pages) * PAGE_ROWS)
@@ -273,7 +277,9 @@ class ColumnarTable(PagedState[TableNotes]):
                 self._notes.mark_all()
 
     def _still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns for each of these pages whether a snapshot holds it. Never true for pages kept before a rebuild."""
+        """Returns a mask: True for each of these pages that a snapshot still reads. Never true for pages recorded
+        before a rebuild.
+        """
         return self._pins.still_read(pages, versions)
 
     @property
@@ -281,15 +287,17 @@ class ColumnarTable(PagedState[TableNotes]):
         return 1 + sum(column.value_bytes for column in self._columns.values())
 
     def _make_room(self, rows: int) -> None:
-        """Lets older notes shrink before `rows` rows are noted, or copied with their pages."""
+        """Reduces older undo data, before `rows` rows are recorded one by one or with their pages."""
         self._space.undo.make_room(rows * self._row_bytes, self._space.slots * self._row_bytes)
 
     def _beyond_bytes(self) -> int:
-        """Returns the estimated bytes per row outside the pages, for values of varying width."""
+        """Returns the estimated size in bytes, for each row, of values of variable width, which are stored outside of
+        the pages.
+        """
         return sum(column.value_bytes - column.paged.dtype.itemsize for column in self._columns.values())
 
     def _put_back(self, kept: Mapping[int, KeptPage]) -> None:
-        """Puts former pages back."""
+        """Restores the former pages `kept` of the undo log."""
         for page, former in kept.items():
             self._live.put_back(page, former.live)
             for column, of_column in zip(self._columns.values(), former.columns, strict=True):
@@ -309,7 +317,7 @@ class ColumnarTable(PagedState[TableNotes]):
 
 
 class _FrozenTable:
-    """The `FrozenValues` of a table."""
+    """The values of a vectorised state at a snapshot (a `FrozenValues`)."""
 
     __slots__ = ("_columns", "_live", "row_bytes")
 
@@ -330,7 +338,7 @@ class _FrozenTable:
 
 
 class ColumnarNamespaces(ColumnarTable):
-    """A `NamespacedTable` over the slots of a `KeySpace`."""
+    """A `NamespacedTable` in memory, whose rows are indexed by the slots of a `KeySpace`."""
 
     def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
         self._noted: dict[int, list[NDArray[np.int32]]] | None = {}
@@ -345,28 +353,31 @@ class ColumnarNamespaces(ColumnarTable):
         return upserted
 
     def namespaces(self) -> NDArray[np.int64]:
-        """The namespaces that have a row, ascending."""
+        """Returns the namespaces that have a row, ascending."""
         return np.array([name for name in sorted(self._found()) if len(self._slots(name))], dtype=np.int64)
 
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of a namespace, in slot order, with their slots."""
+        """Yields the keys of a namespace, in slot order, in batches, each with the slots of its keys."""
         return self.scan_namespaces((namespace,), rows_max, groups)
 
     def drain_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespace`, but removes the rows of each batch when it is drawn.
+        """Yields the keys of a namespace like `scan_namespace`, and removes the rows of each batch when it is yielded.
 
-        Their values stay readable until the next batch is drawn.
+        The values of removed rows can be read until the next batch is requested.
         """
         return self.drain_namespaces((namespace,), rows_max, groups)
 
     def scan_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of namespaces, one after the other, each in slot order, with their slots."""
+        """Yields the keys of several namespaces in batches, each with the slots of its keys.
+
+        Namespaces come one after the other, and their keys are in slot order.
+        """
         with self._space.reading():
             slots = self._slots_of(namespaces)
             if groups is not None:
@@ -381,9 +392,10 @@ class ColumnarNamespaces(ColumnarTable):
     def drain_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn.
+        """Yields the keys of several namespaces like `scan_namespaces`, and removes the rows of each batch when it is
+        yielded.
 
-        Their values stay readable until the next batch is drawn.
+        The values of removed rows can be read until the next batch is requested.
         """
         for keys, slots in self.scan_namespaces(namespaces, rows_max, groups):
             self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
@@ -431,8 +443,9 @@ class ColumnarNamespaces(ColumnarTable):
         return living
 
     def _slots_of(self, namespaces: Sequence[int]) -> NDArray[np.int32]:
-        """Returns the slots of several namespaces that have a row. They are checked together, which costs as much as
-        for one.
+        """Returns the slots of several namespaces that have a row.
+
+        Checks the slots of all namespaces in one call, which costs as much as for one namespace.
         """
         if len(namespaces) == 1:
             return self._slots(namespaces[0])
@@ -455,7 +468,7 @@ class ColumnarNamespaces(ColumnarTable):
 
 
 def note(noted: dict[int, list[NDArray[np.int32]]], namespaces: NDArray[np.int64], slots: NDArray[np.int32]) -> None:
-    """Adds distinct slots to the index `noted`, each under the namespace of its key."""
+    """Adds distinct slots to the index `noted`, which has a list of slots for each namespace."""
     first = int(namespaces[0])
     if first == int(namespaces[-1]) and bool((namespaces == first).all()):
         noted.setdefault(first, []).append(np.sort(slots))  # unordered if old slots got a row again

@@ -1,1 +1,1 @@
-"""The contract of all state backends, their options, and columns in pages."""
+"""The interface of all state backends, their options, and columns that are stored in pages."""

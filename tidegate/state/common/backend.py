@@ -52,9 +52,8 @@ Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueSpec:
-    """A value column of a vectorised table. A new row contains `identity`, also under a null.
-
-    If the type of a column has no `storage_dtype` (strings, lists, …), its values are null at first.
+    """A value column of a vectorised table. A new row contains `identity` in this column, also where it is marked as
+    null. If the type has no `storage_dtype` (strings, lists, …), the value of a new row is null.
     """
 
     name: str
@@ -92,7 +91,7 @@ class ValueColumn(Protocol):
 
     @property
     def pages(self) -> NDArray[np.uintp]:
-        """Returns the addresses of the pages of values, valid until `done`."""
+        """Returns the addresses of the memory pages with the column's values. Valid until `done` of the table."""
         ...
 
     @property
@@ -106,7 +105,7 @@ class ValueColumn(Protocol):
     def track_nulls(self) -> NDArray[np.uintp]:
         """Starts to track validity, unless it is tracked already. Returns `valid_pages`.
 
-        Existing rows count as valid, rows that are new in this batch as null, until a kernel marks them as valid.
+        Existing rows are marked as valid. Rows that are new in this batch are null until a kernel marks them as valid.
         """
         ...
 
@@ -119,7 +118,7 @@ class ValueColumn(Protocol):
         ...
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
-        """Sets these slots of the batch, each once, from an Arrow array of the column's type."""
+        """Stores values in these distinct slots of the batch, from an Arrow array of the column's type."""
         ...
 
     @property
@@ -129,7 +128,7 @@ class ValueColumn(Protocol):
 
 
 class VectorTable(Protocol):
-    """A table with a row of values for each key, changed a batch at a time."""
+    """A table with a row of values for each key, which operators change batch by batch."""
 
     @property
     def rows(self) -> int:
@@ -137,23 +136,22 @@ class VectorTable(Protocol):
         ...
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch: returns the slot of each row's key. A key without a row gets one, with the identities.
+        """Begins a batch of keys: returns the slot of the key of each row.
 
-        `new_rows` are the rows of these new keys; their slots are not always the highest. In a column that tracks
-        validity they are null. The values of the slots may change until `done`. In another batch the same slot may
-        belong to another key. With `new_only`, only the slots of new keys may change, and checkpoints do not count the
-        other slots as changed.
+        A key without a row gets a new one, with the identity value of each column (null in a column that tracks
+        validity). `new_rows` of the result are the rows of these keys. Their slots need not be the highest ones. The
+        values of the slots may change until `done`. In another batch the same slot may belong to another key. With
+        `new_only`, the caller changes only the slots of new keys, and the other slots are not marked as changed.
         """
         ...
 
     def column(self, name: str) -> ValueColumn:
-        """Returns a value column; always the same object."""
+        """Returns the value column called `name`. Each call returns the same object."""
         ...
 
     def remove(self, slots: NDArray[Any]) -> None:
-        """Removes the rows of these slots of the batch, as the last call before `done`. A slot may be given twice.
-
-        If such a key occurs in a later batch, it is new.
+        """Removes the rows of these slots of the batch, as the last call before `done`. A slot may be listed twice. If
+        a removed key occurs in a later batch, it is new again.
         """
         ...
 
@@ -162,9 +160,9 @@ class VectorTable(Protocol):
         ...
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all keys, in batches with their slots.
+        """Yields all keys that have a row, in batches, each with the slots of its keys.
 
-        `column(...).take` finds the values of these slots, until the next batch is drawn.
+        `column(...).take` returns the values of these slots, until the next batch is requested.
         """
         ...
 
@@ -188,24 +186,28 @@ class NamespacedTable(VectorTable, Protocol):
     def drain_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespace`, but removes the rows of each batch when it is drawn.
+        """Yields the keys of a namespace like `scan_namespace`, and removes the rows of each batch when it is yielded.
 
-        Until the last batch is drawn, no key may be added.
+        No key may be added before the last batch was requested.
         """
         ...
 
     def scan_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of several distinct namespaces, one after the other. A batch may span namespaces."""
+        """Yields the keys of several distinct namespaces like `scan`, one namespace after the other.
+
+        A batch may contain keys of two namespaces.
+        """
         ...
 
     def drain_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn.
+        """Yields the keys of several namespaces like `scan_namespaces`, and removes the rows of each batch when it is
+        yielded.
 
-        Until the last batch is drawn, no key may be added.
+        No key may be added before the last batch was requested.
         """
         ...
 
@@ -218,7 +220,7 @@ class KeyedBackend(Protocol):
         ...
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> VectorTable:
-        """Returns a vectorised state. `columns` are its value columns."""
+        """Returns a vectorised state: a table with the value columns `columns` and a row for each key."""
         ...
 
     def rows(self, name: str, values: pa.Schema) -> RowTable:
@@ -230,9 +232,10 @@ class KeyedBackend(Protocol):
         ...
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> VectorTable:
-        """Replaces a vectorised state by one with the same name and other types, and converts its rows.
+        """Replaces a vectorised state by a state with the same name and other column types, and converts its rows.
 
-        Only allowed before the first batch after a restore. Raises the errors of `migrate`.
+        `migrate` converts the rows. Only allowed before the first batch after a restore. Raises the errors of
+        `migrate`.
         """
         ...
 
@@ -254,15 +257,15 @@ class KeyedBackend(Protocol):
         ...
 
     def enter(self, keys: pa.RecordBatch) -> Sequence[KeyRef]:
-        """Begins a batch of keys (stored key columns): returns the ref of each row's key."""
+        """Begins a batch of keys, given as stored key columns. Returns a reference (ref) to the key of each row."""
         ...
 
     def enter_batch(self, keys: pa.RecordBatch) -> KeyRefs:
-        """Does the same as `enter`, for values that are read and written as whole batches."""
+        """Begins a batch of keys, like `enter`, for functions that read and write values as whole batches."""
         ...
 
     def leave(self) -> None:
-        """Ends the batch. Its refs are invalid afterwards."""
+        """Ends the batch of keys that `enter` began. The references to its keys are invalid afterwards."""
         ...
 
     def sweep(self, keys_max: int) -> None:
@@ -273,52 +276,58 @@ class KeyedBackend(Protocol):
         ...
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Yields the keys that have this state, in batches, for functions that visit all keys."""
+        """Yields the keys that have a value in `state`, in batches. For functions that visit all keys."""
         ...
 
     @property
     def size(self) -> StateSize:
-        """Returns the estimated size. Metrics read it once a second. It is zero after `close`."""
+        """Returns the estimated size of all states. Metrics call it once a second. The size is zero after `close`."""
         ...
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns two estimated numbers of rows: in a snapshot on that base, and in a full snapshot.
+        """Returns two estimated numbers of rows: in a snapshot with the changes since the checkpoint `base`, and in a
+        full snapshot.
 
-        Both are 0 if files are shared between checkpoints.
+        Both are 0 if checkpoints share files.
         """
         ...
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """Returns all states as they are now. With `cut.base`, only the changes since that checkpoint."""
+        """Returns snapshots of all states. With `cut.base`, they have only the changes since that checkpoint."""
         ...
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
-        """Returns all states as the backend's own files.
+        """Returns a snapshot of all states as the backend's own files.
 
-        Returns None if the backend has no files, before the first key, and for a canonical `cut`. The caller then uses
-        `freeze`.
+        Returns None if the backend has no files, before the first key, and for a canonical savepoint. The caller then
+        uses `freeze`.
         """
         ...
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """Makes the current state the state of this checkpoint of this job. Called after a restore."""
+        """Records that the current state equals this checkpoint of this job, so that the backend can be rewound to it.
+        Called after a restore.
+        """
         ...
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Drops data that is kept for older checkpoints, because this one has completed."""
+        """Drops the data for rewinding to checkpoints before this one, because this checkpoint has completed."""
         ...
 
     @property
     def goes_back(self) -> bool:
-        """Returns whether there is a checkpoint to which the backend can go back."""
+        """Returns whether there is a checkpoint to which the backend can be rewound."""
         ...
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
-        """Returns a table without rows for each state, or None if `go_back` does not work for this checkpoint."""
+        """Returns a table without rows for each state of this checkpoint, or None if the backend cannot be rewound to
+        it.
+        """
         ...
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restores the state as it was at the freeze for this checkpoint. `kept` must not be None for it.
+        """Rewinds the backend to this checkpoint: restores the state as it was at the freeze. `kept` of the checkpoint
+        must not be None.
 
         Afterwards the caller fixes the keys and binds the states again, as for a backend that was opened from files.
         """
@@ -326,29 +335,31 @@ class KeyedBackend(Protocol):
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """Returns the key columns of the backend's files, or of the checkpoint to which it went back. None if it began
-        empty.
+        """Returns the key columns of the files on which the backend was opened, or of the checkpoint to which it was
+        rewound.
 
-        `fix_keys` must then be called with these columns.
+        None if the backend began empty. Otherwise `fix_keys` must be called with these columns.
         """
         ...
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Returns the key and value columns of a state that exists after `go_back` or in the backend's files, before
-        any `load`.
+        """Returns the key and value columns of a state in the files on which the backend was opened, or after
+        `go_back`.
 
-        Returns None if there is no such state.
+        Tables that `load` adds are not included. Returns None if there is no such state.
         """
         ...
 
     def expect(self, keys: int) -> None:
-        """Announces that up to `keys` keys will be loaded in layer 0, so that memory can be reserved at once."""
+        """Announces that up to `keys` keys will be loaded in layer 0 (the base of a snapshot), so that memory can be
+        reserved at once.
+        """
         ...
 
     def load(self, table: StateTable) -> None:
         """Loads a stored table: adds its rows, or removes its keys.
 
-        If a key occurs twice in layer 0, this or `loaded` raises CorruptionError.
+        Raises CorruptionError, here or in `loaded`, if a key occurs twice in layer 0 (the base of a snapshot).
         """
         ...
 
@@ -360,7 +371,7 @@ class KeyedBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases files."""
+        """Releases the files and memory of the backend."""
         ...
 
 
@@ -394,10 +405,12 @@ class StateDescriptor:
 
 
 class InternalValueState(Protocol):
-    """One Python value for each key. The methods for many keys take refs from `enter_batch`."""
+    """The interface of a state with one Python value for each key. The methods for many keys take references from
+    `enter_batch`.
+    """
 
     def get(self, ref: KeyRef) -> Any:
-        """Returns the value, or None if the key has none."""
+        """Returns the value of a key, or None if it has none."""
         ...
 
     def put(self, ref: KeyRef, value: Any) -> None:
@@ -405,17 +418,20 @@ class InternalValueState(Protocol):
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Removes the value, if there is one."""
+        """Removes the value of a key, if it has one."""
         ...
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
-        """Returns the value of each key; null means that it has none. A key may be given twice, here and below."""
+        """Returns the value of each key as an Arrow array, null where there is none.
+
+        A key may be listed twice. This applies to all methods for many keys.
+        """
         ...
 
     def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
-        """Sets the value of each key; null removes it. If a key is given several times, its last value counts.
+        """Stores a value for each key. Null removes the value.
 
-        `values` have the type of the column.
+        If a key is listed several times, its last value is stored. `values` have the type of the column.
         """
         ...
 
@@ -425,14 +441,19 @@ class InternalValueState(Protocol):
 
 
 class InternalListState(Protocol):
-    """A list of Python values for each key. An empty list is the same as no list."""
+    """The interface of a state with a list of Python values for each key. An empty list is the same as no list."""
 
     def get(self, ref: KeyRef) -> Collection[Any]:
-        """Returns the values, in order; empty if there are none. They may change with the next call."""
+        """Returns the elements of a key's list, in order. Empty if there is no list.
+
+        The returned object may change with the next call.
+        """
         ...
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Appends values. If possible, a backend neither reads nor rewrites the existing values."""
+        """Appends elements to the list of a key. If possible, a backend neither reads nor rewrites the existing
+        elements.
+        """
         ...
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
@@ -440,15 +461,15 @@ class InternalListState(Protocol):
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Removes the list."""
+        """Removes the list of a key."""
         ...
 
 
 class InternalMapState(Protocol):
-    """A map of Python values for each key. An empty map is the same as no map."""
+    """The interface of a state with a map of Python values for each key. An empty map is the same as no map."""
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
-        """Returns the value at a map key, or None if there is none."""
+        """Returns the value at a map key in the map of a key, or None if there is none."""
         ...
 
     def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
@@ -456,32 +477,37 @@ class InternalMapState(Protocol):
         ...
 
     def discard(self, ref: KeyRef, map_key: Any) -> None:
-        """Removes one entry, if it exists."""
+        """Removes one entry from the map of a key, if it exists."""
         ...
 
     def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
-        """Returns the current entries, in the backend's own order, which is the same in every run."""
+        """Returns the entries of the map of a key.
+
+        Their order depends on the backend, and is the same in every run.
+        """
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Removes the map."""
+        """Removes the map of a key."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """The result of `find`: `refs[i]` is a row of key number `keys[i]` of the call. `keys` ascends."""
+    """Rows that `RowTable.find` has found: `refs[i]` refers to a row of the key with the index `keys[i]`. `keys`
+    ascends.
+    """
 
     keys: NDArray[np.int64]
     refs: NDArray[Any]
 
 
 class RowTable(Protocol):
-    """Many rows for each key."""
+    """The interface of a table with any number of rows for each key."""
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows. It is an estimate if the backend does not count."""
+        """Returns the number of rows, or an estimate if the backend does not count them."""
         ...
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
@@ -489,36 +515,38 @@ class RowTable(Protocol):
         ...
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """Returns all rows of these keys; the rows of each key are in arrival order.
+        """Returns references to all rows of these keys. The rows of each key are in arrival order.
 
-        A key may be given several times.
+        A key may be listed several times.
         """
         ...
 
     def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the rows in the order of `refs`, with all key and value columns or only the named ones."""
+        """Returns the rows with these references, in the order of `refs`: all key and value columns, or the columns
+        `columns`.
+        """
         ...
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all rows in batches with their refs. `columns` names key or value columns.
+        """Yields all rows in batches, each with the references to its rows. `columns` names key or value columns.
 
-        The rows of one key are in arrival order. Until the last batch is drawn, only `take` and `remove` may be called;
-        after another call a row may appear twice.
+        The rows of one key are in arrival order. Until the last batch was requested, only `take` and `remove` may be
+        called. After another call a row may appear twice.
         """
         ...
 
     def remove(self, refs: NDArray[Any]) -> None:
-        """Removes rows. A row that was already removed is ignored."""
+        """Removes the rows with these references. Rows that were already removed are ignored."""
         ...
 
     def done(self) -> None:
-        """Ends the batch: refs are invalid from now on."""
+        """Ends the batch. References to rows are invalid from now on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DueTimers:
-    """The first due timers, in order. Row i of `keys` (stored key columns) is the key of timer i."""
+    """The first timers that are due, in order. Row i of `keys` (stored key columns) is the key of timer i."""
 
     moments: Sequence[int]
     keys: pa.RecordBatch
@@ -536,29 +564,28 @@ class KeyedTimers(Protocol):
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Registers or deletes timers. If one timer is changed several times, the last change counts.
+        """Registers or deletes timers. If a timer is changed several times, the last change is applied.
 
-        Change i is for the key of row i, the clock `domains[i]` and the moment `moments[i]`.
+        Change i is for the key of row i, in the time domain `domains[i]`, at the time `moments[i]` in ms.
         """
         ...
 
     def first_ms(self, domain: int) -> int | None:
-        """Returns the time of a clock's first timer in ms, or None if the clock has no timers."""
+        """Returns the time, in ms, of the first timer in a time domain, or None if the domain has no timers."""
         ...
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """Returns the first timers of a clock up to a time. If timers are due, at least one is returned.
-
-        They stay registered.
+        """Returns the first timers of a time domain up to `time_ms`. If timers are due, at least one is returned. The
+        timers stay registered.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """The size of a backend. A figure is None if the backend would have to read every row for it.
+    """The size of the state in a backend. A field is None if the backend would have to read every row to find it.
 
-    In `rows`, a key with two states counts twice. With RocksDB, timers and overwritten entries count as well.
+    `rows` counts a key with two states twice. With RocksDB, it includes timers and overwritten entries.
     """
 
     rows: int
@@ -567,19 +594,19 @@ class StateSize:
 
 
 def duplicate_key(state: str) -> CorruptionError:
-    """Returns the error for a key that occurs twice in layer 0 of a checkpoint."""
+    """Returns the CorruptionError for a key that occurs twice in layer 0, the base of a snapshot."""
     return CorruptionError(f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap")
 
 
 def not_bound(state: str, bound: Iterable[str]) -> ConfigurationError:
-    """Returns the error for a stored state that the program does not bind."""
+    """Returns the ConfigurationError for a state in a checkpoint that the program does not bind."""
     return ConfigurationError(
         f"there is no state {state!r}; bound are {sorted(bound)}: bind it, or give the operator a new uid"
     )
 
 
 def unexpected_columns(state: str, found: pa.Schema, expected: pa.Schema) -> CorruptionError:
-    """Returns the error for stored rows whose columns differ from the declared columns of the state."""
+    """Returns the CorruptionError for stored rows whose columns differ from the declared columns of the state."""
     return CorruptionError(
         f"stored rows of state {state!r} have columns {columns_text(found)}, but the program expects "
         f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
@@ -587,7 +614,9 @@ def unexpected_columns(state: str, found: pa.Schema, expected: pa.Schema) -> Cor
 
 
 def unexpected_row_columns(state: str, uid: str, found: pa.Schema, expected: pa.Schema) -> ConfigurationError:
-    """Returns the error for a row table whose value columns in the checkpoint differ from those in the program."""
+    """Returns the ConfigurationError for a row table whose value columns in the checkpoint differ from those in the
+    program.
+    """
     return ConfigurationError(
         f"state {state!r} of operator {uid!r} has rows with columns {columns_text(found)} in the checkpoint, and "
         f"{columns_text(expected)} in the program; give the operator its input columns back, or a new uid"

@@ -39,7 +39,7 @@ _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def singles_max(page_bytes: int) -> int:
-    """Returns how many pages of a size are allocated one by one."""
+    """Returns how many pages of this size are allocated one by one, before memory is allocated for many at once."""
     return min(SINGLE_PAGES_MAX, SINGLE_BYTES_MAX // page_bytes)
 
 
@@ -51,7 +51,7 @@ def address_of(array: NDArray[Any]) -> int:
 
 
 class _Slab:
-    """One memory mapping, divided into pages of one size."""
+    """One memory mapping, divided into pages of one size, which are allocated separately."""
 
     __slots__ = ("address", "free", "memory", "pages", "used")
 
@@ -79,7 +79,7 @@ class _Page(weakref.ref[NDArray[Any]]):
 
 
 class _Pages:
-    """The pages of one size."""
+    """The allocator for pages of one size."""
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
@@ -127,7 +127,7 @@ class _Pages:
         return array, slab.address + start
 
     def take_back(self) -> None:
-        """Frees the pages whose arrays were freed."""
+        """Makes the memory of pages whose arrays were garbage-collected available again."""
         while self._returned:
             page = self._returned.popleft()
             slab = page.slab
@@ -138,7 +138,7 @@ class _Pages:
             self._in_use -= len(slab.free) == slab.pages
 
     def trim(self) -> None:
-        """Returns unused slabs to the system if there are too many."""
+        """Returns unused memory mappings (slabs) to the system if there are too many."""
         excess = len(self._slabs) - self._in_use - max(1, self._in_use)
         if excess > 0:
             unused = set([slab for slab in self._open if len(slab.free) == slab.pages][:excess])
@@ -147,12 +147,12 @@ class _Pages:
 
     @property
     def bytes(self) -> int:
-        """Returns the total size of all slabs in bytes."""
+        """Returns the total size of all memory mappings (slabs) in bytes."""
         return len(self._slabs) * SLAB_BYTES
 
 
 class PageMemory:
-    """Pages of any size. Thread-safe."""
+    """Allocates memory pages of any size. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,7 +189,9 @@ class PageMemory:
 
     @property
     def bytes(self) -> int:
-        """Returns the total size of all slabs in bytes, after unused ones were returned to the system."""
+        """Returns the total size of all memory mappings (slabs) in bytes, after unused ones were returned to the
+        system.
+        """
         with self._lock:
             for pages in self._sizes.values():
                 pages.take_back()

@@ -53,9 +53,10 @@ def pages_for(slots: int) -> int:
 
 
 class PagedColumn:
-    """A fixed-width value for each slot, in pages. New slots contain the identity of the spec.
+    """A column with a fixed-width value for each slot, stored in memory pages.
 
-    From the first null on, validity has its own pages (uint8, 1 for a value).
+    New slots contain the identity of the spec. From the first null on, the column also has validity pages (uint8, 1 for
+    a value).
     """
 
     __slots__ = ("_addresses", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
@@ -77,11 +78,11 @@ class PagedColumn:
 
     @property
     def valid_pages(self) -> Pages:
-        """Returns the addresses of the pages of validity; `NO_PAGES` if there has never been a null."""
+        """Returns the addresses of the validity pages, or `NO_PAGES` if there has never been a null."""
         return self._valid_addresses
 
     def grow(self, pages: int) -> None:
-        """Adds pages until there are this many."""
+        """Adds memory pages until the column has `pages` pages."""
         known = len(self._arrays)
         if pages <= known:
             return
@@ -92,7 +93,7 @@ class PagedColumn:
             self._valid_addresses = _extended(self._valid_addresses, self._valid)
 
     def start_nulls(self) -> Pages:
-        """Starts to track validity, unless it is tracked already. All slots count as valid. Returns `valid_pages`."""
+        """Starts to track validity, unless it is tracked already. Marks all slots as valid. Returns `valid_pages`."""
         if self._valid is None:
             self._valid = [_page_of(1, _VALID) for _ in self._arrays]
             self._valid_addresses = _extended(NO_PAGES, self._valid)
@@ -116,7 +117,7 @@ class PagedColumn:
         return list(zip(values, _copied(self._valid, self._valid_addresses, pages, _VALID), strict=True))
 
     def put_back(self, page: int, former: FormerPage) -> None:
-        """Puts back a page that `copy_pages` has returned."""
+        """Restores a page that `copy_pages` has returned, in place of its copy. `page` is the number of the page."""
         values, valid = former
         self._arrays[page], self._addresses[page] = values, address_of(values)
         if self._valid is not None:
@@ -132,7 +133,7 @@ class PagedColumn:
         return gathered(self._addresses, slots, self.dtype)
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
-        """Sets these slots from an Arrow array of the column's type."""
+        """Stores values in these slots, from an Arrow array of the column's type."""
         if values.null_count > 0:
             self.start_nulls()
         if self._valid is not None:
@@ -141,25 +142,25 @@ class PagedColumn:
         scatter(self._addresses, slots, self._raw_of(values))
 
     def raw_valid(self, slots: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """Returns 1 for each of these slots with a value and 0 for each null. None if there has never been a null."""
+        """Returns the validity of these slots: 1 for a value, 0 for null. None if there has never been a null."""
         return None if self._valid is None else gathered(self._valid_addresses, slots, _VALID)
 
     def put_raw(self, slots: NDArray[np.int32], values: NDArray[Any], valid: NDArray[np.uint8] | None) -> None:
-        """Sets these slots to values from `raw` and `raw_valid`. If `valid` is None, none of them is null."""
+        """Stores values in these slots, in the form of `raw` and `raw_valid`. If `valid` is None, no value is null."""
         scatter(self._addresses, slots, values)
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.ones(len(slots), dtype=np.uint8) if valid is None else valid)
 
     def extend(self, first_slot: int, values: pa.Array) -> None:
-        """Sets the slots from `first_slot` on from an Arrow array. None of them may have been set before.
+        """Stores values in the slots from `first_slot` on, none of which may have been set before.
 
-        Consecutive calls continue where the previous one ended. Adds pages as needed, and sets the slots after the last
-        value to the identity. It is faster than `grow` and `put`, because it writes to each page once.
+        Each call must begin where the previous one ended. Adds pages as needed, and sets the slots after the last value
+        to the identity. Faster than `grow` and `put`, because each page is written once.
         """
         self.begin_extend(first_slot, values)()
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """Does the first half of `extend`: adds pages.
+        """Begins `extend` by adding the pages.
 
         Returns a function that copies the values, which any thread may call.
         """
@@ -182,7 +183,9 @@ class PagedColumn:
         return put_both
 
     def _raw_of(self, values: pa.Array) -> NDArray[Any]:
-        """Returns plain values, with the identity for nulls. They are not copied if there are no nulls."""
+        """Returns the values as a NumPy array, with the identity in place of nulls. Does not copy them if there are no
+        nulls.
+        """
         raw = values.view(pa.from_numpy_dtype(self.dtype))
         if raw.null_count > 0:
             raw = raw.fill_null(self.spec.identity)
@@ -216,13 +219,13 @@ class PagedColumn:
         return self.dtype.itemsize
 
     def freeze(self) -> FrozenColumn:
-        """Returns references to the current pages. The caller pins the pages."""
+        """Returns a snapshot of the column: references to the current pages. The caller must pin the pages."""
         addresses = self._addresses.copy(), self._valid_addresses.copy()
         return FrozenColumn(self.spec, self.dtype, [*self._arrays], [*(self._valid or ())], *addresses)
 
 
 class FrozenColumn:
-    """The pages of a column at the time of a freeze."""
+    """The pages of a column at the time of a snapshot."""
 
     __slots__ = ("_addresses", "_arrays", "_dtype", "_valid", "_valid_addresses", "spec")
 
@@ -249,16 +252,17 @@ class FrozenColumn:
         return self._dtype, self._arrays, self._valid, self._addresses, self._valid_addresses
 
     def take(self, slots: NDArray[Any], places: Places | None = None) -> pa.Array:
-        """Returns the values of these slots, in their order or each at its place. Their pages must still be held.
+        """Returns the values of these slots. Their pages must still be held.
 
-        With `places` the slots ascend, each given once.
+        With `places`, the value of `slots[i]` is at index `places[i]`, and `slots` must ascend without duplicates.
+        Otherwise values are in the order of `slots`.
         """
         return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots, places)
 
     def raw(self, slots: NDArray[Any], places: Places | None = None) -> NDArray[Any]:
-        """Returns the values of these slots as plain numbers, in their order or each at its place.
+        """Returns the values of these slots as a NumPy array. Values of nulls are undefined.
 
-        Nulls are undefined.
+        With `places`, the value of `slots[i]` is at index `places[i]`. Otherwise values are in the order of `slots`.
         """
         return _found(self._addresses, slots, self._dtype, places)
 
@@ -272,7 +276,7 @@ class FrozenColumn:
         return np.concatenate(held)[start : start + len(slots)]
 
     def drop_pages(self, start: int, stop: int) -> None:
-        """Drops the pages from `start` to `stop`."""
+        """Drops the references to the pages from `start` to `stop` (exclusive)."""
         self._arrays[start:stop] = [None] * (stop - start)
         if self._valid:
             self._valid[start:stop] = [None] * (stop - start)
@@ -302,12 +306,15 @@ def _found(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any], places: Plac
 
 
 def _is_run(slots: NDArray[Any]) -> bool:
-    """Returns whether distinct ascending slots (at least one) are consecutive."""
+    """Returns whether slots are consecutive. `slots` must ascend, without duplicates, and not be empty."""
     return len(slots) > 0 and int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
 def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:
-    """Adds pages for this many slots. Their memory is not initialised, except for `rest` after the last slot."""
+    """Adds pages for `slots` slots.
+
+    Their memory is not initialised, except that the slots after the last of these slots get the value `rest`.
+    """
     known, needed = len(pages), pages_for(slots)
     pages += [PAGE_MEMORY.page(PAGE_ROWS, dtype) for _ in range(known, needed)]
     if needed > known and slots & (PAGE_ROWS - 1):
@@ -323,7 +330,7 @@ def _page_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _copied(
     arrays: list[NDArray[Any]], addresses: Pages, pages: NDArray[np.int32], dtype: np.dtype[Any]
 ) -> list[NDArray[Any]]:
-    """Replaces pages by copies. Returns the former pages."""
+    """Replaces pages of an array by copies, and updates their addresses. Returns the former pages."""
     numbers = pages.tolist()
     former = [arrays[page] for page in numbers]
     copies, targets = PAGE_MEMORY.pages(len(numbers), PAGE_ROWS, dtype)
@@ -340,7 +347,9 @@ def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
 
 
 class Pins:
-    """Counts how many snapshots still read each page of a state. Page n has one count for all columns."""
+    """Counts, for each page of a state, how many snapshots still read the page (pin it). All columns share the
+    counts.
+    """
 
     __slots__ = ("_any", "_held", "_last_version", "_lock", "_pages", "_versions", "counts", "shared")
 
@@ -358,7 +367,7 @@ class Pins:
         """`counts` as a memoryview, which is faster to index for single pages."""
 
     def grow(self, pages: int) -> None:
-        """Adds counts until there are this many pages."""
+        """Adds counters until there are `pages` of them."""
         with self._lock:
             self._pages = pages
             if pages > len(self.counts):
@@ -368,12 +377,12 @@ class Pins:
                 self.shared = self.counts.data
 
     def any(self) -> bool:
-        """Returns whether any page is pinned."""
+        """Returns whether a snapshot still reads any page."""
         self._any = self._any and bool(self.counts[: self._pages].any())
         return self._any
 
     def pin(self) -> Pinned:
-        """Pins all current pages."""
+        """Pins all current pages for a new snapshot."""
         with self._lock:
             self.counts[: self._pages] += 1
             self._any = True
@@ -382,9 +391,8 @@ class Pins:
             return pinned
 
     def replaced(self, pages: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Records that the owner has replaced pages by copies, which are not pinned.
-
-        Returns the versions of the former pages.
+        """Records that the owner has replaced pages by copies, which no snapshot reads. Returns the version number of
+        each former page.
         """
         with self._lock:
             former = self._versions[pages]
@@ -394,7 +402,7 @@ class Pins:
             return former
 
     def still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns for each of these pages, in this version, whether a snapshot still reads it."""
+        """Returns a mask: True for each of these pages, in the version `versions`, that a snapshot still reads."""
         read = np.zeros(len(pages), dtype=np.bool_)
         with self._lock:
             for pinned in self._held:
@@ -402,7 +410,7 @@ class Pins:
         return read
 
     def put_back(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> None:
-        """Records that the owner has put former pages back, and pins them for the snapshots that still read them."""
+        """Records that the owner has restored former pages, and pins them for the snapshots that still read them."""
         with self._lock:
             self._versions[pages] = versions
             self.counts[pages] = 0
@@ -411,7 +419,7 @@ class Pins:
                 self.counts[pages] += pinned.reads(pages, versions)
 
     def release(self, pinned: Pinned, stop: int) -> None:
-        """Records that a snapshot no longer reads its pages below `stop`."""
+        """Records that a snapshot no longer reads its pages with numbers below `stop`."""
         with self._lock:
             start, versions = pinned.next, pinned.versions[pinned.next : stop]
             self.counts[start : start + len(versions)] -= self._versions[start : start + len(versions)] == versions
@@ -419,7 +427,7 @@ class Pins:
 
 
 class Pinned:
-    """The pages that one snapshot has pinned. Releases them in order."""
+    """The pages that one snapshot has pinned. The snapshot releases them in order."""
 
     __slots__ = ("__weakref__", "_pins", "next", "versions")
 
@@ -431,11 +439,11 @@ class Pinned:
         """The first page that is still read. Changed only under the lock of the pins."""
 
     def release(self, stop: int) -> None:
-        """Releases the pages below `stop`. A second call has no effect."""
+        """Releases the pages with numbers below `stop`. A second call has no effect."""
         self._pins.release(self, stop)
 
     def reads(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns for each of these pages whether the snapshot still reads it in this version."""
+        """Returns a mask: True for each of these pages that the snapshot still reads in the version `versions`."""
         known = (pages >= self.next) & (pages < len(self.versions))
         known[known] = self.versions[pages[known]] == versions[known]
         return known

@@ -40,14 +40,14 @@ Numbers = NDArray[np.int64]
 
 
 class BatchTable(Protocol):
-    """The part of a table that its columns use."""
+    """The methods of a vectorised table that its columns call."""
 
     new_slots: NDArray[np.int32]
     """The slots that get a row in this batch."""
 
 
 class BatchColumn:
-    """A `ValueColumn` of a table. The table may replace `paged`."""
+    """A `ValueColumn` of a vectorised table, over the stored column `paged`, which the table may replace."""
 
     __slots__ = ("_table", "paged")
 
@@ -67,11 +67,13 @@ class BatchColumn:
 
     @property
     def valid_pages(self) -> Pages:
-        """Returns the addresses of the pages of validity; empty if there has never been a null."""
+        """Returns the addresses of the validity pages. Empty if there has never been a null."""
         return self.paged.valid_pages
 
     def track_nulls(self) -> Pages:
-        """Starts to track validity: new rows of this batch are null, all other rows valid. Returns `valid_pages`."""
+        """Starts to track validity. New rows of this batch are null, all other rows are valid. Returns
+        `valid_pages`.
+        """
         if not len(self.paged.valid_pages):
             self.paged.start_nulls()
             self.paged.reset_valid(self._table.new_slots)
@@ -82,7 +84,7 @@ class BatchColumn:
         return self.paged.take(slots)
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
-        """Sets these slots, each given once, from an Arrow array of the column's type."""
+        """Stores values in these distinct slots, from an Arrow array of the column's type."""
         if values.null_count > 0 and self.is_fixed:
             self.track_nulls()
         self.paged.put(slots, values)
@@ -98,12 +100,14 @@ class BatchColumn:
         return self.paged.value_bytes
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Returns the values of these slots as plain numbers, as a copy. The value of a null is undefined."""
+        """Returns the values of these slots as a NumPy array (a copy). Values of nulls are undefined."""
         return self.paged.raw(slots)
 
 
 class BatchColumns:
-    """Columns without a table, for the groups of one batch, which are numbered from 0. Accumulators write to them."""
+    """Columns in memory to which accumulators write the groups of one batch, without a state table. Groups are numbered
+    from 0.
+    """
 
     def __init__(self, specs: Sequence[ValueSpec]) -> None:
         self.new_slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -114,7 +118,7 @@ class BatchColumns:
         return self._columns[name]
 
     def begin(self, slots_end: int) -> None:
-        """Begins another batch, whose groups have slots below `slots_end`. Drops the values of the previous batch."""
+        """Begins a batch whose groups have numbers below `slots_end`. Drops the values of the previous batch."""
         self.new_slots = np.arange(slots_end, dtype=np.int32)
         for column in self._columns.values():
             column.paged.grow(pages_for(slots_end))
@@ -122,20 +126,22 @@ class BatchColumns:
             column.paged.reset(self.new_slots)
 
     def filled(self, slots_end: int) -> None:
-        """Records that all groups below `slots_end` have values.
+        """Records that all groups with numbers below `slots_end` have values.
 
-        If the first null follows, only later groups become null.
+        If the first null arrives later, these groups stay valid.
         """
         self.new_slots = self.new_slots[np.searchsorted(self.new_slots, slots_end) :]
 
     def values(self, slots: NDArray[np.int32] | None = None) -> dict[str, pa.Array]:
-        """Returns the values of some groups, by column. `slots` None means all groups."""
+        """Returns the values of the groups `slots`, by column name. None means all groups."""
         slots = self.new_slots if slots is None else slots
         return {name: column.take(slots) for name, column in self._columns.items()}
 
 
 class VaryingColumn(PagedColumn):
-    """A column of a type without a fixed width. New slots are null."""
+    """A column of a type without a fixed width, such as strings. Slots store the numbers of values in a heap. New slots
+    are null.
+    """
 
     __slots__ = ("_heap", "_value_spec")
 
@@ -146,12 +152,12 @@ class VaryingColumn(PagedColumn):
 
     @property
     def value_bytes(self) -> int:
-        """Returns the estimated size of a value and its number in bytes."""
+        """Returns the estimated size of a value in bytes, including the number by which its slot refers to it."""
         return self.dtype.itemsize + self._heap.value_bytes
 
     @property
     def heap_bytes(self) -> int:
-        """Returns the size of all values in bytes, including garbage."""
+        """Returns the size of all stored values in bytes, including values that no slot refers to any more."""
         return self._heap.size_bytes
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
@@ -159,13 +165,12 @@ class VaryingColumn(PagedColumn):
         return self._heap.take(self.raw(slots))
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
-        """Sets these slots, each given once."""
+        """Stores values in these distinct slots."""
         scatter(self.pages, slots, self._heap.append(values))
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """Does the first half of `extend`: adds values and pages.
-
-        Returns a function that fills the pages, for any thread.
+        """Begins `extend` by adding the values and the pages. Returns a function that fills the pages, which any thread
+        may call.
         """
         return super().begin_extend(first_slot, pa.array(self._heap.append(values)))
 
@@ -174,16 +179,18 @@ class VaryingColumn(PagedColumn):
         self._heap.clear()
 
     def freeze(self) -> FrozenColumn:
-        """Returns references to the current pages and values. The caller pins the pages."""
+        """Returns a snapshot of the column: references to the current pages and values. The caller must pin the
+        pages.
+        """
         return _FrozenVarying(super().freeze(), self._heap.chunks, self._value_spec)
 
     @property
     def needs_collection(self) -> bool:
-        """Returns whether `collect` is due."""
+        """Returns whether there may be enough unused values for `collect` to be worth its cost."""
         return self._heap.is_due
 
     def collect(self, referred: Iterable[Numbers]) -> None:
-        """Drops the values whose numbers are not in `referred`: the numbers of all live slots and of the undo log."""
+        """Drops unused values. `referred` has the value numbers that all live slots and the undo log refer to."""
         self._heap.collect(referred)
 
     def _another(self) -> PagedColumn:
@@ -191,7 +198,7 @@ class VaryingColumn(PagedColumn):
 
 
 class _FrozenVarying(FrozenColumn):
-    """The numbers and values of a column at the time of a freeze."""
+    """The value numbers and the values of a column at the time of a snapshot."""
 
     __slots__ = ("_chunks",)
 
@@ -205,13 +212,13 @@ class _FrozenVarying(FrozenColumn):
 
 
 def paged_column(spec: ValueSpec) -> PagedColumn:
-    """Returns the column for a spec."""
+    """Creates the column for a spec, with fixed or variable width depending on its type."""
     return PagedColumn(spec) if storage_dtype(spec.data_type) is not None else VaryingColumn(spec)
 
 
 @dataclass(frozen=True, slots=True)
 class HeapChunk:
-    """Consecutive values that own their memory, and their ascending numbers."""
+    """A part of a value heap: consecutive values, which own their memory, and their ascending numbers."""
 
     numbers: Numbers
     values: pa.Array
@@ -230,7 +237,7 @@ class HeapChunk:
         return self.values.take(pa.array(np.searchsorted(self.numbers, numbers)))
 
     def only(self, numbers: Numbers) -> HeapChunk | None:
-        """Returns a chunk with only these ascending numbers, or None if it contains none of them."""
+        """Returns a chunk with only the values with these ascending numbers, or None if it contains none of them."""
         first, last = np.searchsorted(numbers, [self.numbers[0], self.numbers[-1] + 1])
         places = np.flatnonzero(np.isin(self.numbers, numbers[first:last], assume_unique=True))
         if len(places) == len(self.numbers):
@@ -262,7 +269,10 @@ def values_of(chunks: HeapChunks, numbers: Numbers, data_type: pa.DataType) -> p
 
 
 class ValueHeap:
-    """The values of one column. One thread changes the heap; any thread may read the chunks that it has returned."""
+    """Stores the values of a column of variable width, and numbers them.
+
+    One thread changes the heap. Any thread may read the chunks that it has returned.
+    """
 
     __slots__ = ("_chunks", "_kept_bytes", "_next", "data_type", "size_bytes")
 
@@ -286,7 +296,7 @@ class ValueHeap:
         return self.size_bytes // values if values else 0
 
     def append(self, values: pa.Array) -> Numbers:
-        """Adds values, and returns the number of each; nulls have number 0."""
+        """Adds values. Returns the number of each value, which is 0 for null."""
         values = plain(values)
         if values.type != self.data_type:
             values = values.cast(self.data_type)
@@ -307,11 +317,11 @@ class ValueHeap:
 
     @property
     def is_due(self) -> bool:
-        """Returns whether the heap has doubled since the last collection, so that `collect` is worth its cost."""
+        """Returns whether the heap has doubled since the last `collect`, so that the next one is worth its cost."""
         return self.size_bytes > 2 * self._kept_bytes + GARBAGE_BYTES_MIN
 
     def collect(self, referred: Iterable[Numbers]) -> None:
-        """Drops all values except the ones with these numbers, which may be in any order and may repeat."""
+        """Drops all values whose number is not in `referred`, which may have any order and duplicates."""
         alive = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *referred]))
         chunks, self._chunks, self.size_bytes = self._chunks, [], 0
         for chunk in chunks:
@@ -325,7 +335,9 @@ class ValueHeap:
         self._chunks, self.size_bytes, self._kept_bytes = [], 0, 0
 
     def _add(self, chunk: HeapChunk) -> None:
-        """Appends a chunk. Joins the last two unless the first is twice as long, or the result would be too large."""
+        """Appends a chunk. Merges the last two chunks, unless the former is twice as long as the latter or the result
+        would be too large.
+        """
         self._chunks.append(chunk)
         self.size_bytes += chunk.size_bytes
         while len(self._chunks) > 1 and _is_joinable(*self._chunks[-2:]):

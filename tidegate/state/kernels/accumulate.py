@@ -38,26 +38,26 @@ _NO_FLAGS: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
 
 
 def count(counts: Pages, slots: Slots, mask: Mask, after: NDArray[np.int64] = _NO_INT64) -> None:
-    """Adds the number of rows of each slot to its count. `counts` are pages of int64."""
+    """Increases the count of each row's slot by one. `counts` are pages of int64."""
     _count(counts, slots, mask, after)
 
 
 def mark(flags: Pages, slots: Slots, mask: Mask, after: NDArray[np.uint8] = _NO_FLAGS) -> None:
-    """Sets the flag of each slot that has a row. `flags` are pages of uint8."""
+    """Sets the flag of each row's slot to 1. `flags` are pages of uint8."""
     _mark(flags, slots, mask, after)
 
 
 def sum_float64(
     sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask, after: NDArray[np.float64] = _NO_FLOAT64
 ) -> None:
-    """Adds values to the sums of their slots. `sums` are pages of float64."""
+    """Adds each value to the sum of its slot. `sums` are pages of float64."""
     _sum_float64(sums, slots, values, mask, after)
 
 
 def sum_int64(
     sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask, after: NDArray[np.int64] = _NO_INT64
 ) -> bool:
-    """Adds values to the sums of their slots. Returns True if a sum has exceeded int64. Then the sum is wrong."""
+    """Adds each value to the sum of its slot. Returns True if a sum has exceeded int64, and is therefore wrong."""
     return bool(_sum_int64(sums, slots, values, mask, after))
 
 
@@ -72,14 +72,16 @@ def sum_decimals(
     after_highs: Highs = _NO_INT64,
     after_lows: Lows = _NO_UINT64,
 ) -> bool:
-    """Adds decimals to the sums of their slots. Returns True if a sum has exceeded `digits`. Then the sum is wrong."""
+    """Adds each decimal to the sum of its slot. Returns True if a sum has more than `digits` digits, and is therefore
+    wrong.
+    """
     bound = 10**digits
     bound_words = np.array([bound >> 64, bound & (2**64 - 1)], dtype=np.uint64)
     return bool(_sum_decimals(high_pages, low_pages, slots, highs, lows, mask, bound_words, after_highs, after_lows))
 
 
 def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any] | None = None) -> None:
-    """Replaces the results of slots by smaller values. `results` are pages of the type of `values`.
+    """Replaces the result of a slot by each smaller value. `results` are pages of the type of `values`.
 
     The initial result of a slot must be the type's greatest value (NaN for floats).
     """
@@ -87,7 +89,7 @@ def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, afte
 
 
 def maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, after: NDArray[Any] | None = None) -> None:
-    """Replaces the results of slots by greater values. `results` are pages of the type of `values`.
+    """Replaces the result of a slot by each greater value. `results` are pages of the type of `values`.
 
     The initial result of a slot must be the type's smallest value.
     """
@@ -104,7 +106,9 @@ def least_decimals(
     after_highs: Highs = _NO_INT64,
     after_lows: Lows = _NO_UINT64,
 ) -> None:
-    """Replaces the results of slots by smaller decimals. The initial result must be the greatest number of 128 bits."""
+    """Replaces the result of a slot by each smaller decimal. The initial result must be the greatest number of 128
+    bits.
+    """
     _extreme_decimals(high_pages, low_pages, slots, highs, lows, mask, True, after_highs, after_lows)
 
 
@@ -118,7 +122,9 @@ def greatest_decimals(
     after_highs: Highs = _NO_INT64,
     after_lows: Lows = _NO_UINT64,
 ) -> None:
-    """Replaces the results of slots by greater decimals. The initial result must be the least number of 128 bits."""
+    """Replaces the result of a slot by each greater decimal. The initial result must be the least number of 128
+    bits.
+    """
     _extreme_decimals(high_pages, low_pages, slots, highs, lows, mask, False, after_highs, after_lows)
 
 
@@ -132,12 +138,15 @@ def add_moments(
     after_counts: NDArray[np.int64] = _NO_INT64,
     after_squares: NDArray[np.float64] = _NO_FLOAT64,
 ) -> None:
-    """Adds values to the moments of their slots. `counts` are pages of int64, `means` and `squares` of float64."""
+    """Adds each value to the moments of its slot: count, mean and sum of squared differences.
+
+    `counts` are pages of int64, `means` and `squares` of float64.
+    """
     _add_moments(counts, means, squares, slots, values, mask, after_counts, after_squares)
 
 
 def decimal_words(column: pa.Array) -> tuple[Highs, Lows]:
-    """Returns the high and the low words of a decimal128 column, as copies. For null entries they are undefined."""
+    """Returns the high and the low 64-bit words of a decimal128 column, as copies. The words of nulls are undefined."""
     buffer = column.buffers()[1]
     if len(column) == 0 or buffer is None:
         return np.zeros(len(column), dtype=np.int64), np.zeros(len(column), dtype=np.uint64)
@@ -146,7 +155,7 @@ def decimal_words(column: pa.Array) -> tuple[Highs, Lows]:
 
 
 def decimals_of(highs: Highs, lows: Lows, valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
-    """Returns a decimal128 column from its words. Entries with `valid` 0 are null."""
+    """Returns a decimal128 column made of its high and low 64-bit words. Entries with `valid` 0 are null."""
     words = np.empty((len(highs), 2), dtype=np.uint64)
     words[:, 0] = lows
     words[:, 1] = highs.view(np.uint64)
@@ -156,14 +165,14 @@ def decimals_of(highs: Highs, lows: Lows, valid: NDArray[np.uint8] | None, data_
 
 @kernel
 def tally(counts: NDArray[np.int64], slots: Slots) -> None:
-    """Adds the number of rows of each slot to one array. `numpy.bincount` would first copy slots of smaller types."""
+    """Increases the count of each row's slot in an array. `numpy.bincount` would first copy slots of smaller types."""
     for slot in slots:
         counts[slot] += 1
 
 
 @kernel
 def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
-    """Subtracts the number of rows of each slot: the inverse of `count`."""
+    """Decreases the count of each row's slot by one: the inverse of `count`."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(counts, slots, i, np.int64(0))
@@ -173,7 +182,7 @@ def discount(counts: Pages, slots: Slots, mask: Mask) -> None:
 
 @kernel
 def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-    """Sets the bits of each slot. `new[i]` is set to the bits of row i that its slot did not have before that row.
+    """Adds the bits of each row to its slot. `new[i]` gets the bits of row i that its slot did not have before.
 
     `seen` are pages of int64.
     """
@@ -189,9 +198,8 @@ def set_bits(seen: Pages, slots: Slots, bits: NDArray[np.int64], new: NDArray[np
 def remove_moments(
     counts: Pages, means: Pages, squares: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask
 ) -> None:
-    """Removes values from the moments of their slots: the inverse of `add_moments`.
-
-    All moments of an empty slot are zero.
+    """Removes each value from the moments of its slot: the inverse of `add_moments`. All moments of an empty slot are
+    zero.
     """
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
@@ -219,7 +227,7 @@ def merge_moments(
     other_means: NDArray[np.float64],
     other_squares: NDArray[np.float64],
 ) -> None:
-    """Merges other moments into slots, row i into slot `slots[i]`."""
+    """Merges other moments (count, mean, sum of squared differences) into slots: entry i into slot `slots[i]`."""
     for i in range(slots.shape[0]):
         ask_ahead(counts, slots, i, np.int64(0))
         ask_ahead(means, slots, i, 0.0)
@@ -332,7 +340,10 @@ def _maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask, aft
 
 @kernel
 def _exceeds(high: Any, low: Any, bound: NDArray[np.uint64]) -> bool:
-    """Returns whether the absolute value of a decimal is at least `bound`, a power of ten as two words."""
+    """Returns whether the absolute value of a decimal is at least `bound`.
+
+    The decimal and `bound`, a power of ten, have a high and a low 64-bit word.
+    """
     size_high, size_low = np.uint64(high), low
     if high < 0:  # the two's complement: all bits inverted, plus one
         size_low = ~low + np.uint64(1)

@@ -49,7 +49,9 @@ CUT, LONG_VARINT, BAD_BOOL, INT_RANGE, ENUM_RANGE, BRANCH_RANGE, BAD_LENGTH, BAD
 
 @dataclass(frozen=True, slots=True)
 class AvroScan:
-    """The results of `scan_avro`. `status` is 0 for a valid record; `faults` is the instruction of its error."""
+    """The results of `scan_avro`. For each record, `status` is 0 if it is valid, and otherwise `faults` is the program
+    instruction at which the error was found.
+    """
 
     status: NDArray[np.int64]
     faults: NDArray[np.int64]
@@ -69,10 +71,11 @@ def scan_avro(
     *,
     in_sequence: bool = False,
 ) -> AvroScan:
-    """Checks records in `data` and counts their entries. `depth`: how deep lists are nested.
+    """Checks Avro records in `data` and counts their entries.
 
-    `in_sequence`: each record begins where the previous one ends. Then `starts` and `ends`, which first limit the
-    records, are set to their begins and ends. Records after an invalid one are not checked.
+    `program` describes the schema. `depth`: how deep lists are nested. `in_sequence`: each record begins where the
+    previous one ends. In that case `starts` and `ends` are first the limits of the records, and are then set to their
+    actual bounds. Records after an invalid one are not checked.
     """
     status = np.zeros(len(starts), dtype=np.int64)
     faults = np.zeros(len(starts), dtype=np.int64)
@@ -112,7 +115,7 @@ def take_avro(
     entries_at: NDArray[np.int64],
     data_at: NDArray[np.int64],
 ) -> None:
-    """Writes the values of records into `out`. `scan_avro` must have found all of them valid.
+    """Writes the values of Avro records into the buffer `out`. `scan_avro` must have found all records valid.
 
     `entries_at`: the byte at which the entries of each column begin, a multiple of 16. `data_at`: the same for the
     bytes of its values. Entries have one byte for BOOL and OPTION; four bytes for INT, ENUM, FLOAT, BYTES and LIST
@@ -146,7 +149,8 @@ def take_avro(
 class AvroRecordBytes:
     """The records that `put_avro` wrote: record i is `data` from `offsets[i]` to `offsets[i + 1]`.
 
-    `status` is 0 for a valid record; `faults` is the instruction of its error.
+    For each record, `status` is 0 if it is valid, and otherwise `faults` is the program instruction at which the error
+    was found.
     """
 
     data: NDArray[np.uint8]
@@ -164,9 +168,9 @@ def put_avro(
     program: NDArray[np.int64],
     depth: int,
 ) -> AvroRecordBytes:
-    """Writes a record for each row, after `header`.
+    """Writes an Avro record for each row, after the bytes `header`.
 
-    `values`: the entries and bytes of the columns, as in `take_avro`.
+    `values` has the entries and bytes of the columns, in the layout of `take_avro`.
     """
     status = np.zeros(rows, dtype=np.int64)
     faults = np.zeros(rows, dtype=np.int64)
@@ -186,7 +190,7 @@ def put_avro(
 
 @kernel
 def _put_integer(data: NDArray[np.uint8], at: np.int64, value: np.int64, write: bool) -> np.int64:
-    """Writes an integer in Avro's variable-length encoding, and returns the position after it."""
+    """Writes an integer in Avro's variable-length encoding if `write` is True. Returns the position after it."""
     rest = np.uint64((value << 1) ^ (value >> 63))
     while rest >= np.uint64(128):
         if write:
@@ -215,7 +219,7 @@ def _put(
     faults: NDArray[np.int64],
     write: bool,
 ) -> None:
-    """Runs a program for each record. Depending on `write`, writes the record or only measures it."""
+    """Runs the program of a schema for each row. Writes the records or, if `write` is False, only measures them."""
     length = len(program) // WIDTH
     at = np.int64(0)
     for record in range(len(sizes)):
@@ -346,7 +350,7 @@ def _run(
     write: bool,
     in_sequence: bool,
 ) -> None:
-    """Runs a program for each record. Depending on `write`, writes its values or only counts them."""
+    """Runs the program of a schema for each record. Writes the values or, if `write` is False, only counts them."""
     columns = len(counts)
     length = len(program) // WIDTH
     for record in range(len(starts)):

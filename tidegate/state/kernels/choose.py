@@ -34,7 +34,7 @@ _NO_ROWS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 @kernel
 def choose_first(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
-    """Chooses the first row of each slot that has no row yet."""
+    """Flags the row that is the first of its slot, if the slot has no row yet. `seen` marks the slots with a row."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(seen, slots, i, np.uint8(0))
@@ -45,7 +45,7 @@ def choose_first(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
 
 @kernel
 def choose_last(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
-    """Chooses every row."""
+    """Flags every row, because each row replaces the previous row of its slot."""
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(seen, slots, i, np.uint8(0))
@@ -58,7 +58,10 @@ def choose_last(seen: Pages, slots: Slots, mask: Mask, chosen: Flags) -> None:
 def choose_extreme(
     seen: Pages, bests: Pages, slots: Slots, values: NDArray[Any], mask: Mask, chosen: Flags, greatest: bool, ties: bool
 ) -> None:
-    """Chooses rows whose value is less (or greater) than the slot's value in `bests`; with `ties` also equal ones."""
+    """Flags rows whose value is less (or, with `greatest`, greater) than the best value of their slot so far.
+
+    `bests` has the best value of each slot. With `ties`, equal values are flagged, too.
+    """
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
         ask_ahead(seen, slots, i, np.uint8(0))
@@ -75,7 +78,7 @@ def choose_extreme(
 
 
 def store_chosen(pages: Pages, slots: Slots, values: NDArray[Any], chosen: Flags) -> None:
-    """Stores the values of the chosen rows. If a slot has several, the last one is stored.
+    """Stores the values of the chosen rows. If a slot has several chosen rows, the last value is stored.
 
     `values` have the type of the pages.
     """
@@ -101,7 +104,8 @@ def choose_strings(
     mask: Mask = NO_MASK,
     after: NDArray[np.int64] = _NO_ROWS,
 ) -> None:
-    """Sets `best[g]` to the row of group g with the least or the greatest bytes, the first of equal ones.
+    """Sets `best[g]` to the index of the row of group g with the least or the greatest bytes. Of equal rows it is the
+    first.
 
     - `rows`: the rows to compare. `groups` has the group of each of them.
     - `best`: the row that each group had before, -1 for none.
@@ -149,7 +153,7 @@ def newest_chosen(
 ) -> None:
     """Sets `after[i]` to the newest chosen row of the group of row i, up to row i itself.
 
-    `newest` has the earlier row of each group, and is updated.
+    `newest` has the newest chosen row of each group before this batch, and is updated.
     """
     for i in range(groups.shape[0]):
         if chosen[i]:
@@ -159,7 +163,9 @@ def newest_chosen(
 
 @kernel
 def first_arrivals(times: Pages, slots: Slots, fresh: Flags, row_times: Words, ttl: int, wins: Flags) -> None:
-    """Flags rows that are the first of their key, or at least `ttl` after the last such row. Stores their times."""
+    """Flags rows that are the first of their key, or at least `ttl` ms after the last flagged row of the key. Stores
+    their times.
+    """
     for i in range(slots.shape[0]):
         ask_ahead(times, slots, i, row_times[i])
         if fresh[i] or row_times[i] - load_value(times, slots[i], row_times[i]) >= ttl:
@@ -180,10 +186,11 @@ def better_rows(
     ttl: int,
     wins: Flags,
 ) -> None:
-    """Flags rows whose order word is better than the stored word, and stores the word.
+    """Flags rows whose order word is better than the stored word of their slot, and stores the better word.
 
-    With `flip` 0 smaller words are better, with -1 greater words; with `ties` also equal ones. If `row_times` is not
-    empty, the time of the flagged row is stored as well, and a row that is at least `ttl` later is also flagged.
+    With `flip` 0 smaller words are better, with -1 greater words. With `ties`, equal words are flagged, too. If
+    `row_times` is not empty, the time of the flagged row is stored as well, and a row that is at least `ttl` ms later
+    than the stored time is also flagged.
     """
     timed = row_times.shape[0] > 0
     for i in range(slots.shape[0]):
@@ -207,7 +214,7 @@ def better_rows(
 def begin_lives(moments: Pages, slots: Slots, times: NDArray[np.int64], ttl: int, never: int, begins: Flags) -> None:
     """Stores the greatest time of each slot in `moments`, in the order of the rows. `never` marks slots without a row.
 
-    Sets `begins[i]` if row i is `ttl` or more after the time of its slot, so that earlier rows have expired.
+    Sets `begins[i]` if row i is at least `ttl` ms after the time of its slot, so that the earlier rows have expired.
     """
     for i in range(slots.shape[0]):
         ask_ahead(moments, slots, i, times[i])
@@ -222,7 +229,7 @@ def begin_lives(moments: Pages, slots: Slots, times: NDArray[np.int64], ttl: int
 
 
 def last_of_each(slots: Slots, wins: Flags) -> NDArray[np.int32]:
-    """Returns the numbers of the last flagged row of each slot, ascending."""
+    """Returns the indices of the last flagged row of each slot, ascending."""
     rows = np.flatnonzero(wins).astype(np.int32)
     bits = max(4, int(2 * len(rows)).bit_length())
     kept = np.zeros(len(rows), dtype=np.uint8)
@@ -232,7 +239,7 @@ def last_of_each(slots: Slots, wins: Flags) -> NDArray[np.int32]:
 
 @kernel
 def _last_of_each(slots: Slots, rows: NDArray[np.int32], seen: NDArray[np.int32], shift: int, kept: Flags) -> None:
-    """Sets `kept` for the last row of each slot.
+    """Sets `kept` to 1 for the last row of each slot.
 
     `seen` is a hash table of slots + 1, at most half full, with 2 ** (32 - shift) entries.
     """

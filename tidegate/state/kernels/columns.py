@@ -29,7 +29,10 @@ _CANONICAL_NAN = np.float64(np.nan)
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A fixed-width key column: one int64 per row. `valid` has one byte per row, or is `NO_MASK`."""
+    """A fixed-width key column, as one int64 for each row.
+
+    `valid` has one byte for each row, or is `NO_MASK` without nulls.
+    """
 
     words: NDArray[np.int64]
     valid: NDArray[np.uint8]
@@ -40,7 +43,9 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """A variable-width key column: row i is `data[offsets[i]:offsets[i + 1]]` (rows + 1 offsets)."""
+    """A variable-width key column: row i has the bytes `data[offsets[i]:offsets[i + 1]]`. There are rows + 1
+    offsets.
+    """
 
     offsets: NDArray[np.int64]
     data: NDArray[np.uint8]
@@ -52,7 +57,9 @@ class Strings:
 
 
 def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Returns a column by name, decoded (`plain`). Raises ConfigurationError unless exactly one column has the name."""
+    """Returns a column by name, without dictionary and other encodings (see `plain`). Raises ConfigurationError unless
+    exactly one column has the name.
+    """
     position = batch.schema.get_field_index(name)
     if position < 0:
         raise ConfigurationError(
@@ -62,7 +69,7 @@ def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """Returns the column without dictionary, run-end, view and extension encodings."""
+    """Returns the column with its values decoded: without dictionary, run-end, view and extension encodings."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     data_type = column.type
@@ -101,9 +108,9 @@ def fixed_values(column: pa.Array) -> NDArray[Any]:
 def key_form(column: pa.Array, name: str) -> Words | Strings:
     """Returns the canonical form of a key column that is already `plain`.
 
-    Integers, booleans, dates, times, timestamps and durations are widened to int64; uint64 keeps its bits. Floats are
-    widened to float64, with one NaN and one zero. For decimals and fixed-size binary, their bytes are used. Raises
-    ConfigurationError for a type that cannot be a key.
+    Integers, booleans, dates, times, timestamps and durations are widened to int64; uint64 values are reinterpreted bit
+    by bit. Floats are widened to float64, and all NaN become one NaN, -0.0 becomes 0.0. Decimals and fixed-size binary
+    values become byte strings. Raises ConfigurationError for a type that cannot be a key.
     """
     data_type = column.type
     if pa.types.is_null(data_type):
@@ -135,7 +142,10 @@ def key_forms(batch: pa.RecordBatch, columns: Sequence[str]) -> list[Words | Str
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """Makes an array read-only and returns it. For writable arrays numba would compile every kernel again."""
+    """Makes an array read-only and returns it.
+
+    numba compiles every kernel separately for writable and read-only arrays.
+    """
     values.flags.writeable = False
     return values
 

@@ -44,7 +44,7 @@ def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> NDArray[np.ui
 
 
 def hash_forms(forms: Sequence[Words | Strings], rows: int) -> NDArray[np.uint64]:
-    """Returns the hash of key columns in canonical form for each row."""
+    """Returns, for each row, the hash of key columns in canonical form (see `key_form`)."""
     hashes = np.zeros(rows, dtype=np.uint64)
     for form in forms:
         if isinstance(form, Words):
@@ -145,7 +145,7 @@ def _chosen(condition: np.uint64, one: np.uint64, other: np.uint64) -> np.uint64
 def _hash_short(data: NDArray[np.uint8], start: np.int64, length: np.int64, seed: np.uint64) -> np.uint64:
     """Returns the same as `hash_string`, for less than 16 bytes, if `data` has at least 16 bytes from `start` on.
 
-    It has no branches that depend on the length, because processors would often mispredict them.
+    The code has no branches that depend on the length, because processors would often mispredict them.
     """
     size = np.uint64(length)
     has_8, has_4 = (size >> _THREE) & _ONE, (size >> _TWO) & _ONE

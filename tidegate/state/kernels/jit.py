@@ -41,12 +41,12 @@ _ARRAY = np.ndarray
 
 
 def kernel(function: F) -> F:
-    """Decorates a function that is compiled. Its static type does not change."""
+    """Decorator for a function that is compiled to machine code. The static type of the function does not change."""
     return cast(F, Kernel(function))
 
 
 class Kernel:
-    """A kernel, with its loaded variants by argument types."""
+    """A compiled function, with the machine code that was loaded for each combination of argument types."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -76,7 +76,9 @@ class Kernel:
         return self.general(*arguments)
 
     def _image(self, kinds: _Kinds) -> images.Image:
-        """Loads the image, or compiles and stores it. Only one process at a time compiles a kernel."""
+        """Loads the machine code for these argument types, or compiles and stores it. Only one process at a time
+        compiles a kernel.
+        """
         source = Path(self._function.__code__.co_filename)
         names = [kind.__name__ if isinstance(kind, type) else kind.str for kind in kinds]
         kernel_name = f"{source.stem}.{self._function.__qualname__}"
@@ -122,16 +124,18 @@ class Kernel:
         return {name: known[name] for name in self._function.__code__.co_names if name in known}
 
     def _names(self, form: str) -> dict[str, Any]:
-        """Returns the globals of the function, with kernels and instructions in the form that numba needs."""
+        """Returns the globals that the function uses, with kernels and instructions replaced by objects that numba
+        understands.
+        """
         return {
             name: value.for_numba(form) if isinstance(value, (Kernel, Instruction)) else value
             for name, value in self._globals().items()
         }
 
     def for_numba(self, form: str) -> Any:
-        """Returns the object with which callers are compiled.
+        """Returns the object that represents this kernel when numba compiles a kernel that calls it.
 
-        `form` names the function in `compiling.py` that creates it.
+        `form` names the function in `compiling.py` that creates the object.
         """
         with _LOCK:
             if form not in self._for_numba:
@@ -141,7 +145,7 @@ class Kernel:
             return self._for_numba[form]
 
     def general(self, *arguments: Any) -> Any:
-        """Runs the kernel with numba, which accepts any arguments."""
+        """Runs the kernel through numba, which accepts arguments of any types."""
         return self.for_numba("general")(*arguments)
 
 
@@ -155,14 +159,14 @@ def _text_of(value: object) -> str:
 
 
 class Instruction:
-    """A machine instruction for kernels. `machine_code/intrinsics.py` defines it under its name."""
+    """A machine instruction that kernels can call. `machine_code/intrinsics.py` defines it under its name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.program = name.encode()
 
     def for_numba(self, _form: str) -> Any:
-        """Returns the object with which kernels are compiled."""
+        """Returns the object that represents this instruction when numba compiles a kernel."""
         from tidegate.state.kernels.machine_code import intrinsics
 
         return getattr(intrinsics, self._name)

@@ -23,7 +23,7 @@ _VARINT_BYTES_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class PackedNumbers:
-    """The position after the numbers, how many there are, and the greatest of them."""
+    """The result of reading packed numbers: the position after them, their count, and the greatest of them."""
 
     end: int
     count: int
@@ -31,7 +31,7 @@ class PackedNumbers:
 
 
 def read_packed_numbers(data: NDArray[np.uint8], start: int, count_max: int) -> PackedNumbers | None:
-    """Reads the numbers that begin at `start`.
+    """Reads the packed numbers (deltas of variable width, as in Parquet) that begin at `start`.
 
     Returns None if the bytes are not such numbers, if there are more than `count_max`, or if one is not an int32 >= 0.
     """
@@ -66,7 +66,10 @@ def _longest_plain(data: NDArray[np.uint8]) -> np.int64:
 
 @kernel
 def _scan(data: NDArray[np.uint8], state: NDArray[np.int64]) -> bool:
-    """Reads up to `state[1]` numbers from `state[0]` on. `state` becomes their end, their count and the greatest."""
+    """Reads up to `state[1]` packed numbers from position `state[0]` on.
+
+    Replaces the entries of `state` by the position after them, their count and the greatest.
+    """
     block, parts = _varint(data, state), _varint(data, state)
     count, value = _varint(data, state), _zigzag(_varint(data, state))
     if block < 1 or block > _BLOCK_VALUES_MAX or parts < 1 or block % parts:
@@ -103,7 +106,7 @@ def _scan(data: NDArray[np.uint8], state: NDArray[np.int64]) -> bool:
 
 @kernel
 def _bits(data: NDArray[np.uint8], at: int, first: int | np.int64, width: int | np.int64) -> np.int64:
-    """Returns the number of `width` bits that begins at bit `first`, counted from byte `at`."""
+    """Returns the number of `width` bits at bit position `first`, counted from the byte at `at`."""
     number, done = np.int64(0), np.int64(0)
     while done < width:
         bit = first + done
@@ -115,7 +118,9 @@ def _bits(data: NDArray[np.uint8], at: int, first: int | np.int64, width: int | 
 
 @kernel
 def _varint(data: NDArray[np.uint8], state: NDArray[np.int64]) -> np.int64:
-    """Reads the number at `state[0]` and moves `state[0]` to its end, or beyond the data if the number is invalid."""
+    """Reads the number of variable length at the position `state[0]` and moves `state[0]` to its end, or beyond the
+    data if the number is invalid.
+    """
     number = np.int64(0)
     for i in range(_VARINT_BYTES_MAX):
         if state[0] >= data.shape[0]:

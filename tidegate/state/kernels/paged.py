@@ -55,8 +55,8 @@ prefetch_value = cast(Callable[[Pages, Any, Any], None], Instruction("prefetch_v
 
 @kernel
 def ask_ahead(pages: Pages, slots: NDArray[np.int32], row: int, like: Any) -> None:
-    """Prefetches the slot of the row that is `AHEAD` rows after this one, unless the column stays in the cache
-    anyway.
+    """Prefetches the cache line of a row that is `AHEAD` rows after row `row`, unless the column is small enough to
+    stay in the cache.
     """
     if pages.shape[0] > CACHED_PAGES:
         prefetch_value(pages, slots[min(row + AHEAD, slots.shape[0] - 1)], like)
@@ -71,41 +71,40 @@ def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray
 
 
 def place(pages: Pages, slots: NDArray[np.int32], places: NDArray[np.int32], values: NDArray[Any]) -> None:
-    """Copies the value of `slots[i]` to `values[places[i]]`.
-
-    Places are distinct; `values` has the type of the pages.
+    """Copies the value of `slots[i]` to `values[places[i]]`. The indices `places` are distinct. `values` has the type
+    of the pages.
     """
     _place(pages, slots, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
 
 
 def place_run(pages: Pages, first_slot: int, places: NDArray[np.int32], values: NDArray[Any]) -> None:
-    """Does the same as `place`, for the slots from `first_slot` on.
+    """Copies the values of the slots from `first_slot` on: slot `first_slot + i` to `values[places[i]]`.
 
-    It is faster, because it looks up each page once.
+    Faster than `place`, because each page is looked up once.
     """
     _place_run(pages, first_slot, places.view(np.uint32), values.view(f"i{values.dtype.itemsize}"))
 
 
 def scatter(pages: Pages, slots: NDArray[Any], values: NDArray[Any]) -> None:
-    """Sets the values of some slots. `values` has the type of the pages."""
+    """Stores `values[i]` in slot `slots[i]`. `values` has the type of the pages."""
     raw = np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}")
     _scatter(pages, slots.astype(np.int32, copy=False), raw)
 
 
 def put_behind(pages: Pages, first_slot: int, values: NDArray[Any]) -> None:
-    """Sets the values of the slots from `first_slot` on. `values` has the type of the pages."""
+    """Stores values in the consecutive slots from `first_slot` on. `values` has the type of the pages."""
     _put_behind(pages, first_slot, np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}"))
 
 
 def touched_pages(slots: NDArray[np.int32], pins: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Returns the pages of some slots whose entry in `pins` is not 0, each once."""
+    """Returns the pages of these slots whose entry in `pins` is not 0, each once."""
     touched = np.empty(min(len(slots), len(pins)), dtype=np.int32)
     return touched[: _touched(slots, pins, np.zeros(len(pins), dtype=np.uint8), touched)]
 
 
 @kernel
 def copy_whole(sources: Pages, targets: Pages, words: int) -> None:
-    """Copies pages of `words` words of 8 bytes, each to another page."""
+    """Copies whole pages of `words` 8-byte words: from the addresses `sources` to the addresses `targets`."""
     for page in range(sources.shape[0]):
         source, target = sources[page], targets[page]
         for i in range(words):
@@ -114,7 +113,7 @@ def copy_whole(sources: Pages, targets: Pages, words: int) -> None:
 
 @kernel
 def mark_slots(bitmap: Bitmap, slots: NDArray[np.int32]) -> None:
-    """Sets the bits of some slots."""
+    """Sets the bits of these slots in a bitmap."""
     for i in range(slots.shape[0]):
         slot = np.int64(slots[i])
         bitmap[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
@@ -122,7 +121,7 @@ def mark_slots(bitmap: Bitmap, slots: NDArray[np.int32]) -> None:
 
 @kernel
 def mark_below(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32]) -> None:
-    """Sets the bits of the slots that are below `slots_below`."""
+    """Sets the bits of these slots in a bitmap, but only of slots below `slots_below`."""
     for i in range(slots.shape[0]):
         slot = np.int64(slots[i])
         if slot < slots_below:
@@ -131,9 +130,9 @@ def mark_below(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32]) -> No
 
 @kernel
 def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first: NDArray[np.int32]) -> int:
-    """Sets the bits of the slots below `slots_below`. Stores the slots whose bit was not set yet in `first`.
+    """Sets the bits of these slots below `slots_below` in a bitmap.
 
-    Returns the number of these slots.
+    Writes the slots whose bit was not set before to `first`, and returns the number of these slots.
     """
     found = 0
     for i in range(slots.shape[0]):
@@ -150,9 +149,9 @@ def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first
 
 @kernel
 def revive(flags: Pages, slots: NDArray[np.int32], rows: NDArray[np.int32], revived: NDArray[np.int32]) -> int:
-    """Sets the flags (uint8) of the slots of some rows. Stores the rows whose flag was not set yet in `revived`.
+    """Sets the flags (uint8) of the slots of these rows, which must be distinct.
 
-    Returns the number of these rows. The rows must have different slots.
+    Writes the rows whose flag was not set before to `revived`, and returns the number of these rows.
     """
     found = 0
     for i in range(rows.shape[0]):

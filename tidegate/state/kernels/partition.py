@@ -39,7 +39,7 @@ def subtask_table(max_parallelism: int, parallelism: int) -> NDArray[np.uint16]:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Row numbers grouped by subtask: subtask t has `rows[bounds[t]:bounds[t + 1]]`, ascending."""
+    """Row indices grouped by subtask: subtask t has `rows[bounds[t]:bounds[t + 1]]`, ascending."""
 
     rows: NDArray[np.int32]
     bounds: tuple[int, ...]
@@ -56,9 +56,10 @@ def partition(hashes: NDArray[np.uint64], table: NDArray[np.uint16], parallelism
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of rows sorted by key group: row i is written to `places[i]`. Rows of a group keep their order.
+    """The target positions of rows that are sorted by key group: row i goes to position `places[i]`.
 
-    The rows of group `first + g` have the places from `bounds[g]` to `bounds[g + 1]`.
+    Rows of a group keep their order. The rows of group `first + g` have the positions from `bounds[g]` to `bounds[g +
+    1]`.
     """
 
     first: int
@@ -66,14 +67,14 @@ class Places:
     bounds: tuple[int, ...]
 
     def rows(self) -> NDArray[np.int32]:
-        """Returns the number of the row at each place."""
+        """Returns the index of the row that goes to each position: the inverse of `places`."""
         rows = np.empty(len(self.places), dtype=np.int32)
         _place(np.arange(len(rows), dtype=np.int32), self.places.view(np.uint32), rows)
         return rows
 
 
 def places_by_group(groups: NDArray[np.uint16]) -> Places:
-    """Returns the places of rows (at least one) with these key groups."""
+    """Returns the target positions of rows (at least one) that are sorted by these key groups."""
     first, last = int(groups.min()), int(groups.max())
     places = np.empty(len(groups), dtype=np.int32)
     bounds = np.zeros(last - first + 2, dtype=np.int64)
@@ -86,9 +87,9 @@ def placed(
     places: Places,
     empty: Callable[[int, np.dtype[Any]], NDArray[Any]] = np.empty,
 ) -> pa.RecordBatch:
-    """Returns the rows of batches at their places, in buffers from `empty`.
+    """Returns the rows of several batches in one batch, with each row at its target position `places`.
 
-    The batches (at least one) have the same schema.
+    `empty` allocates the buffers. The batches (at least one) have the same schema.
     """
     schema = parts[0].schema
     columns = [[part.column(name) for part in parts] for name in range(len(schema))]
@@ -96,7 +97,7 @@ def placed(
 
 
 def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
-    """Returns the given rows of a batch, in new buffers."""
+    """Returns the rows of a batch with the indices `rows`, in new buffers."""
     selection = pa.array(rows)
     if len(rows) <= _FEW_ROWS:
         return batch.take(selection)
@@ -221,7 +222,9 @@ def has_strings(column: pa.Array) -> bool:
 
 
 def gather_strings(column: pa.Array, rows: NDArray[np.int32]) -> pa.Array | None:
-    """Returns the given rows of a string column, or None if their bytes exceed the range of its offset type."""
+    """Returns the rows of a string column with the indices `rows`, or None if their bytes exceed the range of the
+    column's offsets.
+    """
     dtype = _OFFSETS[column.type.id]
     _, offset_buffer, data_buffer = column.buffers()
     start_bytes = column.offset * dtype.itemsize
@@ -241,9 +244,8 @@ def gather_strings(column: pa.Array, rows: NDArray[np.int32]) -> pa.Array | None
 
 @kernel
 def _gather_offsets(offsets: NDArray[Any], rows: NDArray[np.int32], gathered: NDArray[Any]) -> np.int64:
-    """Stores where each row begins and the last one ends.
-
-    Returns that end even if it exceeds the range of the offsets.
+    """Stores the offset at which each gathered row begins, and the end of the last one. Returns this end even if it
+    exceeds the range of the offsets.
     """
     end = np.int64(0)
     gathered[0] = 0

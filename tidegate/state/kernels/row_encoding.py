@@ -46,7 +46,7 @@ def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.u
 def _rows_of_words(
     columns: Sequence[NDArray[np.int64]], rows: int, heads: NDArray[np.uint8] | None, head_bytes: int
 ) -> Strings:
-    """Encodes columns of words without nulls, whose rows all have the same width."""
+    """Encodes key columns without nulls that are one word wide, so that all encoded rows have the same width."""
     width = head_bytes + 9 * len(columns)
     data = np.empty(rows * width, dtype=np.uint8)
     if heads is not None:
@@ -58,7 +58,7 @@ def _rows_of_words(
 
 @kernel
 def _encode_column(words: NDArray[np.int64], first: int, width: int, data: NDArray[np.uint8]) -> None:
-    """Writes a byte 1 and a word every `width` bytes, starting at `first`."""
+    """Encodes one key column: writes a byte 1 and a word for each row, every `width` bytes from `first` on."""
     for i in range(words.shape[0]):
         at = first + i * width
         data[at] = 1

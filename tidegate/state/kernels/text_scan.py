@@ -31,7 +31,7 @@ _SPACES, _HIGH_BITS = np.uint64(0x2020202020202020), np.uint64(0x808080808080808
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """The special characters of a CSV file as bytes, or NOTHING.
+    """The special characters of a CSV file, each as a byte or NOTHING if the file has no such character.
 
     With `multi_line`, quoted values may contain line breaks. `ignore_leading` and `ignore_trailing` remove blanks and
     tabs around values that are not quoted.
@@ -48,7 +48,9 @@ class CsvDialect:
 
 @dataclass(frozen=True, slots=True)
 class CsvRecords:
-    """The records of a block. Record i has the fields `first_fields[i]` to `first_fields[i + 1]`."""
+    """The records in a block of a CSV file. Record i has the fields with the numbers from `first_fields[i]` to
+    `first_fields[i + 1]`.
+    """
 
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -65,7 +67,10 @@ class CsvRecords:
 
 
 def scan_csv(data: NDArray[np.uint8], start: int, final: bool, dialect: CsvDialect) -> CsvRecords:
-    """Returns the records from `start` on, where a record begins. `final` is True if no bytes follow the block."""
+    """Finds the records in a block of a CSV file from `start` on, where a record must begin.
+
+    `final` is True if no bytes follow the block.
+    """
     block = data[start:]
     lines = int(np.count_nonzero(block == _NEWLINE) + np.count_nonzero(block == _RETURN)) + 1
     fields = int(np.count_nonzero(block == dialect.separator)) + lines
@@ -105,10 +110,10 @@ def scan_csv(data: NDArray[np.uint8], start: int, final: bool, dialect: CsvDiale
 
 
 def skip_csv(data: NDArray[np.uint8], start: int, dialect: CsvDialect, state: NDArray[np.int64]) -> int:
-    """Skips to the end of a record. Returns the beginning of the next one, or -1 if it is after the block.
+    """Skips one CSV record. Returns the position of the next record, or -1 if the record does not end in the block.
 
-    `state` has one number, which is 0 at the beginning of the record. After -1, pass it to the next call, with the
-    bytes that follow.
+    `state` is an array of one number, which is 0 at the beginning of a record. After -1, pass the same array to the
+    next call, with the bytes that follow.
     """
     characters = dialect.separator, dialect.quote, dialect.escape, dialect.multi_line, dialect.ignore_leading
     return int(_skip_csv(data, start, *characters, state))
@@ -380,7 +385,7 @@ def _skip_csv(
 
 @kernel
 def _escapes(first: int, second: int, quote: int, escape: int) -> bool:
-    """Returns True if two characters within a quoted value stand for the second one."""
+    """Returns whether two characters in a quoted CSV value are an escape sequence for the second character."""
     return (first in (quote, escape) and second == quote) or (first == escape and second == escape)
 
 

@@ -54,7 +54,11 @@ class CheckpointAborter:
     def give_up(
         self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str = "", voided: bool = False
     ) -> None:
-        """Aborts a pending checkpoint. `voided`: a tombstone in storage takes the place of its `_metadata`."""
+        """Aborts a pending checkpoint.
+
+        `voided`: True if storage has a tombstone under the name of the checkpoint's `_metadata`, so that it can never
+        complete.
+        """
         state = self._context.state
         instruct = self._context.instruct
         triggered = pending.phase is not PendingPhase.HOOKS
@@ -90,7 +94,7 @@ class CheckpointAborter:
                 self.give_up(pending, reason, at_ms, detail)
 
     def _may_be_asked_again(self, pending: PendingCheckpoint, reason: Reason, runs: bool) -> bool:
-        """Returns whether the requests of the failed checkpoint go back into the queue, instead of being refused."""
+        """Returns whether the user requests of the failed checkpoint are queued again, instead of being refused."""
         if pending.retries >= RETRIES_MAX:
             return False
         if runs and (reason in TASK_LEAVES or self._is_adopted(reason)):
@@ -107,7 +111,7 @@ class CheckpointAborter:
         return reason in _ATTEMPT_IS_OVER and not self._is_adopted(reason)
 
     def _ask_again(self, pending: PendingCheckpoint) -> None:
-        """Puts the requests of a failed checkpoint back into the queue."""
+        """Puts the user requests of a failed checkpoint back into the queue."""
         state = self._context.state
         for name in pending.requests:
             request = CheckpointRequest(name, pending.triggered_at_ms, pending.properties, pending.retries + 1)
@@ -148,8 +152,10 @@ class CheckpointAborter:
         self._cleaner.savepoint(checkpoint_id, target)
 
     def take_over(self) -> None:
-        """Deletes and voids savepoints whose stopped copy the lost coordinator was still waiting for, because it may
-        still be running.
+        """Takes over savepoint copies that the lost coordinator was stopping: deletes their folders and writes
+        tombstones.
+
+        Such a copy may still be running, so a tombstone keeps it from completing.
         """
         state = self._context.state
         state.lost_exports |= dict.fromkeys(state.exports)
@@ -233,8 +239,8 @@ def count_failure(
 
     Rules:
 
-    - A failed checkpoint counts if its reason is a counted one, it is not a savepoint, and it belongs to the current
-      attempt.
+    - A failed checkpoint counts if its reason has `counted` set, if it is not a savepoint, and if it belongs to the
+      current attempt.
     - Only consecutive failures count: a completed checkpoint, or a new attempt, resets the count.
     - With `tolerable_failures` 0 the first failure fails the attempt.
     """

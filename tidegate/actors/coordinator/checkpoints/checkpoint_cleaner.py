@@ -42,7 +42,9 @@ class CheckpointCleaner:
         self._context = context
 
     def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
-        """Deletes the files of an aborted checkpoint. If it was voided, its tombstone stays."""
+        """Deletes the files of an aborted checkpoint. `voided`: the checkpoint has a tombstone, which is not
+        deleted.
+        """
         self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
     def subsumed(self, checkpoint_id: CheckpointId) -> None:
@@ -63,7 +65,11 @@ class CheckpointCleaner:
             self.subsumed(checkpoint_id)
 
     def pending_is_over(self) -> None:
-        """Deletes completed checkpoints that were kept only as the base of a pending checkpoint that has ended."""
+        """Deletes completed checkpoints that are no longer retained and that no pending checkpoint is based on any
+        more.
+
+        Called when a pending checkpoint has ended.
+        """
         state = self._context.state
         retained = set(state.kept)
         for checkpoint_id in state.shared.not_retained(retained):
@@ -80,8 +86,9 @@ class CheckpointCleaner:
         )
 
     def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
-        """Deletes the files of an acknowledgement that was refused, except shared files to which other checkpoints
-        refer.
+        """Deletes the state files of one subtask whose acknowledgement was refused.
+
+        Shared files to which other checkpoints refer are kept.
         """
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
@@ -118,8 +125,10 @@ class CheckpointCleaner:
         self._context.state.lost_exports.pop(checkpoint_id, None)
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
-        """Schedules a retry of the failed deletion of a savepoint folder. After too long, or with too many retries,
-        leaves it to the user.
+        """Schedules a retry after the deletion of a savepoint's folder failed.
+
+        Gives up after an outage of `SAVEPOINT_OUTAGE_MS`, or if too many deletions wait. The user then has to delete
+        the folder.
         """
         if (discard := self._context.state.savepoint_discards.get(event.checkpoint_id)) is not None:
             discard.asked = False
@@ -128,7 +137,7 @@ class CheckpointCleaner:
             self.savepoint_done(event.checkpoint_id)
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """Orders the deletion of a checkpoint that is to be deleted."""
+        """Instructs the driver to delete a checkpoint whose deletion is pending."""
         discard = self._context.state.discards.get(checkpoint_id)
         if discard is not None:
             permit = invariants.permit_deletion(self._context.state, checkpoint_id, discard.shared)
@@ -152,8 +161,10 @@ class CheckpointCleaner:
                 self._start(checkpoint_id, CheckpointDiscard(False, paths))
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        """Schedules a retry of the failed deletion of a checkpoint. After too long, or with too many retries, leaves it
-        to the sweep.
+        """Schedules a retry after the deletion of a checkpoint failed.
+
+        Gives up after a long outage, or if too many deletions wait. The sweep of unreferenced files then deletes the
+        checkpoint.
         """
         state = self._context.state
         if self._gives_up(state.discards, event, "discard", self._context.spec.storage_outage_ms):

@@ -54,8 +54,9 @@ _LATE = {
 
 
 class CheckpointCoordinator:
-    """Takes the checkpoints of one job. Its `finalizer`, `commits`, `aborter`, `cleaner` and `copies` do the later
-    stages.
+    """Takes the checkpoints of one job: accepts requests, triggers tasks and collects acknowledgements.
+
+    `finalizer`, `commits`, `aborter`, `cleaner` and `copies` carry out the later stages.
     """
 
     def __init__(self, context: CoordinatorContext) -> None:
@@ -69,8 +70,8 @@ class CheckpointCoordinator:
     # --- request --------------------------------------------------------------------------------------------------
 
     def request(self, event: ev.CheckpointRequested) -> None:
-        """Queues a user's request for a checkpoint, savepoint or stop. Refuses it if none can be taken, or too many
-        wait.
+        """Queues a user's request for a checkpoint, savepoint or stop. Refuses the request if the job cannot take a
+        checkpoint, or if the queue is full.
 
         A request for a stop is also accepted while the attempt is still being deployed or restarted, and waits until it
         runs.
@@ -135,8 +136,8 @@ class CheckpointCoordinator:
         self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + delay_ms))
 
     def timer(self, name: str, argument: str, at_ms: int) -> None:
-        """Carries out the action of a checkpoint timer that fired, such as "timeout" or "commit". `argument`: a
-        checkpoint or attempt.
+        """Carries out the action of a checkpoint timer that fired, such as "timeout" or "commit". `argument`: the
+        number of the checkpoint or attempt for which the timer was set.
         """
         number = int(argument)
         if name == "periodic":
@@ -187,8 +188,8 @@ class CheckpointCoordinator:
         )
 
     def _wants_final(self, at_ms: int) -> bool:
-        """Returns whether a final checkpoint is needed: all operators have finished, and no completed checkpoint covers
-        that.
+        """Returns whether a final checkpoint is due: all operators have finished, and no completed checkpoint contains
+        their end.
         """
         state = self._context.state
         all_ended = len(state.ended) == len(self._context.spec.tasks)
@@ -215,7 +216,7 @@ class CheckpointCoordinator:
             self._context.instruct(do.SetTimer(f"periodic:{state.attempt}", next_ms))
 
     def start_checkpoint(self, start: Start, at_ms: int) -> None:
-        """Gives the next number to a checkpoint, and triggers it."""
+        """Assigns the next checkpoint id, and triggers the master hooks or the tasks of a new checkpoint."""
         state = self._context.state
         spec = self._context.spec
         properties = start.properties
@@ -265,7 +266,7 @@ class CheckpointCoordinator:
     def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
         """Returns the newest retained checkpoint on which an incremental checkpoint can be based, or None.
 
-        A task that has no part in the base writes all of its state.
+        A task that did not acknowledge the base checkpoint writes all of its state.
         """
         state = self._context.state
         if properties.canonical:
@@ -374,15 +375,19 @@ class CheckpointCoordinator:
     # --- the attempt, the coordinator, or the job is over ---------------------------------------------------------
 
     def drop(self, reason: Reason, at_ms: int, detail: str = "") -> None:
-        """Aborts the open checkpoints and refuses all requests, at the end of an attempt or of the job."""
+        """Aborts all pending checkpoints whose `_metadata` is not being written yet, and refuses all queued requests.
+
+        Called at the end of an attempt or of the job.
+        """
         self.aborter.give_up_open(reason, at_ms, detail)
         self.aborter.refuse_queued(reason, detail)
 
     def take_over(self, at_ms: int) -> None:
-        """Repeats every order whose answer may have been lost with the previous coordinator.
+        """Repeats the instructions of the lost coordinator whose answers may be lost.
 
-        Deletions that are already known come first. Aborting checkpoints orders further deletions, and these must be
-        ordered once: a second answer would be taken for the answer to the next step, the deletion of shared files.
+        Pending deletions are repeated before checkpoints are aborted, because an abort starts further deletions. If
+        those were sent twice, the second answer would be taken for the answer to the next step, which deletes shared
+        files.
         """
         self.cleaner.take_over()
         self.aborter.give_up_open(Reason.COORDINATOR_LOST, at_ms)

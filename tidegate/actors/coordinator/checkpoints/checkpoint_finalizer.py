@@ -72,7 +72,10 @@ class CheckpointFinalizer:
             self._aborter.give_up(pending, Reason.UNION_STATE_PARTLY_FINISHED, at_ms, operator)
 
     def take_over(self) -> None:
-        """Voids the checkpoints that the lost coordinator was writing, to learn from storage whether they completed."""
+        """Creates tombstones for the checkpoints whose `_metadata` the lost coordinator was writing.
+
+        The result shows whether `_metadata` existed before, so whether the checkpoint is complete.
+        """
         for pending in self._context.state.pending.values():
             pending.inherited = True
             self._void(pending)
@@ -80,7 +83,7 @@ class CheckpointFinalizer:
     # --- the copy of a stop ---------------------------------------------------------------------------------------
 
     def exported(self, event: ev.SavepointWritten) -> None:
-        """Creates the `_metadata` of a stop's savepoint, because the copy into its own folder is complete."""
+        """Creates `_metadata` of a stop's savepoint, because all files have been copied into the savepoint's folder."""
         pending = self._export_over(event.checkpoint_id)
         if pending is not None:
             pending.failures = 0
@@ -335,10 +338,10 @@ class CheckpointFinalizer:
 
 
 def _uncommitted(committable: Committable, committed: int) -> Committable:
-    """Returns a task's sink files without those with an index below `committed`, which an earlier completed checkpoint
-    covers.
+    """Returns a task's sink files without those files whose index is below `committed`.
 
-    The task reports such files again until it is notified of that checkpoint.
+    An earlier completed checkpoint covers files with a lower index. The task reports them again until it is notified of
+    that checkpoint.
     """
     skip = min(max(0, committed - committable.first_index), len(committable.files))
     return replace(committable, first_index=committable.first_index + skip, files=committable.files[skip:])

@@ -60,13 +60,14 @@ Call = Callable[..., Any]
 
 
 class CannotLoadError(Exception):
-    """A kernel has no machine code that runs without numba."""
+    """Raised if a kernel cannot be run from stored machine code, so that numba is needed."""
 
 
 def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: Call) -> Call:
-    """Returns the function of an image for arguments of some kinds: a dtype for an array, a type for a scalar.
+    """Returns the function in an image (stored machine code) for arguments of these kinds.
 
-    Calls with arrays that it cannot take go to `otherwise`. Raises CannotLoadError.
+    A kind is a dtype for an array, or a type for a scalar. Calls with arrays that the function cannot handle are passed
+    to `otherwise`. Raises CannotLoadError.
     """
     types = [SCALARS[kind][1] if isinstance(kind, type) else ctypes.py_object for kind in kinds]
     address = address_of(image.code)
@@ -88,7 +89,9 @@ def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: 
 
 
 def address_of(code: bytes) -> int:
-    """Loads an object file and returns the address of its function. Raises CannotLoadError. Not thread-safe."""
+    """Loads an object file of machine code into this process, and returns the address of its function. Raises
+    CannotLoadError. Not thread-safe.
+    """
     built = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(ENTRY)
     try:
         library = built.link(_linker(), f"kernel {next(_numbers)}")
@@ -107,7 +110,9 @@ def _linker() -> Any:
 
 
 def _with_python_numbers(call: Call, which: Sequence[int]) -> Call:
-    """Wraps a function that ctypes calls, because ctypes does not accept NumPy scalars."""
+    """Wraps a function that ctypes calls: converts the scalar arguments `which` to Python numbers, because ctypes does
+    not accept NumPy scalars.
+    """
 
     def with_numbers(*arguments: Any) -> Any:
         taken = list(arguments)

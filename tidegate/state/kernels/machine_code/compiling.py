@@ -37,13 +37,18 @@ _WORD, _HALF = ir.IntType(64), ir.IntType(32)
 
 
 def part_of_images(function: Callable[..., Any], names: dict[str, Any]) -> Any:
-    """Returns a function that kernels in images may call. `names` are its globals, in the form that numba needs."""
+    """Returns a function that other kernels may call in their stored machine code.
+
+    `names` are the globals of the function, in the form that numba needs.
+    """
     njit: Any = numba.njit
     return njit(nogil=True, _nrt=False, error_model="numpy")(_with_names(function, names))
 
 
 def general(function: Callable[..., Any], names: dict[str, Any]) -> Any:
-    """Returns a function that takes whatever numba can take, cached by numba. `names` as in `part_of_images`."""
+    """Returns a version of a kernel that numba compiles for any arguments, with numba's own cache. `names` as in
+    `part_of_images`.
+    """
     dispatcher: Any = numba.njit(cache=True, nogil=True)(_with_names(function, names))
     _load_without_compiler(dispatcher)
     _compile_alone(dispatcher)
@@ -51,7 +56,10 @@ def general(function: Callable[..., Any], names: dict[str, Any]) -> Any:
 
 
 def make_image(function: Callable[..., Any], names: dict[str, Any], kinds: Sequence[type | np.dtype[Any]]) -> Image:
-    """Compiles a kernel for arguments of some kinds. Raises CannotLoadError if it needs more than an image has."""
+    """Compiles a kernel for arguments of these kinds to stored machine code.
+
+    Raises CannotLoadError if the code depends on more than an image can contain.
+    """
     arguments = [_type_of(kind) for kind in kinds]
     flags: Any = compiler.Flags()
     flags.nrt = False
@@ -91,7 +99,7 @@ def _type_of(kind: type | np.dtype[Any]) -> Any:
 
 
 def _add_entry(compiled: Any, arguments: Sequence[Any], returns: bool) -> None:
-    """Adds the C function that calls the kernel. Its results are defined in `calling.py`."""
+    """Adds the C function that calls the compiled kernel. `calling.py` defines how it returns results."""
     context = compiled.target_context
     module = compiled.library.create_ir_module(ENTRY)
     types = [_POINTER if isinstance(kind, numba.types.Array) else context.get_data_type(kind) for kind in arguments]
@@ -117,7 +125,9 @@ def _add_entry(compiled: Any, arguments: Sequence[Any], returns: bool) -> None:
 
 
 def _array_of(context: Any, builder: Any, given: Any, kind: Any) -> Any:
-    """Returns numba's array for an array object, after code that leaves the function if it is not contiguous."""
+    """Emits code that makes numba's array from a Python array object, and leaves the function if the array is not
+    contiguous.
+    """
 
     def field(offset: int, of: Any) -> Any:
         return builder.load(builder.bitcast(builder.gep(given, [_WORD(offset)]), of.as_pointer()))
@@ -161,7 +171,7 @@ def _object_of(library: Any) -> bytes:
 
 
 def _load_without_compiler(dispatcher: Any) -> None:
-    """Makes a dispatcher look for machine code first, and prepare to compile only where there is none."""
+    """Makes a numba dispatcher load stored machine code, and load the compiler only if there is none."""
     cache = dispatcher._cache
     prepare_and_load = cache.load_overload
 
@@ -174,7 +184,10 @@ def _load_without_compiler(dispatcher: Any) -> None:
 
 
 def _compile_alone(dispatcher: Any) -> None:
-    """Lets one process at a time look for a function's machine code, or compile and store it.
+    """Makes a numba dispatcher take a file lock while it looks for a function's machine code, or compiles and stores
+    it.
+
+    Without the lock, processes could read wrong code:
 
     numba writes its index before the data that it names, and renumbers data after a change of the source. A process
     that reads or writes at the same moment could get code for other types, or of the old source. A kernel also compiles

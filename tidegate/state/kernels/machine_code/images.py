@@ -37,7 +37,7 @@ _OLD_FILES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Machine code of a kernel for certain argument types, as an object file, and its result type."""
+    """The compiled machine code of a kernel for certain argument types, as an object file, with its result type."""
 
     code: bytes
     result: str
@@ -45,7 +45,7 @@ class Image:
 
 
 def encode(image: Image) -> bytes:
-    """Returns the content of a file."""
+    """Returns the content of the file that stores an image."""
     checked = _BODY.pack(len(image.code), image.result.encode()) + image.code
     return _HEAD.pack(_MAGIC, zlib.crc32(checked)) + checked
 
@@ -60,7 +60,7 @@ def decode(content: bytes) -> Image | None:
 
 
 def kept(path: Path) -> Image | None:
-    """Reads the image of a file. Returns None if the file is missing or damaged."""
+    """Reads an image from its file. Returns None if the file is missing or damaged."""
     try:
         return decode(path.read_bytes())
     except OSError:
@@ -68,7 +68,7 @@ def kept(path: Path) -> Image | None:
 
 
 def keep(path: Path, image: Image) -> None:
-    """Writes the file of an image, whole or not at all. If it cannot, the next process compiles again.
+    """Writes the file of an image atomically. If that fails, the next process compiles the kernel again.
 
     The file is readable for every user who may import the modules next to it.
     """
@@ -113,7 +113,10 @@ def folders(source: Path) -> Iterator[Path]:
 
 
 def _sources() -> bytes:
-    """Returns the source of the modules of this folder, read at import so that it is the source that runs."""
+    """Returns the source code of the modules in this folder.
+
+    Reads it at import, so that it is the code that runs.
+    """
     return b"\0".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
 
 
@@ -122,13 +125,17 @@ _COMPILERS = hashlib.blake2b(_sources(), digest_size=16).digest()
 
 @cache
 def processor() -> str:
-    """Returns the processor's name and features as LLVM detects them. It compiles for exactly these."""
+    """Returns the processor's name and features as LLVM detects them. Kernels are compiled for exactly this
+    processor.
+    """
     return f"{llvm.get_process_triple()} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
 @cache
 def _surroundings() -> bytes:
-    """Returns a digest of what all machine code of this process depends on."""
+    """Returns a digest of everything on which all machine code of this process depends, such as processor and library
+    versions.
+    """
     found = hashlib.blake2b(digest_size=16)
     for part in (sys.version, processor(), *_settings(), *_versions()):
         found.update(part.encode() + b"\0")
@@ -137,7 +144,7 @@ def _surroundings() -> bytes:
 
 
 def _settings() -> list[str]:
-    """Returns numba's settings, some of which change the code."""
+    """Returns numba's settings. Some of them change the compiled code."""
     return sorted(
         f"{name}={value}"
         for name, value in os.environ.items()
@@ -146,7 +153,7 @@ def _settings() -> list[str]:
 
 
 def _versions() -> Iterator[str]:
-    """Yields the versions of the libraries, without importing the compilers."""
+    """Yields the versions of the libraries on which compiled code depends, without importing the compilers."""
     for library in ("numpy", "numba", "llvmlite"):
         found = find_spec(library)
         assert found is not None, f"{library} is not installed"

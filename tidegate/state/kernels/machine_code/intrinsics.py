@@ -54,7 +54,7 @@ def store64(typingctx: Any, data: Any, position: Any, word: Any) -> Any:
 
 
 def _emit_prefetch(builder: Any, pointer: Any) -> None:
-    """Emits code that starts to load the cache line at a pointer, for writing."""
+    """Emits an instruction that prefetches the cache line at a pointer, for writing."""
     address = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     i32 = ir.IntType(32)
     function_type = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
@@ -65,7 +65,7 @@ def _emit_prefetch(builder: Any, pointer: Any) -> None:
 
 @_intrinsic
 def prefetch(typingctx: Any, data: Any, position: Any) -> Any:
-    """Prefetches a position of an array."""
+    """Prefetches the cache line at a position of an array."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
@@ -76,7 +76,7 @@ def prefetch(typingctx: Any, data: Any, position: Any) -> Any:
 
 
 def _pointer(context: Any, builder: Any, signature: Any, args: Any, value_type: Any) -> Any:
-    """Returns a pointer to the value of a slot. `args` begin with pages and slot."""
+    """Returns a pointer to the value of a slot. The first two of `args` are the pages and the slot."""
     array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
     i64 = ir.IntType(64)
     page = builder.load(builder.gep(array.data, [builder.lshr(args[1], i64(PAGE_BITS))]))
@@ -86,7 +86,7 @@ def _pointer(context: Any, builder: Any, signature: Any, args: Any, value_type: 
 
 @_intrinsic
 def load_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
-    """Loads the value of a slot."""
+    """Loads the value of a slot from pages. `like` determines the type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature, args, signature.return_type)
@@ -97,7 +97,7 @@ def load_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
 
 @_intrinsic
 def load_at(typingctx: Any, page: Any, position: Any, like: Any) -> Any:
-    """Loads the value at a position of a page."""
+    """Loads the value at a position of a page. `like` determines the type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = builder.inttoptr(args[0], context.get_data_type(signature.return_type).as_pointer())
@@ -108,7 +108,7 @@ def load_at(typingctx: Any, page: Any, position: Any, like: Any) -> Any:
 
 @_intrinsic
 def store_value(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
-    """Stores the value of a slot."""
+    """Stores the value of a slot in pages."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature, args, signature.args[2])
@@ -132,7 +132,7 @@ def store_at(typingctx: Any, page: Any, position: Any, value: Any) -> Any:
 
 @_intrinsic
 def prefetch_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
-    """Prefetches the value of a slot."""
+    """Prefetches the cache line with the value of a slot. `like` determines the type."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature, args, signature.args[2])

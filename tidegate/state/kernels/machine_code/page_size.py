@@ -1,4 +1,6 @@
-"""Size of a page of a column (`paged.py`): compiled into machine code, and readable without importing the compiler."""
+"""The number of values in a memory page of a column (`paged.py`). It is compiled into machine code. This module can be
+read without importing the compiler.
+"""
 
 from __future__ import annotations
 
