@@ -34,7 +34,7 @@ PENDING_COMMITS = "pendingCommits"
 
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """Prepared rows of one bucket: what a commit needs to make them visible.
+    """Describes prepared rows of one bucket, with the data that a commit needs to make the rows visible.
 
     - `bucket`: one of the subtask's own (`CommittingContext.buckets`).
     - `data`: a few bytes, for example the name of a staged table, or counts. The rows themselves do not belong here.
@@ -131,7 +131,7 @@ class CommittingWriter(ABC):
 
 
 class Committer(ABC):
-    """Commits the rows that one subtask has prepared, or has taken over from another subtask.
+    """Commits rows that one subtask has prepared, or that it has taken over from another subtask.
 
     Calls come one at a time.
     """

@@ -63,7 +63,8 @@ class Greatest:
 
 
 def greatest(first: Source, column: str, by: str | None = None) -> Greatest:
-    """Reads a column of a bounded source, and returns its greatest value. `by`: groups the rows by a second column.
+    """Reads a column of a bounded source, and returns its greatest value or, with `by`, its greatest value for each
+    value of a second column.
 
     Raises ConfigurationError for a column that has no order, and for a source that cannot be read before its job runs.
     """
@@ -125,7 +126,9 @@ def _greatest_of_split(reader: SourceReader, split: SourceSplit, column: str, by
 
 
 def _greatest_rows(rows: pa.Table, column: str, by: str | None) -> pa.Table:
-    """Returns the greatest value of a column, or one for each value of `by`. A null counts if there is nothing else."""
+    """Returns the greatest value of a column, or one for each value of `by`. The result is null only if there are no
+    other values.
+    """
     if by is None:
         return pa.table({column: pa.array([pc.max(rows.column(column))], rows.schema.field(column).type)})
     grouped = rows.group_by(by).aggregate([(column, "max")])
@@ -133,7 +136,9 @@ def _greatest_rows(rows: pa.Table, column: str, by: str | None) -> pa.Table:
 
 
 def _python_value(value: pa.Scalar) -> Any:
-    """Returns a value as Python has it. Nanoseconds are cut, because a position may be a little earlier."""
+    """Returns an Arrow value as a Python value. Nanoseconds are truncated, because the position may be a little
+    earlier.
+    """
     kind = value.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         value = value.cast(pa.timestamp("us", kind.tz), safe=False)
@@ -378,7 +383,7 @@ def _check_restored(
 ) -> None:
     """Raises ConfigurationError unless a source can continue from these splits, which are all splits that it had.
 
-    `known`: the splits that it has now, if they are known already.
+    `known`: the present splits of the source, if they are known already.
     """
     if hasattr(source, "reopen"):
         return  # The rows that an earlier job staged are read again.

@@ -112,7 +112,9 @@ def _table_of(frame: pl.DataFrame) -> pa.Table:
 
 
 def _joined(given: object) -> pa.Table:
-    """Concatenates batches to one table. Raises ConfigurationError for an empty list or different schemas."""
+    """Concatenates batches to one table. Raises ConfigurationError for an empty list or for batches with different
+    schemas.
+    """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise ConfigurationError(
             "from_batches takes an Arrow table, a polars or pandas DataFrame, or a list of some, not "

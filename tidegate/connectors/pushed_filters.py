@@ -40,7 +40,7 @@ A row is needed if all tests of at least one group hold. None: all rows are need
 
 
 def either(first: Rows, second: Rows) -> Rows:
-    """Returns the filter for rows that at least one of two readers of a stream needs."""
+    """Combines the filters of two readers of a stream: returns the filter for rows that at least one of them needs."""
     if first is None or second is None or len(first) + len(second) > ALTERNATIVES_MAX:
         return None
     return first + tuple(tests for tests in second if tests not in first)
@@ -63,7 +63,7 @@ _NULLS = {"IsNull": "is_null", "IsNotNull": "is_not_null"}
 
 
 def rows_kept(condition: pl.Expr, after: Rows) -> Rows:
-    """Returns the filter on the input of a filter step, if `after` is the filter on its output."""
+    """Returns the filter for the input of a filter step with this condition. `after` is the filter for its output."""
     tests = tests_of(condition)
     if tests is None or after is None:
         return None if tests is None else (tests,)
@@ -71,9 +71,7 @@ def rows_kept(condition: pl.Expr, after: Rows) -> Rows:
 
 
 def tests_of(condition: pl.Expr) -> tuple[ColumnTest, ...] | None:
-    """Returns the tests that must all hold for a condition to be true, or None if a part of the condition is not
-    supported.
-    """
+    """Returns tests, all of which hold if a condition is true. None if a part of the condition is not supported."""
     condition = condition.meta.undo_aliases()
     written = json.loads(condition.meta.serialize(format="json"))
     # JSON loses NaN and infinity. The parts of the expression still have them.

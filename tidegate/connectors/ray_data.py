@@ -406,7 +406,9 @@ class _TableFiles(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
-        """Returns up to `parallelism` tasks in append mode, and as many as the files need in upsert mode."""
+        """Returns the tasks that read the files: up to `parallelism` in append mode, and as many as the files need in
+        upsert mode.
+        """
         if not self._files:
             return [self._task(_no_rows, (), 0, per_task_row_limit)]
         if self._info.mode == "upsert":

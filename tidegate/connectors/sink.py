@@ -46,7 +46,7 @@ class SinkContext:
 
 @dataclass(frozen=True, slots=True)
 class CommitContext:
-    """Identifies the checkpoint whose rows are committed."""
+    """Identifies the checkpoint whose rows a sink commits."""
 
     job_id: str
     """The job that completed the checkpoint: the running job, or an earlier job from which it was restored."""

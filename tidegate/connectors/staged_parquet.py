@@ -351,7 +351,7 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _FileEncoder:
-    """Encodes one Parquet file as chunks of bytes, counts its rows and bytes, and computes its checksum."""
+    """Encodes rows as one Parquet file, in chunks of bytes. Counts rows and bytes, and computes the checksum."""
 
     def __init__(self, schema: pa.Schema, limits: FileLimits) -> None:
         self._schema = schema
@@ -390,7 +390,9 @@ class _FileEncoder:
 
 
 class _ChunkSink(io.RawIOBase):
-    """A file object whose written bytes are taken in chunks, so that the whole file is never in memory."""
+    """A file object that collects written bytes until `take` returns them, so that the whole file is never in
+    memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -410,7 +412,7 @@ class _ChunkSink(io.RawIOBase):
         return self._position
 
     def take(self) -> list[bytes]:
-        """Returns the chunks written since the last call."""
+        """Removes and returns the chunks that were written since the last call."""
         taken = self._chunks
         self._chunks = []
         return taken

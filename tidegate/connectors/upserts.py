@@ -51,7 +51,9 @@ class StagedUpserts:
             self._flush()
 
     def take(self) -> list[str]:
-        """Writes the buffered rows, and returns the paths of all files since the last call, in order."""
+        """Writes the buffered rows to a file. Returns the paths of all files that were written since the last call, in
+        order.
+        """
         self._flush()
         paths = self._paths
         self._paths = []
@@ -95,7 +97,9 @@ def last_of_each_key(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 
 
 def rows_with_other_keys(rows: pa.Table, changes: pa.Table, keys: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Returns True for each row whose key is not in `changes`. The key columns have the types of `changes`."""
+    """Returns True for each row whose key is not in `changes`. The key columns must have the same types as in
+    `changes`.
+    """
     index = KeyIndex(keys)
     index.upsert(_key_batch(changes, keys))
     changed = index.size

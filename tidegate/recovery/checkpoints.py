@@ -130,9 +130,8 @@ def latest_and_damaged(
 
 
 def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
-    """Returns, for each job, the number of jobs after it in its longest chain of restores.
-
-    Jobs without a successor are absent.
+    """Returns, for each job, the number of jobs after it in its longest chain of restores. Jobs without a later job are
+    omitted.
     """
     origin = {s.job_id: parse_pointer(s.restored_from).job_id for s in summaries if s.restored_from is not None}
     after: dict[JobId, int] = {}

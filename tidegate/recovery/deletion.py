@@ -65,7 +65,7 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
 
 
 def _without_metadata(store: Store, at: CheckpointPointer) -> str:
-    """Returns the error text for a checkpoint without metadata, of which nothing is deleted.
+    """Returns the error text for a checkpoint that has no metadata, and is therefore not deleted.
 
     It explains what to do with remaining files.
     """

@@ -46,11 +46,10 @@ _POSITION_COLUMNS = ("split_id", "next_offset")
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """The difference of one state of one operator. Pairs are (older, newer), with None if that checkpoint lacks the
-    state.
+    """The difference of one state of one operator. Pairs are (older, newer), with None if a checkpoint lacks the state.
 
-    `keys` is None if keys were not compared: because that was not requested, the state is not keyed, or neither
-    checkpoint records the key columns (older versions did not always).
+    `keys` is None if keys were not compared: that was not requested, the state is not keyed, or neither checkpoint
+    records the key columns (older versions did not always).
     """
 
     uid: OperatorUid
@@ -76,7 +75,8 @@ class SplitDiff:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDiff:
-    """The difference of one operator. Pairs are (older, newer), with None (0 for sizes) if that checkpoint lacks it.
+    """The difference of one operator. Pairs are (older, newer), with None (0 for sizes) if a checkpoint lacks the
+    operator.
 
     - `splits`: the splits of a source whose position has changed, by id.
     - `waiting_splits`: the number of splits that were not assigned to a subtask yet.
@@ -105,7 +105,7 @@ class CheckpointDiff:
 
     @property
     def changed(self) -> tuple[OperatorDiff, ...]:
-        """The operators that are not the same."""
+        """Returns the operators that differ between the two checkpoints."""
         return tuple(operator for operator in self.operators if operator.change != "same")
 
 
@@ -251,7 +251,8 @@ def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[
 def _parts(old: StateSelection, new: StateSelection, size_bytes: int) -> Iterator[range | None]:
     """Yields ranges of key groups, which are compared one after the other.
 
-    If the key groups of keys may differ between the checkpoints, it only yields None: all key groups at once.
+    If a key may be in different key groups in the two checkpoints, yields only None, which stands for all key groups at
+    once.
     """
     groups = old.operator.max_parallelism
     if groups != new.operator.max_parallelism:

@@ -127,9 +127,9 @@ class EventHistory:
 
 
 def _readers(log: EventLog, from_index: int) -> list[tuple[int, Callable[[], LogEntry]]]:
-    """Returns a function for each entry, in order, that reads it.
+    """Returns, for each entry of the log in order, its index and a function that reads it.
 
-    It reads the entry from the log, or from the segments of cut entries.
+    The function reads the entry from the log, or from the segments of cut entries.
     """
     # List the log first: entries that are missing there are in segments by then.
     found: dict[int, Callable[[], LogEntry]] = {index: partial(log.read, index) for index in log.indices()}

@@ -50,7 +50,7 @@ class OperatorReport:
 
     @property
     def finished(self) -> bool:
-        """Returns whether all of its subtasks had finished."""
+        """Returns whether all subtasks of the operator had finished."""
         return self.finished_subtasks == self.parallelism
 
 

@@ -103,8 +103,8 @@ class RestartStrategy:
         """Returns a strategy that restarts `delay` after each failure, unless there were more than `failures` of them
         in `interval`.
 
-        The interval ends with the newest failure, which counts. Durations are `"1s"`, a timedelta, or ms. `failures` is
-        at most 10,000. Raises ConfigurationError for invalid values.
+        The interval ends with the newest failure, which is included. Durations are `"1s"`, a timedelta, or ms.
+        `failures` is at most 10,000. Raises ConfigurationError for invalid values.
         """
         count = _whole("failure_rate(failures)", failures, 1)
         if count > FAILURES_MAX:
@@ -118,7 +118,7 @@ class RestartStrategy:
         return 0
 
     def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
-        """Returns the failures that still count, after a new failure at `at_ms` was added to `before`.
+        """Returns the failures that the strategy still considers, after a new failure at `at_ms` was added to `before`.
 
         `ran_ms` is for how long all tasks had been running, or None if this attempt never had all tasks running.
         """
@@ -130,7 +130,7 @@ class RestartStrategy:
         return None
 
     def after_checkpoint(self, before: FailureHistory) -> FailureHistory:
-        """Returns the failures that still count after a checkpoint has completed."""
+        """Returns the failures that the strategy still considers after a checkpoint has completed."""
         return before
 
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
@@ -265,7 +265,7 @@ def _number(setting: str, value: object) -> float:
 @wire
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """The failures that still count. The strategy decides which failures count, and for how long."""
+    """The failures that a restart strategy still considers. The strategy decides which failures these are."""
 
     in_a_row: int = 0
     """How many failures still count, including the current one."""

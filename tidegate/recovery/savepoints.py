@@ -108,7 +108,7 @@ def _create_metadata(target: Store, own: CheckpointMetadata) -> None:
 def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
     """Creates `_metadata`, which completes the savepoint. Succeeds if it already exists with exactly this content.
 
-    If the answer of a create is lost, the file was created nevertheless. Raises AlreadyExistsError if another savepoint
+    The file may exist because the answer of an earlier create was lost. Raises AlreadyExistsError if another savepoint
     exists there, FencedError if a tombstone does, StorageError.
     """
     try:
@@ -180,7 +180,9 @@ def _copy(
 
 
 def _parts(parts: Iterable[Buffer], stops: Callable[[], bool]) -> Iterator[Buffer]:
-    """Yields the parts of a file. Raises SavepointStoppedError before the next part if the copy must stop."""
+    """Yields the parts of a file that is copied. Raises SavepointStoppedError before the next part if the copy must
+    stop.
+    """
     _go_on(stops)
     for part in parts:
         yield part
@@ -215,7 +217,7 @@ def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> 
 
 
 def _tombstone(of: CheckpointMetadata) -> CheckpointMetadata:
-    """Returns the content that replaces the `_metadata` of a complete savepoint.
+    """Returns the tombstone that replaces the `_metadata` of a complete savepoint.
 
     Its `origin_root` shows that the savepoint was complete.
     """
@@ -238,7 +240,7 @@ def _savepoint_url(open_store: OpenStore, target_url: str, job_id: JobId, checkp
 
 
 def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
-    """Returns whether the savepoint is complete.
+    """Returns whether the savepoint with this metadata is complete at the target.
 
     Raises AlreadyExistsError if another savepoint exists there, FencedError if a tombstone does.
     """

@@ -179,7 +179,7 @@ def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
 
 @dataclass(slots=True)
 class _Known:
-    """The metadata of all checkpoints and savepoints that may refer to files of the job."""
+    """The metadata of all checkpoints and savepoints that may refer to files of the job, for finding orphans."""
 
     complete: dict[tuple[JobId, CheckpointId], CheckpointMetadata] = field(default_factory=dict)
     savepoints: list[CheckpointMetadata] = field(default_factory=list)
@@ -272,7 +272,9 @@ class _Sweep:
         return number not in self._unreadable
 
     def _is_left(self, path: str, attempt: AttemptNumber | None) -> bool:
-        """Returns whether no checkpoint refers to a file of an attempt, and no later one can."""
+        """Returns whether a file of an attempt is not needed: no checkpoint refers to it, and no later
+        checkpoint can.
+        """
         if path in self._paths or self._known.unreadable or attempt is None:
             return False
         return self._attempt is None or attempt < self._attempt
@@ -301,8 +303,9 @@ class _Sweep:
 
 
 def _goes_back_to(job_id: JobId, known: _Known) -> bool:
-    """Returns whether a checkpoint or savepoint of this job, or of a job restored from it, needs the staged data of
-    this job.
+    """Returns whether a checkpoint or savepoint needs the staged data of this job.
+
+    The checkpoint may belong to this job, or to a job restored from it.
     """
     # A relocated savepoint contains the staged data.
     needing = [metadata for metadata in known.metadata if metadata.carried is None]

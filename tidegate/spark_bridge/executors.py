@@ -86,7 +86,7 @@ class NodePlan:
     def of(
         cls, executors: Sequence[Executor], nodes: int | None = None, slots: int | None = None, task_cpus: int = 1
     ) -> NodePlan:
-        """Returns a plan with `nodes` nodes. None: as many as possible.
+        """Returns a plan with `nodes` nodes, or with as many nodes as possible if it is None.
 
         `task_cpus` is the number of cores of a Spark task (`spark.task.cpus`). Raises ConfigurationError if the nodes
         and one Spark task do not fit into the executors.
@@ -198,7 +198,7 @@ _PACKAGES = ("ray", "tidegate")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The environment of a Python worker in an executor. `memory_bytes` is None if it is unknown."""
+    """The environment of a Python worker in an executor, such as its packages. `memory_bytes` is None if unknown."""
 
     host: str
     python: str

@@ -224,7 +224,7 @@ def hand_on(read_end: int, target: int) -> None:
 
 
 def _written(target: int, line: bytes) -> bool:
-    """Writes a line. Returns False if nothing reads the other end any more."""
+    """Writes a line to a file descriptor. Returns False if no process reads the other end any more."""
     try:
         while line:
             line = line[os.write(target, line) :]

@@ -407,7 +407,7 @@ _TOKEN_BYTES = 32
 
 
 def token_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables for processes of the cluster: the token, or only the mode if tokens are
+    """Returns the environment variables for processes of the cluster: Ray's token, or only the token mode if tokens are
     switched off.
     """
     mode = environ.get(_MODE, "").strip().lower()
@@ -457,7 +457,7 @@ VARIABLE = "RAY_ON_SPARK_START_HOOK"
 
 @dataclass(slots=True)
 class _Given:
-    """The variables that the hook adds for nodes, and the name of the hook that was set before."""
+    """The environment variables that the start hook adds for nodes, and the name of the hook that was set before."""
 
     environment: Mapping[str, str]
     before: str | None
@@ -467,7 +467,9 @@ _given: list[_Given] = []
 
 
 class StartHook:
-    """The hook of the session that is starting or running. Ray creates an instance whenever it needs it."""
+    """The start hook of Ray on Spark for the session that is starting or running. Ray creates an instance whenever it
+    needs one.
+    """
 
     def __init__(self) -> None:
         self._given = _given[-1]
@@ -517,7 +519,9 @@ _LOGGERS = ("ray.util.spark", "ray._private.worker")
 
 @contextmanager
 def head_waited_for(dashboard_host: str, timeout_s: float) -> Iterator[None]:
-    """Returns a context in which `setup_ray_cluster` starts the head by the rules above, and logs only errors."""
+    """Returns a context in which `setup_ray_cluster` waits for the head node in the way that the module's docstring
+    describes, and logs only errors.
+    """
     start = _HeadStart(timeout_s, utils.is_port_in_use)
     with ExitStack() as stack:
         for owner, name, value in (

@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 
 class _ActionThread(InheritableThread):
-    """The thread that runs an action.
+    """The thread that runs a Spark action.
 
-    Before it starts, PySpark copies the caller's properties, which fails if Spark is gone.
+    Before the thread starts, PySpark copies the caller's properties, which fails if Spark is gone.
     """
 
     def __init__(self, outcome: Outcome[Any], name: str) -> None:
@@ -191,7 +191,7 @@ _SESSION_STOPPED = "the Spark session was stopped"
 
 @dataclass(frozen=True, slots=True)
 class SparkLimits:
-    """For how many seconds the driver may be silent, and Spark may be without executors.
+    """Time limits in seconds: how long the driver may be silent, and how long Spark may be without executors.
 
     `executors_s` is None for no limit.
     """
@@ -202,14 +202,16 @@ class SparkLimits:
 
 @dataclass(frozen=True, slots=True)
 class SparkLook:
-    """An answer of Spark's driver. `executors` is their number, or None if Spark runs only in the driver's process."""
+    """An answer of Spark's driver about its state. `executors` is the number of executors, or None if Spark runs only
+    in the driver's process.
+    """
 
     executors: int | None
     stopped: bool = False
 
 
 class SparkRules:
-    """Decides whether a call that waits for Spark can still end. It has no clock: the caller passes `now_s`."""
+    """Decides whether a call that waits for Spark can still return. It has no clock: the caller passes `now_s`."""
 
     def __init__(self, limits: SparkLimits, now_s: float) -> None:
         self._limits = limits
@@ -218,7 +220,7 @@ class SparkRules:
         self._without_executors_s = 0.0
 
     def over(self, now_s: float, answer: SparkLook | None) -> str | None:
-        """Returns why a call can no longer end, or None if it can.
+        """Returns why a call can no longer return, as text, or None if it can.
 
         `answer` is the newest answer of Spark's driver since the last call, or None.
         """
@@ -282,7 +284,7 @@ class SparkWatch:
         threading.Thread(target=self._look_on, name="tidegate looks at Spark", daemon=True).start()
 
     def over(self) -> str | None:
-        """Returns why a call to Spark can no longer end, or None if it can. Never waits."""
+        """Returns why a call to Spark can no longer return, as text, or None if it can. Never waits."""
         assert self._rules is not None, "it was begun"
         if gone := driver_gone(self._context):
             return gone

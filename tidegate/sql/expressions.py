@@ -68,8 +68,9 @@ _CALCULATIONS: dict[type[exp.Expr], Callable[[exp.Expr, Typed, Typed], Typed]] =
 
 
 def balanced(conditions: Sequence[pl.Expr], join: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> pl.Expr:
-    """Combines conditions by `join` into a tree of the least depth, because polars cannot deserialize expressions that
-    are nested more than 60 levels deep.
+    """Combines conditions by `join` (such as AND) into a balanced tree.
+
+    polars cannot deserialize expressions that are nested more than 60 levels deep.
     """
     if len(conditions) == 1:
         return conditions[0]
@@ -504,7 +505,7 @@ def like(node: exp.Expr, text: pl.Expr, pattern: str, escape: str, any_case: boo
 
 
 def _parts(node: exp.Expr, pattern: str, escape: str) -> list[str | None]:
-    """Divides a LIKE pattern into parts: texts, None for `%`, and an empty text for `_`."""
+    """Divides a LIKE pattern into a list of parts: texts, None for `%`, and an empty text for `_`."""
     found: list[str | None] = []
     letters, kept = iter(pattern), ""
     for letter in letters:

@@ -94,7 +94,7 @@ class From:
     def _names_rank(self, relation: Relation) -> bool:
         """Returns whether the query reads the rank.
 
-        The condition that limits the rank was removed before and does not count.
+        The condition that limits the rank was removed before, and is not considered.
         """
         if any(True for each in self._select.expressions for _ in each.find_all(exp.Star)):
             return True
@@ -184,10 +184,8 @@ class From:
         return exp.EQ(this=found[0], expression=found[1])
 
     def _is_of(self, node: exp.Expr, left: Relation, right: Relation, merged: set[str]) -> bool:
-        """Returns whether a condition of WHERE refers only to columns of these two relations, so that the join may
-        apply it.
-
-        False for conditions on `merged` columns, which USING has merged.
+        """Returns whether a condition of WHERE refers only to columns of these two relations, so that their join may
+        apply the condition. False for conditions on the `merged` columns, which USING has merged.
         """
         columns = columns_in(node)
         if any(not each.table and each.name.lower() in merged for each in columns):
@@ -197,7 +195,7 @@ class From:
     def _pruned(self, relation: Relation, besides: exp.Expr | None = None) -> Relation:
         """Returns a relation without the columns that the query does not use.
 
-        Columns that it uses only in `besides` are removed as well.
+        Columns that the query uses only in its part `besides` are removed as well.
         """
         return pruned_to(self._select, relation, self._steps, besides)
 
@@ -291,9 +289,9 @@ def looked_up(
 
 
 def _as_key(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
-    """Returns a value converted to the type of a key column of the table.
+    """Returns a value of the stream converted to the type of a key column of the table.
 
-    Null if the type has no equal value, so that no row matches.
+    Null if the key type has no equal value, so that no row of the table matches.
     """
     common = needed_common_type(node, [given.type, wanted])
     cast = as_type(node, given, wanted)

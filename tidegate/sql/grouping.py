@@ -45,7 +45,7 @@ class EmitOptions:
 
 @dataclass(slots=True)
 class _Groups:
-    """The parts of GROUP BY: keys, computed columns, and the window bounds that it names (`bounds`)."""
+    """The parts of a GROUP BY: keys, computed columns, and the window bounds that it lists (`bounds`)."""
 
     keys: dict[str, str] = field(default_factory=dict)
     """Maps the text of each key in the query to its column in the stream."""
@@ -129,7 +129,7 @@ class Grouping:
         return groups
 
     def _meant(self, node: exp.Expr) -> exp.Expr:
-        """Returns the expression to which a part of GROUP BY refers: `GROUP BY 1` or an alias refers to a column of
+        """Returns the expression that an item of GROUP BY stands for: `GROUP BY 1` or an alias refers to a column of
         SELECT.
 
         A column of the rows takes precedence over an alias.
@@ -242,9 +242,10 @@ class Grouping:
     def _of_results(
         self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any], groups: _Groups
     ) -> tuple[Stream, Spec | None]:
-        """Aggregates the results of windows once more, grouped by their window bounds.
+        """Aggregates the results of windows once more, grouped by their window bounds. Returns the new stream and the
+        specification of its windows.
 
-        Tumbling windows that end together with the original windows are used. Each of them contains the results of one
+        Uses tumbling windows that end together with the original windows. Each of them contains the results of one
         original window.
         """
         spec = self._relation.results

@@ -44,7 +44,7 @@ How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 @dataclass(slots=True)
 class Parts:
-    """The conditions of a join, divided by their use."""
+    """The conditions of a join, divided by their use: keys, time bounds, filters of one side, and other conditions."""
 
     keys: list[tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=list)
     """For each key, the expressions of the left and the right side, and the condition that compares them."""
@@ -119,7 +119,7 @@ class StreamJoin:
     def _sorted(self, conditions: list[exp.Expr], versions: bool = False) -> Parts:
         """Divides conditions by their use. Conditions that refer to one side only filter that side.
 
-        `versions` is True if the right rows are versions of an as-of join. They are not filtered, because without a
+        `versions` is True if the right rows are versions of an as-of join. Versions are not filtered, because without a
         version the previous version would be valid for longer.
         """
         parts = Parts()
@@ -238,7 +238,7 @@ class StreamJoin:
                 )
 
     def _of_results(self, parts: Parts) -> Relation:
-        """Joins results of the same windows, in tumbling windows that end together with these windows."""
+        """Joins rows that are results of the same windows, in tumbling windows that end together with these windows."""
         left, right = self._sides
         assert left.results is not None
         grid, spec = grid_of(left.results), left.results
@@ -348,7 +348,7 @@ class StreamJoin:
             )
 
     def _rest(self, relation: Relation, parts: Parts, more: list[exp.Expr]) -> Relation:
-        """Returns the joined rows for which all other conditions (`parts.rest` and `more`) hold."""
+        """Filters the joined rows by all conditions that the join did not apply (`parts.rest` and `more`)."""
         conditions = [*parts.rest, *more]
         if not conditions:
             return relation
@@ -383,8 +383,10 @@ class StreamJoin:
         return self._apart(pairs, window)
 
     def _key(self, side: int, given: Typed, cast: Typed, number: int, computed: dict[str, pl.Expr], copy: bool) -> str:
-        """Returns the name of the key column for a value: an existing column if possible and `copy` is False, else a
-        new computed column.
+        """Returns the name of the key column for a value: an existing column if possible and `copy` is False, otherwise
+        a new column with the computed value.
+
+        `side` is the input, `number` makes the name of a new column unique.
         """
         stream = self._sides[side].stream
         column = _column_of(given)
@@ -463,7 +465,7 @@ class Between:
 
     @property
     def is_whole(self) -> bool:
-        """Returns True if both bounds are set."""
+        """Returns whether both bounds of the interval are set."""
         return self.lower is not None and self.upper is not None
 
 
@@ -493,9 +495,9 @@ def between_of(
 
 
 def _narrow(found: Between, is_lower: bool, apart_ms: int, strict: bool) -> None:
-    """Adds one more bound to an interval.
+    """Applies one more bound to an interval: at least (`is_lower`) or at most `apart_ms` ms.
 
-    If times are finer than 1 ms, the bound is 1 ms wider, and the conditions are checked again.
+    If times are finer than 1 ms, the bound is 1 ms wider, and the conditions are checked again later.
     """
     if is_lower:
         bound = apart_ms + (1 if strict else 0) if found.exact else apart_ms - 1

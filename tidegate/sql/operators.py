@@ -99,7 +99,7 @@ def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
 
 
 def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
-    """Returns a date or timestamp plus an interval."""
+    """Returns the sum of a date or timestamp and an interval."""
     if not is_time(time.type):
         raise refused(
             node,
@@ -199,7 +199,9 @@ def _decimal(given: Typed, wanted: pl.Decimal) -> pl.Decimal:
 
 
 def _number(node: exp.Expr, one: Typed, other: Typed) -> Any:
-    """Returns the type in which two numbers are calculated. Raises ConfigurationError if a value is not a number."""
+    """Returns the type in which an operation on two numbers is calculated. Raises ConfigurationError if a value is not
+    a number.
+    """
     for each in (one, other):
         if not (is_number(each.type) or each.is_null):
             advice = ": cast it" if isinstance(each.type, pl.String) else ""

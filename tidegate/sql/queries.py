@@ -81,7 +81,7 @@ def translate(
 
 
 def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
-    """Returns the stream with exactly the columns that the query selects, under their names."""
+    """Returns the final stream of a query, with exactly the selected columns under their names."""
     if relation.windows is not None:
         raise refused(
             tree,
@@ -103,7 +103,7 @@ def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
 
 
 class _Query:
-    """Translates the queries that can use the same queries of WITH (`queries`)."""
+    """Translates the queries of one scope: all of them can use the queries of WITH in `queries`."""
 
     def __init__(self, steps: Steps, views: Views, emit_options: EmitOptions, queries: Queries) -> None:
         self._steps, self._views, self._emit_options, self._queries = steps, views, emit_options, queries
@@ -232,7 +232,8 @@ class _Query:
     ) -> Relation:
         """Returns the rows that LIMIT keeps: the first rows to arrive, or with ORDER BY the first rows of a ranking.
 
-        `source` are the rows from which the result columns are computed. ORDER BY may use columns of `source`.
+        `source` are the rows before SELECT, from which the result columns are computed. ORDER BY may use columns of
+        `source`.
         """
         limit = node.args.get("limit")
         if limit is None:
@@ -361,7 +362,7 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A query of WITH, and the earlier queries of WITH that it can use."""
+    """A named query of WITH, and the earlier queries of WITH to which it can refer."""
 
     node: exp.Expr
     queries: Queries

@@ -106,7 +106,7 @@ def _plain(tokens: Iterable[Token]) -> list[Token]:
 
 
 def _column(end: int, error: dict[str, Any]) -> int:
-    """Returns the column at which a word begins, given the column `end` at which sqlglot reports that it ends."""
+    """Returns the column at which a word begins. `end` is the column at which sqlglot reports that the word ends."""
     return max(1, end - len(str(error.get("highlight") or "x")) + 1)
 
 

@@ -41,8 +41,8 @@ RESERVED = frozenset({CHANGE, WINDOW_START, WINDOW_END, WINDOW_TIME})
 class Name:
     """A name by which a query may refer to a column. `inner` is the name of the column in the stream.
 
-    `bound` marks a bound of windows to which the rows are not assigned yet. `rank` marks the rank of a ranking that is
-    not applied yet. Neither is a column of the stream.
+    `bound` is set for a bound of windows to which the rows are not assigned yet, and `rank` for the rank of a ranking
+    that is not applied yet. In both cases the stream does not have the column yet.
     """
 
     table: str | None
@@ -87,8 +87,8 @@ class BoundCondition:
 class Relation:
     """A stream in a query, with the names of its columns.
 
-    `windows` are windows to which its rows are not assigned yet. `results` are the windows whose results its rows are.
-    `rank` is a ranking that is not applied yet.
+    `windows` are windows to which the rows are not assigned yet. `results` are the windows of which the rows are the
+    results. `rank` is a ranking that is not applied yet.
     """
 
     stream: Stream
@@ -180,7 +180,7 @@ class Relation:
         return ", ".join(f"{each.table}.{each.name}" if several and each.table else each.name for each in self.names)
 
     def of_inner(self, name: str) -> Typed:
-        """Returns the value of the column that is called `name` in the stream."""
+        """Returns the value of the column with the name `name` in the underlying stream."""
         found = types_of(self.stream.schema)[name]
         check_known(name, found)
         return column(name, found)

@@ -155,7 +155,7 @@ _TABLES = (
 class Generator:
     """A call such as `explode` that makes a row for each element of a list.
 
-    `values` is the list. `outer` is True if a row without elements stays. `table` and `columns` are the new names.
+    `values` is the list. `outer` is True if a row without elements is kept. `table` and `columns` are the new names.
     `expands` is True if the fields of a struct element become columns.
     """
 

@@ -272,7 +272,7 @@ def type_of_name(node: exp.DataType) -> Any:
 
 
 def named(data_type: Any) -> str:
-    """Returns the SQL name of a polars type."""
+    """Returns the SQL name of a polars type, such as `BIGINT`."""
     if isinstance(data_type, pl.Decimal):
         return f"DECIMAL({data_type.precision},{data_type.scale})"
     if isinstance(data_type, pl.Datetime):
@@ -283,7 +283,7 @@ def named(data_type: Any) -> str:
 
 
 def calculated(data_type: Any) -> Any:
-    """Returns the type in which SQL calculates the values of a column.
+    """Returns the type in which SQL calculates with the values of a column type.
 
     Categories become strings, and unsigned integers become wider signed integers.
     """

@@ -24,8 +24,8 @@ Translate = Callable[[exp.Expr], Typed]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A window function of Flink: its arguments after the table and the time column, and how they become a window
-    specification.
+    """The form of one of Flink's window functions: its arguments after the table and the time column, and how they
+    become a window specification.
     """
 
     arguments: tuple[str, ...]

@@ -21,7 +21,9 @@ def invalid_field(options: object, field: str, allowed: str) -> ConfigurationErr
 
 
 def check_whole(options: object, *fields: str, least: int, most: int = INT64_MAX, none: bool = False) -> None:
-    """Raises ConfigurationError unless each named field is an int from `least` to `most`. `none` also allows None."""
+    """Raises ConfigurationError unless each named field of an options object is an int from `least` to `most`. `none`
+    also allows None.
+    """
     for field in fields:
         value = getattr(options, field)
         if value is None and none:
@@ -34,7 +36,7 @@ def check_whole(options: object, *fields: str, least: int, most: int = INT64_MAX
 
 
 def check_switch(options: object, *fields: str) -> None:
-    """Raises ConfigurationError unless each named field is True or False."""
+    """Raises ConfigurationError unless each named field of an options object is True or False."""
     for field in fields:
         if not isinstance(getattr(options, field), bool):
             raise invalid_field(options, field, "True or False")
@@ -80,10 +82,11 @@ def check_call(fn: Callable[..., object], step: str, *arguments: str) -> None:
 
 
 def check_runs_at_once(fn: object, step: str, *, may_yield: bool = False) -> None:
-    """Raises ConfigurationError for an async function, whose call would only return an object that waits.
+    """Raises ConfigurationError for an async function, because a call would run nothing, and return an object that is
+    treated as true.
 
-    Such a call does nothing, and its result counts as true. The same holds for a generator function, which `may_yield`
-    allows where its items are used.
+    The same is true of a generator function. `may_yield` allows generator functions for steps that iterate over the
+    result.
     """
     while isinstance(fn, functools.partial):
         fn = fn.func

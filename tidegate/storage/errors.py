@@ -123,8 +123,8 @@ _FINAL_ERRNOS = _REFUSED_ERRNOS | frozenset(
 def may_pass(error: StorageError) -> bool:
     """Returns whether the same operation may succeed later without any change to its arguments or its target.
 
-    True while the storage does not answer or is full. False for a refusal (a folder without write permission), damage,
-    and a file that is missing or in the way.
+    True while the storage does not answer or is full. False if storage refused the operation (no write permission), for
+    damaged files, and for a file that is missing or has the name of a needed folder.
     """
     cause = error.__cause__
     return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)

@@ -1,4 +1,4 @@
-"""Identifiers as types of their own (`JobId`, `CheckpointId`, …), so that a type checker keeps them apart."""
+"""Identifiers as separate types (`JobId`, `CheckpointId`, …), so that a type checker does not confuse them."""
 
 from __future__ import annotations
 

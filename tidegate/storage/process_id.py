@@ -40,7 +40,7 @@ def this_process() -> ProcessId:
 
 
 def is_there(process: ProcessId) -> bool | None:
-    """Returns whether a process is alive, or None if this machine cannot find out."""
+    """Returns whether the process with this id is alive, or None if this machine cannot find out."""
     if not process.place or process.place != _place():
         return None
     stat = _stat(process.pid)

@@ -49,7 +49,7 @@ _rows_in_logs = False
 
 
 def marked(text: str) -> str:
-    """Returns a value's text between marks, so that `shown_text` can withhold it."""
+    """Puts marks around the text of a value, so that `shown_text` can withhold the value."""
     return f"{OPEN}{text.translate(_STAND_INS)}{CLOSE}"
 
 
@@ -72,7 +72,7 @@ def repr_text(value: object, characters_max: int = 500) -> str:
 
 
 def mark_values(text: str, values: list[str]) -> str:
-    """Returns a text from elsewhere, such as a library's exception, with marks around each occurrence of the values."""
+    """Puts marks around each occurrence of the values in a text, such as the message of a library's exception."""
     wanted = sorted({value.translate(_STAND_INS) for value in values if value and value in text}, key=len, reverse=True)
     if not wanted:
         return text
@@ -87,7 +87,7 @@ def mark_values(text: str, values: list[str]) -> str:
 def _place_of(value: str) -> str:
     """Returns a regular expression that finds a value in a text.
 
-    A short value matches only as a word, and a very short value only in quotes.
+    Short values match only as whole words, and very short values only in quotes.
     """
     exact = re.escape(value)
     if len(value) < _WORD_CHARACTERS:
@@ -96,7 +96,7 @@ def _place_of(value: str) -> str:
 
 
 def with_marks_of_cut(head: str, tail: str) -> tuple[str, str]:
-    """Returns both ends of a text whose middle was cut out, with opening and closing marks balanced in each."""
+    """Returns the two ends of a text whose middle was cut out, with opening and closing marks balanced in each end."""
     if head.count(OPEN) > head.count(CLOSE):
         head += CLOSE
     if CLOSE in tail and (OPEN not in tail or tail.index(CLOSE) < tail.index(OPEN)):
@@ -105,7 +105,7 @@ def with_marks_of_cut(head: str, tail: str) -> tuple[str, str]:
 
 
 def unmarked(text: str) -> str:
-    """Returns the text with its values but without the marks, for the program's own driver and for tables."""
+    """Returns the text with its values and without the marks, for the program's own driver and for tables."""
     return text.translate(_REMOVED)
 
 
@@ -121,7 +121,7 @@ def shown_text(text: str, rows: bool) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Returns the text with `***` in place of passwords, tokens and keys."""
+    """Returns the text with passwords, tokens and keys replaced by `***`."""
     for pattern, shown in _SECRETS:
         text = pattern.sub(shown, text)
     return text
@@ -135,13 +135,15 @@ def logged_text(text: str) -> str:
 
 
 def show_rows_in_logs(rows: bool) -> None:
-    """Sets whether the logs of this process may contain values of rows. The newest call wins."""
+    """Sets whether the logs of this process may contain values of rows. The newest call applies."""
     global _rows_in_logs
     _rows_in_logs = rows
 
 
 class WithheldTexts:
-    """Remembers the original texts of the newest withheld texts, in memory only, for the program's own driver."""
+    """Stores the original texts for the newest texts with withheld values, in memory only, for the program's own
+    driver.
+    """
 
     def __init__(self) -> None:
         self._whole: OrderedDict[str, str] = OrderedDict()

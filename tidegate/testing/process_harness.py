@@ -366,8 +366,8 @@ class ProcessHarness:
         return order
 
     def _reach(self, watermark_ms: int) -> None:
-        """Advances event time in the operator that sorts rows, if there is one, and then in the operator of the
-        function.
+        """Advances event time: first in the operator that sorts rows, if there is one, and then in the operator that
+        runs the function.
         """
         self._watermark_ms = watermark_ms
         if self._order is not None:

@@ -203,7 +203,7 @@ def _run(setting: JobSetting, number: int, schedule: tuple[int, str] | None) -> 
     rows: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
     class Recording(TaskMachine):
-        """A task machine that counts the rows it sends on each edge."""
+        """A task machine that counts the rows that it sends on each edge."""
 
         def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
             instructions = super().handle(event)

@@ -117,7 +117,7 @@ def check_committing_sink(sink: CommittingSink, batches: Sequence[pa.RecordBatch
 
 
 class _Seen:
-    """The rows that readers must see at this point of the checks."""
+    """The rows that readers of the sink must see at the current point of the checks."""
 
     def __init__(self, visible: Visible, keys: Sequence[str] = ()) -> None:
         self._visible = visible
@@ -125,7 +125,7 @@ class _Seen:
         self._expected: list[Row] = []
 
     def check(self, when: str, *more: pa.RecordBatch) -> None:
-        """Checks that readers see exactly the rows so far and the rows of these batches."""
+        """Checks that readers see exactly the rows committed so far and the rows of these batches."""
         self._expected.extend(row for batch in more for row in batch.to_pylist())
         if self._keys:
             newest = {tuple(row[key] for key in self._keys): row for row in self._expected}
@@ -145,7 +145,7 @@ def _difference(found: Sequence[Row], expected: Sequence[Row]) -> str:
 
 
 class _MemoryFiles:
-    """The files of a sink. They exist longer than its copies."""
+    """The files of a sink under test. They outlive the copies of the sink."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files

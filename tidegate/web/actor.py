@@ -86,7 +86,7 @@ class WebActor:
         return Served(self._server.url, digest == self._digest)
 
     def _leave(self) -> None:
-        """Waits until the server has been idle for `IDLE_MS`, and ends the actor."""
+        """Waits until the server has been idle for `IDLE_MS`, and then ends the actor."""
         pause = threading.Event()
         while self._server.alive:
             pause.wait(IDLE_CHECK_S)
@@ -192,7 +192,7 @@ class RayJobs:
         self._coordinators.clear()
 
     def _find(self) -> list[_Coordinator]:
-        """Adds new coordinators. Returns the coordinators that no longer exist."""
+        """Finds new coordinators on Ray, and starts to watch them. Returns the coordinators that no longer exist."""
         names = {
             actor["name"]
             for actor in ray.util.list_named_actors(all_namespaces=True)
@@ -244,7 +244,9 @@ class RayJobs:
 
 @dataclass(slots=True)
 class _Coordinator:
-    """One coordinator. `asked` is the pending question, or None."""
+    """A job's coordinator on Ray, as the web server watches it. `asked` is the pending request for the job's state, or
+    None.
+    """
 
     handle: Handle
     card: JobCard | None = None

@@ -34,7 +34,9 @@ class NotReachedError(TidegateError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request to one job for the data that the server does not have yet, and for the answers to these requests."""
+    """A request to one job for the data that the server does not have yet, and for the answers to pending requests of
+    users.
+    """
 
     known: Known = Known()  # noqa: RUF009 (frozen)
     requests: tuple[str, ...] = ()
@@ -42,14 +44,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The result of one look at all jobs. `nameless`: whether a job has not answered yet, so that its id is unknown."""
+    """The result of requesting the state of all jobs once. `nameless`: whether a job has not answered yet, so that its
+    id is unknown.
+    """
 
     snapshots: tuple[JobSnapshot, ...] = ()
     nameless: bool = False
 
 
 class Jobs(Protocol):
-    """The jobs of a runtime.
+    """The interface to the jobs of a runtime, for the web server.
 
     Calls block for a limited time and run in threads of the server. `look` runs in one thread only.
     """
@@ -129,7 +133,10 @@ class View:
 
 
 def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
-    """Returns a job after another snapshot, or None while the parts that are sent only once are missing."""
+    """Returns the state of a job after a new snapshot. `before` is its state so far.
+
+    Returns None while the parts that a job sends only once are missing.
+    """
     about = snapshot.about if before is None or snapshot.about is not None else before.about
     past = snapshot.past if before is None or snapshot.past is not None else before.past
     if about is None or past is None:
@@ -150,15 +157,16 @@ def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
 
 
 def known_of(job: SeenJob | None) -> Known:
-    """Returns which data a job does not have to send again."""
+    """Returns which data of a job the server already has, so that the job does not send it again."""
     return Known() if job is None else job.snapshot.known
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Figures of the looks at a job within `SAMPLE_MS` of `at_ms` (since the epoch). None if nothing was reported.
+    """Figures about a job for the charts, from its snapshots in the `SAMPLE_MS` ms after `at_ms` (ms since the epoch).
+    A figure is None if nothing was reported.
 
-    - `rows_per_second`: rows that its sources read, the mean of `looks` looks.
+    - `rows_per_second`: rows that its sources read, the mean of `looks` snapshots.
     - `lag_ms`: how far the event time of its slowest vertex is behind the clock, the maximum.
     - `checkpoint_ms`: the duration of its slowest checkpoint.
     """
@@ -171,7 +179,10 @@ class Sample:
 
 
 def with_sample(samples: tuple[Sample, ...], snapshot: JobSnapshot, about: About) -> tuple[Sample, ...]:
-    """Returns the samples after another snapshot. The samples of a job that has ended do not change."""
+    """Adds the figures of a new snapshot to the samples of a job, and returns them.
+
+    The samples of a job that has ended do not change.
+    """
     if snapshot.status.terminal:
         return samples
     now = _sample(snapshot, about)

@@ -181,7 +181,7 @@ def _vertex(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request of a client after all checks. `ends`: whether the job ends with the savepoint."""
+    """A validated request of a client. `ends`: whether the job ends with the savepoint."""
 
     trigger_id: str
     target: str | None = None
@@ -230,7 +230,7 @@ class Changing:
         return json_answer({"request-id": trigger_id}, 202)
 
     async def _delete(self, path: str) -> str | None:
-        """Deletes a savepoint. Returns why that was impossible, or None if it succeeded."""
+        """Deletes a savepoint. Returns the reason if that was impossible, or None on success."""
         try:
             await self._watch.delete_savepoint(path)
         except TidegateError as error:
@@ -313,7 +313,9 @@ class Changing:
 
 @dataclass(frozen=True, slots=True)
 class _Disposal:
-    """The deletion of a savepoint. The task returns the reason of a failure, or None."""
+    """A deletion of a savepoint that a client has requested. The result of `task` is the reason of a failure, or
+    None.
+    """
 
     path: str
     deletion: asyncio.Task[str | None]

@@ -148,7 +148,7 @@ def _given(headers: Mapping[str, str], *, cookie: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server. `pause_s`: after how many seconds the refusal of too many requests is sent."""
+    """The request limits of a server. `pause_s`: how many seconds the answer to a request over the limit is delayed."""
 
     body_bytes: int = 16 * 1024
     at_once: int = 64

@@ -45,7 +45,7 @@ CALL_THREADS = 4
 
 
 class JobWatch:
-    """The state of all jobs, as a server has last seen it."""
+    """Watches all jobs for a web server, and stores their newest state."""
 
     def __init__(
         self, jobs: Jobs, refresh_s: float = REFRESH_S, idle_s: float = IDLE_S, clock_ms: Callable[[], int] = now_ms
@@ -96,7 +96,7 @@ class JobWatch:
         return None
 
     async def next_view(self) -> View | None:
-        """Returns the view after the next look, or None if that takes too long."""
+        """Waits for the next update of all jobs and returns it, or None if that takes too long."""
         news = self._news
         self._wanted.set()
         try:
@@ -135,7 +135,7 @@ class JobWatch:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Looks at the jobs while the block runs."""
+        """Returns a context in which the state of all jobs is updated repeatedly."""
         task = asyncio.create_task(self._run(), name="tidegate-web-watch")
         try:
             yield
@@ -203,7 +203,7 @@ class JobWatch:
         news.set()
 
     def _answer_for_ended(self, jobs: dict[JobId, SeenJob]) -> None:
-        """Answers the open requests of jobs that have ended, because such a job no longer answers."""
+        """Stores an answer for the open requests of jobs that have ended, because such jobs no longer answer."""
         for job_id, job in jobs.items():
             for request in self._asked_of(job_id) if job.over else ():
                 self.triggers.answer(request, Answer(None, f"the job is {job.snapshot.progress.status}"))
@@ -223,7 +223,7 @@ def _newest(jobs: dict[JobId, SeenJob]) -> dict[JobId, SeenJob]:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A request of a client. `answer` is None until the job has answered."""
+    """A request of a client that changes a job, such as a savepoint. `answer` is None until the job has answered."""
 
     job_id: JobId
     kind: SnapshotKind

@@ -62,7 +62,9 @@ class DeltaPlace:
         return f"the Delta table at {self.url}"
 
     def is_there(self) -> bool:
-        """Returns whether the table exists. Raises StorageError, and ConfigurationError without `deltalake`."""
+        """Returns whether the Delta table exists. Raises StorageError, and ConfigurationError if the package
+        `deltalake` is missing.
+        """
         with translated_errors("read", self.url):
             found: bool = imported().DeltaTable.is_deltatable(self.url, storage_options(self.url))
             return found

@@ -57,7 +57,7 @@ _DELETED = "deleted"
 @dataclass(frozen=True, slots=True)
 class DeltaRows:
     """The committable of a Delta upsert: the paths of staged files, in order, and the id of the table for which they
-    are.
+    were staged.
     """
 
     table_id: str

@@ -50,7 +50,7 @@ _ADVICE = Advice(
 @wire
 @dataclass(frozen=True, slots=True)
 class DeltaFile:
-    """A data file of the table. `constants` are its partition values: one row, encoded as an Arrow stream."""
+    """A data file of the table. `constants` has its partition values: one row, encoded as an Arrow stream."""
 
     file: FileAt
     constants: bytes
@@ -199,7 +199,7 @@ def _has_deletion_vectors(table: DeltaTable) -> bool:
 
 @contextmanager
 def _named_errors(url: str) -> Iterator[None]:
-    """Returns a context that converts errors of the package `deltalake` to ConfigurationErrors with the URL of the
+    """Returns a context that converts errors of the package `deltalake` to ConfigurationErrors that name the URL of the
     table.
     """
     deltalake = imported()

@@ -35,29 +35,29 @@ _GROUP_BYTES = 64 * 2**20
 
 
 class FileEncoder(ABC):
-    """Makes one file. Called from one thread at a time."""
+    """Encodes rows as one file. Called from one thread at a time."""
 
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Returns the bytes of the file so far, about."""
+        """Returns the approximate size of the file so far, in bytes."""
 
     @abstractmethod
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds rows. Raises ConfigurationError for a row that the file cannot hold."""
+        """Adds rows to the file. Raises ConfigurationError for a row that the file format cannot represent."""
 
     @abstractmethod
     def finish(self) -> list[bytes]:
-        """Returns the bytes of the whole file, in pieces."""
+        """Returns the bytes of the whole file, as a list of buffers."""
 
 
 class FileEncoding(ABC):
-    """A format of files, bound to columns. Must be picklable."""
+    """A file format that is bound to the columns of a sink. Must be picklable."""
 
     @property
     @abstractmethod
     def suffix(self) -> str:
-        """Returns the end of the names of files."""
+        """Returns the suffix of file names, such as `.parquet`."""
 
     @abstractmethod
     def encoder(self) -> FileEncoder:
@@ -112,7 +112,7 @@ def _codec(format: str, given: str | None, known: tuple[str, ...], default: str)
 
 @dataclass(frozen=True)
 class ParquetEncoding(FileEncoding):
-    """Parquet."""
+    """The encoding of Parquet files."""
 
     columns: pa.Schema
     codec: str
@@ -156,7 +156,7 @@ class _ParquetFile(FileEncoder):
 
 @dataclass(frozen=True)
 class AvroEncoding(FileEncoding):
-    """Avro object files. Each batch of rows is one block."""
+    """The encoding of Avro object files, in which each batch of rows is one block."""
 
     form: AvroWrite
     codec: str
@@ -192,7 +192,7 @@ class _AvroFile(FileEncoder):
 
 @dataclass(frozen=True)
 class LinesEncoding(FileEncoding):
-    """A line of text for each row. `head`: the first line, or None."""
+    """The encoding of text files with a line for each row. `head` is the first line, or None."""
 
     form: WriteFormat
     kind: str
@@ -237,7 +237,7 @@ class _Lines(FileEncoder):
 
 
 def _all_payloads(found: EncodedRecords, kind: str) -> pa.Array:
-    """Returns the payloads of all rows. Raises ConfigurationError if a row has none."""
+    """Returns the payloads of all rows. Raises ConfigurationError if a row could not be encoded."""
     if found.bad:
         row = min(found.bad)
         raise ConfigurationError(

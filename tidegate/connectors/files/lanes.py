@@ -38,7 +38,9 @@ FILES_MAX = 1_000_000
 @wire
 @dataclass(frozen=True, slots=True)
 class FileAt:
-    """A file as it was when reading began, and the index of its first row that was not read yet."""
+    """A file to read, with its size and modification time when reading began, and the index of the first row that was
+    not read yet.
+    """
 
     path: str
     size_bytes: int
@@ -56,7 +58,7 @@ class FileAt:
 @wire
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """The state of a lane in a checkpoint.
+    """The state of a lane (a hash partition of a folder's files) in a checkpoint.
 
     `read` has, for each file that was read, the hash of its path (16 bytes) and its modification time in ms (8 bytes).
     """
@@ -72,12 +74,12 @@ class LaneState:
 
 
 def digest_of(path: str) -> bytes:
-    """Returns the 16-byte hash of a file's path, which identifies the file and determines its lane."""
+    """Returns the 16-byte hash of a file's path, which identifies the file and determines its lane (hash partition)."""
     return xxhash.xxh3_128_digest(path.encode("utf-8", "surrogateescape"))
 
 
 def lane_of(digest: bytes, lanes: int) -> int:
-    """Returns the number of the lane that reads a file with this hash."""
+    """Returns the number of the lane (hash partition) that reads a file with this hash."""
     return int.from_bytes(digest[:8], "big") % lanes
 
 
@@ -87,7 +89,10 @@ def _entry(digest: bytes, at_ms: int) -> bytes:
 
 @dataclass(slots=True)
 class Lane:
-    """One split of a growing folder while it is read. `payload` is its encoded state, for checkpoints."""
+    """One split of a growing folder while it is read: the files whose path hash is in one lane (hash partition).
+
+    `payload` is its encoded state, for checkpoints.
+    """
 
     payload: bytes
     state: LaneState
@@ -109,14 +114,16 @@ class Lane:
         return cls(payload, state, known)
 
     def is_too_old(self, file: FileInfo, age_ms: int) -> bool:
-        """Returns whether a file is older than the files that the lane remembers, so that it may have been read
-        before.
+        """Returns whether a file is older than the files that the lane still records as read, so that it may have been
+        read before.
         """
         newest_ms = self.state.newest_ms
         return newest_ms is not None and (file.modified_at_ms or 0) < newest_ms - age_ms
 
     def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
-        """Returns the files of this lane that were not read yet, the next one last. Called between two files."""
+        """Returns the files of this lane that were not read yet, with the next file at the end of the list. Called
+        between two files.
+        """
         assert self.state.file is None, "a lane reads one file at a time"
         chosen = [file for digest, file in files if digest not in self.known and not self.is_too_old(file, age_ms)]
         return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)

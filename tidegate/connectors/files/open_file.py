@@ -43,7 +43,7 @@ class UnreadableFileError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Sentences of advice at the end of error texts about a file. Each source has its own."""
+    """Advice sentences at the end of error texts about an input file. Each kind of source has different advice."""
 
     changed: str
     unreadable: str
@@ -61,7 +61,10 @@ OF_FILES = Advice(
 
 
 class TakenFile:
-    """Reads the bytes of a file that must not change. Reading raises an error once the file has changed."""
+    """Reads the bytes of an input file that must not change while a job reads it.
+
+    Raises an error once the file has changed.
+    """
 
     def __init__(self, store: FileSystemStore, file: FileAt, advice: Advice) -> None:
         """Prepares reading. `open` opens the file."""
@@ -121,8 +124,8 @@ class OpenFile:
         limit_bytes: int = LIMIT_BYTES,
         is_avro: bool = False,
     ) -> None:
-        """Opens the file. `rows` is a filter for rows that the program needs. The other arguments are as for
-        `open_rows`.
+        """Opens the file. `rows` is a filter that selects the rows which the program needs. The other arguments are as
+        for `open_rows`.
 
         Raises UnreadableFileError, StorageError.
         """
@@ -149,7 +152,9 @@ class OpenFile:
         return batch
 
     def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
-        """Returns rows as `read` does, as a `RowsRead` without dead letters."""
+        """Returns up to `rows_max` rows from row `row` on, as a `RowsRead` without dead letters. None after the last
+        row.
+        """
         batch = self.read(row, rows_max)
         return None if batch is None else RowsRead(batch, None, batch.num_rows)
 
@@ -277,7 +282,8 @@ def open_rows(
     may_lack: bool = False,
     limit_bytes: int = LIMIT_BYTES,
 ) -> FileRows:
-    """Opens a Parquet file to read the columns of a schema. `rows` is a filter for rows that the program needs.
+    """Opens a Parquet file to read the columns of a schema. `rows` is a filter that selects the rows which the program
+    needs.
 
     - `constants`: one row with columns that have this value in all rows, even if the file has such columns.
     - `may_lack`: any other column that the file lacks is null.

@@ -200,7 +200,7 @@ def _literal(pattern: str) -> str:
 
 
 def _choice(part: str) -> str | None:
-    """Returns the regular expression for a set of characters in brackets, or None for any other text."""
+    """Returns the regular expression for a set of characters in brackets, such as `[abc]`. None for any other text."""
     if len(part) < 3 or part[0] != "[" or part[-1] != "]":
         return None
     negated = part[1] in "!^" and len(part) > 3

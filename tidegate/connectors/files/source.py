@@ -279,7 +279,8 @@ class _FolderReader:
         """
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Returns the next rows of the lane's current file, or no rows if no file is available.
+        """Returns the next rows of the current file of a lane (hash partition of the files), or no rows if no file is
+        available.
 
         Raises UnreadableFileError, StorageError.
         """
@@ -316,7 +317,7 @@ class _FolderReader:
         self._lanes.clear()
 
     def _leave(self, split_id: str, lane: Lane) -> None:
-        """Marks the lane's current file as read."""
+        """Records that the lane's current file was read completely."""
         lane.leave(self._source.age_ms, self._source.clock())
         self._open.pop(split_id, None)
 
@@ -334,7 +335,9 @@ class _FolderReader:
         return source.form.read(opened, file.row, rows_max, source.schema)
 
     def _take(self, split_id: str, lane: Lane) -> bool:
-        """Starts the next file of a lane. Returns False if there is no unread file."""
+        """Starts reading the next file of a lane (hash partition of the files). Returns False if there is no unread
+        file.
+        """
         interval, waiting = self._waiting.get(split_id, (-1, []))
         if not waiting:
             self._look()
@@ -354,7 +357,7 @@ class _FolderReader:
         return False
 
     def _look(self) -> None:
-        """Lists the folder, unless it was already listed in this discovery interval."""
+        """Lists the folder for new files, unless that was done in this discovery interval already."""
         interval = self._source.clock() // self._source.discover_ms
         if interval == self._interval:
             return
@@ -463,7 +466,7 @@ def source_of_files(
 
 @contextmanager
 def named_error(named: str) -> Iterator[None]:
-    """Returns a context that prefixes the texts of ConfigurationErrors with `named`."""
+    """Returns a context that puts `named` in front of the texts of ConfigurationErrors."""
     try:
         yield
     except ConfigurationError as error:

@@ -156,7 +156,7 @@ class Blocks:
         return data
 
     def _up_to_failure(self, size: int) -> bytes:
-        """Reads, in small steps, all bytes before the position that cannot be read."""
+        """Reads, in small steps, all bytes before the position at which reading fails."""
         found = b""
         for step in (_COARSE_BYTES, 1):
             self._file.seek(0)
@@ -272,7 +272,7 @@ class TextRows:
     def _skip(self, blocks: Blocks, decoder: Decoder, block: bytes, place: _Place) -> tuple[bytes, bool]:
         """Skips a record that exceeds the size limit.
 
-        Returns the remainder of the last block after the record, and whether the file has ended.
+        Returns the bytes after the record in the last block that was read, and whether the file has ended.
         """
         state = np.zeros(1, dtype=np.int64)
         while (at := decoder.skip(block, state)) < 0:
@@ -303,7 +303,7 @@ class _Place:
         self._ends_in_return = False
 
     def passed(self, data: bytes) -> None:
-        """Advances the position past these bytes."""
+        """Advances the position by the lines and bytes in `data`."""
         if data:
             self._lines += _breaks(data, self._ends_in_return)
             self._bytes += self.blocks.original_size(data)
@@ -372,8 +372,10 @@ Without a mark, UTF-16 is big-endian, as in Java.
 
 
 def _kept(error: UnicodeError) -> tuple[str, int]:
-    """Handles decoding errors: replaces invalid bytes by lone surrogates, so that the original bytes can be
+    """Error handler for decoding UTF-8: replaces invalid bytes by lone surrogates, so that the original bytes can be
     restored.
+
+    Returns the replacement and the position at which decoding continues, as Python requires.
     """
     assert isinstance(error, UnicodeDecodeError)
     return "".join(chr(_LOW + byte) for byte in error.object[error.start : error.end]), error.end

@@ -314,9 +314,8 @@ class AvroRecords:
         return DecodedRecords(rows_of(columns, self._columns, unfit), bad)
 
     def _taken(self, block: Block, scan: kernels.AvroScan) -> pa.RecordBatch:
-        """Returns the rows of records that all passed the scan.
-
-        Raises UnfitRecordError for a value that does not fit its type.
+        """Returns the rows of records, all of which the scan found valid. Raises UnfitRecordError for a value that does
+        not fit its type.
         """
         columns = Columns(self._program, scan.counts, scan.sizes)
         kernels.take_avro(
@@ -334,7 +333,10 @@ class AvroRecords:
         return pa.RecordBatch.from_arrays(arrays, schema=self._found)
 
     def _halves(self, block: Block) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Returns the rows of the records whose values fit, and the reasons of the other records by their number."""
+        """Decodes records in halves, so that records with values that do not fit are isolated.
+
+        Returns the rows of the other records, and the reasons for the bad records by their number.
+        """
         parts: list[pa.RecordBatch] = []
         bad: dict[int, str] = {}
         waiting = [(0, len(block.starts))]

@@ -74,7 +74,7 @@ class AvroRows:
         self._records = AvroRecords(compiled(written, written, schema), schema)
 
     def next_row(self, row: int) -> int:
-        """Returns `row`, because rows cannot be skipped without reading them."""
+        """Returns `row`, because rows of an Avro file cannot be skipped without reading them."""
         return row
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
@@ -159,7 +159,9 @@ AVRO_CODECS = ("deflate", "none")
 
 
 def avro_file_head(schema: str, codec: str, sync: bytes) -> bytes:
-    """Returns the head of a file. `schema`: as JSON. `sync`: 16 bytes that end the head and each block."""
+    """Returns the bytes of the head of an Avro file. `schema`: as JSON. `sync`: 16 bytes that end the head and each
+    block.
+    """
     entries = {"avro.schema": schema.encode(), "avro.codec": (b"null" if codec == "none" else codec.encode())}
     items = b"".join(_sized(name.encode()) + _sized(value) for name, value in entries.items())
     return b"Obj\x01" + _long(len(entries)) + items + _long(0) + sync
@@ -173,7 +175,7 @@ def joined_bytes(values: pa.Array) -> memoryview:
 
 
 def avro_file_block(records: pa.Array, codec: str, sync: bytes) -> bytes:
-    """Returns a block of records, an array of binary without nulls."""
+    """Returns the bytes of a block of an Avro file. `records` are encoded records, as a binary array."""
     data = joined_bytes(records)
     if codec == "deflate":
         packer = zlib.compressobj(_DEFLATE_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -188,7 +190,7 @@ def _sized(data: bytes) -> bytes:
 
 
 def _long(number: int) -> bytes:
-    """Returns a number that is not negative as Avro writes it: zigzag, seven bits a byte."""
+    """Returns a number that is not negative in Avro's encoding of long: zigzag, with seven bits in each byte."""
     rest = number << 1
     found = bytearray()
     while rest > 0x7F:

@@ -191,12 +191,12 @@ class Columns:
         self._buffer = pa.py_buffer(self.out)
 
     def entries(self, column: int) -> pa.Buffer:
-        """Returns the buffer of entries of a kernel column."""
+        """Returns the buffer with the entries of a column of the kernels."""
         count = self._counts[column] + self._program.has_offsets[column]
         return self._buffer.slice(int(self.entries_at[column]), self._program.widths[column] * count)
 
     def data(self, column: int) -> pa.Buffer:
-        """Returns the buffer of value bytes of a kernel column."""
+        """Returns the buffer with the value bytes of a column of the kernels."""
         return self._buffer.slice(int(self.data_at[column]), self._sizes[column])
 
     def elements(self, column: int) -> int:
@@ -225,13 +225,13 @@ class ColumnsOfRows:
             self._parts[2 * column + 1] = data
 
     def refuse(self, wrong: NDArray[np.bool_], live: NDArray[np.bool_], rows: NDArray[np.int64], reason: str) -> None:
-        """Adds the rows of wrong entries to `bad`, except entries below a null (`live` False)."""
+        """Marks the rows of the entries `wrong` as bad, with a reason, except entries below a null (`live` False)."""
         for entry in np.flatnonzero(wrong & live).tolist():
             self.bad.setdefault(int(rows[entry]), reason)
 
     def joined(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns all kernel columns in one buffer, the position of each column's entries, and the position of its
-        value bytes.
+        """Returns all columns for the kernels in one buffer, with the positions at which each column's entries and
+        value bytes begin.
         """
         places = []
         end = 0
@@ -264,10 +264,10 @@ class Node(ABC):
     def put(
         self, array: pa.Array, into: ColumnsOfRows, rows: NDArray[np.int64], live: NDArray[np.bool_], path: str
     ) -> None:
-        """Writes an Arrow array of type `type` into kernel columns.
+        """Writes an Arrow array into columns for the kernels, to encode it.
 
-        `rows`: number of the row of each value. `live`: False for values below a null, which must be null themselves.
-        `path`: the field, for reasons.
+        `rows`: the row number of each value. `live`: False for values below a null, which must be null themselves.
+        `path`: the field, for error reasons.
         """
 
 
@@ -282,7 +282,7 @@ def _refuse_nulls(
 
 @dataclass(slots=True)
 class _Leaf(Node):
-    """Node of a primitive type. `stored`: the type of its entries, which are cast to `type`."""
+    """Converts values of a primitive type. `stored` is the type of the entries, which are cast to `type`."""
 
     number: int
     stored: pa.DataType
@@ -324,7 +324,7 @@ class _Leaf(Node):
 
 @dataclass(slots=True)
 class _Enum(Node):
-    """Node of an enum. `symbols` has None for a symbol that the program's schema lacks."""
+    """Converts values of an enum. `symbols` has None for a symbol that the program's schema lacks."""
 
     number: int
     symbols: Sequence[str | None]
@@ -358,9 +358,10 @@ class _Enum(Node):
 
 @dataclass(slots=True)
 class _Option(Node):
-    """Node of a nullable value. `number`: the kernel column of flags that are 1 for a value.
+    """Converts nullable values.
 
-    `required`: the path of a field that may be null as it was written, and not in the program's schema; else None.
+    `number`: the column of flags, which are 1 for a value. `required`: None, or the path of a field that may be null in
+    the written schema but not in the program's schema.
     """
 
     number: int
@@ -415,7 +416,7 @@ class _Struct(Node):
 
 @dataclass(slots=True)
 class _List(Node):
-    """Node of lists or maps. `inner`: node of the elements or entries. `number`: the kernel column of offsets."""
+    """Converts lists or maps. `inner` converts the elements or entries. `number`: the column of offsets."""
 
     number: int
     inner: Node
@@ -454,7 +455,7 @@ class _List(Node):
 
 @dataclass(slots=True)
 class _Constant(Node):
-    """Node of a field that the records lack, with its default."""
+    """Returns the default value for a field that the records lack."""
 
     value: Any
     type: pa.DataType
@@ -465,7 +466,7 @@ class _Constant(Node):
     def put(
         self, array: pa.Array, into: ColumnsOfRows, rows: NDArray[np.int64], live: NDArray[np.bool_], path: str
     ) -> None:
-        """Does nothing: a program that encodes reads its own schema, and so has no constants."""
+        """Does nothing: when records are encoded, no field is missing."""
 
 
 def _converted(found: pa.Array, stored: pa.DataType, wanted: pa.DataType) -> pa.Array:
@@ -698,7 +699,9 @@ class _Resolver:
         self._open.append(name)
 
     def _check_size(self, schema: Schema, path: str) -> None:
-        """Refuses arrays whose elements take no bytes, because a short record could have any number of them."""
+        """Raises UnfitSchemaError for arrays whose elements take no bytes, because a short record could have any number
+        of them.
+        """
         if kind_of(schema) == "array" and _takes_nothing(self._written, schema["items"]):
             raise UnfitSchemaError(f"{_field(path)} is an array of elements without any bytes, which is not supported")
 
@@ -739,7 +742,9 @@ class _Resolver:
 
 
 def leaf_type(schema: Schema, path: str) -> pa.DataType:
-    """Returns the Arrow type of a schema that is not nested. Raises UnfitSchemaError for a type that is refused."""
+    """Returns the Arrow type of a schema that is not nested. Raises UnfitSchemaError for a type that is not
+    supported.
+    """
     kind = kind_of(schema)
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
     if kind == "fixed":

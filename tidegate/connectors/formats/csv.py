@@ -108,7 +108,7 @@ class CsvDecoder:
         self._width = len(names)
 
     def _faults(self, block: bytes, records: CsvRecords, size_max: int) -> dict[int, str]:
-        """Returns the faults of records that can be detected without their values, by record number."""
+        """Returns the errors of records that can be detected without parsing values, by record number."""
         widths = np.diff(records.first_fields)
         wrong = (records.status != OK) | (widths != self._width) | (records.ends - records.starts > size_max)
         found = {}
@@ -128,9 +128,9 @@ class CsvDecoder:
 
 
 def csv_header(data: NDArray[np.uint8], final: bool, options: TextOptions) -> tuple[list[str] | None, int]:
-    """Returns the names in the first record and the position of the second one.
+    """Returns the column names in the first record of a CSV file, and the position of the second record.
 
-    Names are None if the first record is incomplete.
+    The names are None if the first record is incomplete.
     """
     records = scan_csv(data, 0, final, options.dialect)
     if not len(records):
@@ -185,5 +185,5 @@ def csv_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
 
 
 def _rows_alone(rows: int) -> pa.RecordBatch:
-    """Returns a batch with `rows` rows and no columns."""
+    """Returns a batch that has `rows` rows and no columns."""
     return pa.RecordBatch.from_arrays([pa.nulls(rows)], names=[""]).select([])

@@ -70,7 +70,7 @@ class CsvFormat(Format):
         self.text_options()
 
     def text_options(self) -> TextOptions:
-        """Returns the options, checked and with defaults."""
+        """Returns the options of the format as an object, checked and with default values."""
         return replace(TextOptions.of("csv", self.options, "CsvFormat"), header=False)
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
@@ -155,7 +155,9 @@ class _CsvPayloads(PayloadDecoder):
         return DecodedRecords(batch, bad)
 
     def _lines(self, payloads: Sequence[bytes]) -> DecodedRecords | None:
-        """Decodes payloads as lines of one block. Returns None unless each payload is exactly one record."""
+        """Decodes payloads together, as the lines of one block. Returns None unless each payload is exactly one
+        record.
+        """
         block = b"\n".join(payloads)
         sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         ends = np.cumsum(sizes + 1) - 1
@@ -166,7 +168,7 @@ class _CsvPayloads(PayloadDecoder):
         return DecodedRecords(found.batch, found.bad)
 
     def _alone(self, payload: bytes) -> DecodedRecords:
-        """Decodes a single payload that may not be exactly one record."""
+        """Decodes one payload alone, because it may not be exactly one record."""
         found = self._decoder.decode(payload, True, len(payload) + 1)
         if found.records == 1:
             return DecodedRecords(found.batch, found.bad)

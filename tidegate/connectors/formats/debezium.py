@@ -122,10 +122,10 @@ class DebeziumFormat(Format):
         return self.registry
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
-        """Returns the format with the columns and the keys of a table.
+        """Binds the format to the columns and the keys of a table. Without columns, the columns of the topic's newest
+        schema are used.
 
-        Without columns, they are the columns of the newest schema of the topic. Raises ConfigurationError,
-        RegistryError.
+        Raises ConfigurationError, RegistryError.
         """
         where = f"{use.method}(format='debezium')"
         newest = None
@@ -142,11 +142,11 @@ class DebeziumFormat(Format):
         return found
 
     def table(self, columns: pa.Schema, keys: tuple[str, ...]) -> AvroTable:
-        """Returns a table in events in Avro."""
+        """Returns the description of a table whose events are in Avro."""
         return AvroTable(columns, keys, self.decimals, has_source=bool(self.metadata))
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
-        """Returns the format with the columns of a stream of changes, or of its keys.
+        """Binds the format to the columns of a stream of changes or, for record keys, to its key columns.
 
         Raises ConfigurationError, RegistryError.
         """
@@ -197,7 +197,10 @@ class DebeziumRead(ReadFormat):
 
     @property
     def needs_one_partition(self) -> bool:
-        """Returns True if truncates are applied: a truncate is not ordered relative to events of other partitions."""
+        """Returns whether the topic must have one partition.
+
+        True if truncates are applied, because a truncate is not ordered relative to events of other partitions.
+        """
         return self.form.truncates == "apply"
 
     def decoder(self) -> PayloadDecoder:
@@ -275,7 +278,9 @@ class DebeziumDecoder(PayloadDecoder):
         numbers: NDArray[np.int64],
         bad: dict[int, str],
     ) -> None:
-        """Adds events that cannot be applied to `bad`: an unknown operation, a missing row, or a refused truncate."""
+        """Adds events that cannot be applied to `bad`: with an unknown operation, without a row, or a truncate that is
+        not allowed.
+        """
         for row in np.flatnonzero(operations.is_null().to_numpy(zero_copy_only=False)).tolist():
             operation = events.column("op")[row].as_py()
             bad[int(numbers[row])] = f"field 'op' is {value_text(operation)}, which is not one of c, u, r, d and t"
@@ -295,7 +300,7 @@ class DebeziumDecoder(PayloadDecoder):
         upserts: NDArray[np.bool_],
         bad: dict[int, str],
     ) -> None:
-        """Adds events to `bad` in which a column is missing."""
+        """Adds events to `bad` whose row lacks a column of the table."""
         for name, column in images.items():
             if column.null_count <= len(column) - int(upserts.sum()):
                 continue
@@ -315,7 +320,9 @@ class DebeziumDecoder(PayloadDecoder):
         truncates: NDArray[np.bool_],
         bad: dict[int, str],
     ) -> None:
-        """Writes the keys of deleted rows into `images`, and checks that all keys equal the keys of their records."""
+        """Writes the keys of deleted rows into `images` (the rows of the events), and checks that all keys equal the
+        keys of their records.
+        """
         rows = np.flatnonzero(~truncates & ~np.isin(numbers, list(bad)))
         without = [row for row in rows.tolist() if keys[int(numbers[row])] is None]
         for row in without:
@@ -411,9 +418,9 @@ def _is_placeholder(value: object, known: Sequence[object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DebeziumWrite(WriteFormat):
-    """Events of changes of rows, which `keys` identify.
+    """Debezium events bound to the columns of a sink, whose rows `keys` identify.
 
-    `is_key`: the payloads are the keys of the records. `written`: schema of Avro, or None for JSON.
+    `is_key`: the payloads are the keys of the records. `written`: the Avro schema, or None for JSON.
     """
 
     keys: tuple[str, ...]

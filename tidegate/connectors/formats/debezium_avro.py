@@ -78,9 +78,9 @@ _DATE = "io.debezium.time.Date"
 
 @dataclass(frozen=True, slots=True)
 class AvroTable:
-    """A table in events: its columns, the columns that identify a row, and how decimals are written.
+    """A table whose changes are in Avro events: its columns, its key columns, and how decimals are written.
 
-    `has_source`: whether `source` is read, for metadata.
+    `has_source`: whether the field `source` is read, for metadata.
     """
 
     columns: pa.Schema
@@ -90,16 +90,18 @@ class AvroTable:
 
     @property
     def wires(self) -> list[pa.Field]:
-        """Returns the columns in wire forms."""
+        """Returns the columns of the table with the types that values have in events (wire types)."""
         return [pa.field(each.name, wire_type(each.type, self.decimals, typed=True)) for each in self.columns]
 
     @property
     def of_keys(self) -> list[pa.Field]:
-        """Returns the columns of the key in wire forms."""
+        """Returns the key columns of the table with the types that values have in events (wire types)."""
         return [each for each in self.wires if each.name in self.keys]
 
     def difference(self, schema: AvroSchema, record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-        """Returns how the fields of a record differ from some columns of the table, or None."""
+        """Returns text about the first difference between the fields of a record and the columns `names` of the table,
+        or None if they agree.
+        """
         fields = {each["name"]: each["type"] for each in record["fields"]}
         for name in names:
             if name not in fields:
@@ -116,13 +118,13 @@ class AvroTable:
 
 @dataclass(frozen=True, slots=True)
 class NewestSchemas:
-    """The newest schemas of the values and of the keys of topics, without topics that have none."""
+    """The newest schemas of the values and of the keys of some topics. Topics without a schema are omitted."""
 
     values: Mapping[str, RegisteredSchema]
     keys: Mapping[str, RegisteredSchema]
 
     def check(self, table: AvroTable, where: str) -> None:
-        """Raises ConfigurationError if a schema does not fit a table."""
+        """Raises ConfigurationError if a schema does not have the columns of the table."""
         for found, of_part, named in ((self.values, _event_program, "values"), (self.keys, _key_program, "keys")):
             for topic, newest in found.items():
                 try:
@@ -134,7 +136,7 @@ class NewestSchemas:
 
 
 def event_schemas(registry: SchemaRegistry, use: PayloadUse) -> NewestSchemas:
-    """Returns the newest schemas of topics. Raises ConfigurationError, RegistryError."""
+    """Requests the newest schemas of the topics from the registry. Raises ConfigurationError, RegistryError."""
     client = RegistryClient(registry)
     of_keys = PayloadUse(use.method, use.topics, "key", use.keys)
     return NewestSchemas(newest_schemas(client, "topic", "AVRO", use), newest_schemas(client, "topic", "AVRO", of_keys))
@@ -160,7 +162,7 @@ def columns_of(newest: NewestSchemas, decimals: Decimals, where: str) -> pa.Sche
 
 
 class AvroEvents(EventParser):
-    """Parses the events of a table."""
+    """Parses Avro events of a table."""
 
     def __init__(self, table: AvroTable, registry: SchemaRegistry) -> None:
         self._table = table
@@ -178,7 +180,7 @@ class AvroEvents(EventParser):
 
 
 class AvroKeys(EventParser):
-    """Parses the keys of records, which must have exactly the columns of the key of a table."""
+    """Parses the Avro keys of records, which must have exactly the key columns of a table."""
 
     def __init__(self, table: AvroTable, registry: SchemaRegistry) -> None:
         self._table = table
@@ -197,7 +199,7 @@ class AvroKeys(EventParser):
 
 
 class _Reader:
-    """Reads records of one schema, and casts them to wire forms without loss."""
+    """Reads records of one Avro schema, and casts their values to wire types without loss."""
 
     def __init__(self, program: AvroProgram, schema: pa.Schema) -> None:
         self._records = AvroRecords(program, program.schema)
@@ -227,7 +229,7 @@ class _Reader:
 
 
 def _event_program(found: RegisteredSchema, table: AvroTable) -> AvroProgram:
-    """Returns the program that reads the events of a schema. Raises UnfitSchemaError."""
+    """Compiles the program that decodes events of a registered schema. Raises UnfitSchemaError."""
     schema = _plain_schema(found)
     row = _row_of(schema)
     if (fault := table.difference(schema, row, table.columns.names)) is not None:
@@ -241,7 +243,7 @@ def _event_program(found: RegisteredSchema, table: AvroTable) -> AvroProgram:
 
 
 def _key_program(found: RegisteredSchema, table: AvroTable) -> AvroProgram:
-    """Returns the program that reads the keys of a schema. Raises UnfitSchemaError."""
+    """Compiles the program that decodes record keys of a registered schema. Raises UnfitSchemaError."""
     schema = _plain_schema(found)
     names = schema.fields()
     if set(names) != set(table.keys):
@@ -256,7 +258,7 @@ def _key_program(found: RegisteredSchema, table: AvroTable) -> AvroProgram:
 
 
 def _check_fields(found: pa.StructType, wires: Sequence[pa.Field], columns: pa.Schema) -> None:
-    """Raises UnfitSchemaError unless the fields of a row can be cast to wire forms."""
+    """Raises UnfitSchemaError unless the fields of a row can be cast to the wire types of the table's columns."""
     for wire in wires:
         stored = found.field(wire.name).type
         if (reason := refusal_of(stored, wire.type)) is not None:
@@ -269,12 +271,14 @@ def _check_fields(found: pa.StructType, wires: Sequence[pa.Field], columns: pa.S
 
 
 def _plain_schema(found: RegisteredSchema) -> AvroSchema:
-    """Returns a registered schema with its logical types set aside. Raises UnfitSchemaError."""
+    """Parses a registered schema without its logical types, so that values have their wire types. Raises
+    UnfitSchemaError.
+    """
     return parsed(plain_text(found.text), [plain_text(text) for _, text in found.references])
 
 
 def plain_text(text: str) -> str:
-    """Returns the JSON of a schema with its logical types set aside, so that values have their wire forms."""
+    """Returns the JSON of a schema without its logical types, so that values have their wire types."""
     try:
         return json.dumps(_plain(json.loads(text)))
     except ValueError as error:
@@ -294,7 +298,7 @@ def _plain(schema: Schema) -> Schema:
 
 
 def _row_of(schema: AvroSchema) -> Mapping[str, Any]:
-    """Returns the record of a row in the schema of events. Raises UnfitSchemaError for any other schema."""
+    """Returns the Avro record of a table row in the schema of events. Raises UnfitSchemaError for any other schema."""
     fields = {} if not schema.fields() else {each["name"]: each["type"] for each in schema.of(schema.root)["fields"]}
     if not {"op", "before", "after"} <= fields.keys():
         raise UnfitSchemaError(NO_EVENT)
@@ -306,7 +310,7 @@ def _row_of(schema: AvroSchema) -> Mapping[str, Any]:
 
 
 def _unwrapped(schema: AvroSchema, kind: Schema) -> Schema:
-    """Returns the type of a value that may be null."""
+    """Returns the Avro type of a value without the null branch of its union."""
     found = schema.of(kind)
     if isinstance(found, list):
         values = [each for each in found if each != "null"]
@@ -315,7 +319,7 @@ def _unwrapped(schema: AvroSchema, kind: Schema) -> Schema:
 
 
 def _described(schema: AvroSchema, kind: Schema) -> dict[str, Any]:
-    """Returns a field as Kafka Connect describes it."""
+    """Returns a field in the form in which Kafka Connect describes it."""
     found = _unwrapped(schema, kind)
     described: dict[str, Any] = {"type": kind_of(found)}
     if isinstance(found, dict):
@@ -330,7 +334,7 @@ def _described(schema: AvroSchema, kind: Schema) -> dict[str, Any]:
 
 
 def _column_type(schema: AvroSchema, kind: Schema, stored: pa.DataType, path: str) -> pa.DataType:
-    """Returns the type of the column that a field becomes. `stored`: the type of its wire form."""
+    """Returns the type of the table column for a field of an event. `stored`: the wire type of the field."""
     found = _unwrapped(schema, kind)
     described = _described(schema, found)
     name = described.get("name", "")
@@ -361,7 +365,7 @@ def _column_type(schema: AvroSchema, kind: Schema, stored: pa.DataType, path: st
 
 
 def _counted_type(name: str) -> pa.DataType:
-    """Returns the type of times and durations that are counts of a unit."""
+    """Returns the Arrow type for a Debezium type of times or durations that are stored as counts of a unit."""
     unit = UNITS[name]
     if name.endswith("Timestamp"):
         return pa.timestamp(unit)
@@ -371,7 +375,9 @@ def _counted_type(name: str) -> pa.DataType:
 
 
 def written_schema(registry: SchemaRegistry, columns: pa.Schema, decimals: Decimals, use: PayloadUse) -> WrittenSchema:
-    """Returns the schema of events of rows with these columns, or of their keys. Raises UnfitSchemaError."""
+    """Returns the Avro schema that a sink writes: of events of rows with these columns, or of their keys. Raises
+    UnfitSchemaError.
+    """
     topic = use.topics[0]
     space = _namespace(topic)
     if use.part == "key":
@@ -440,7 +446,9 @@ def _field_type(field: pa.Field, decimals: Decimals, space: str) -> Schema:
 
 
 def _type_of(kind: pa.DataType, path: str, name: str, decimals: Decimals) -> Schema:
-    """Returns the type of Avro for a column, named as Debezium names it. `name`: full name of a record that is made."""
+    """Returns the Avro type for a column, with the names that Debezium gives it. `name`: the full name for a nested
+    record type.
+    """
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_struct(kind):
@@ -465,7 +473,7 @@ def _type_of(kind: pa.DataType, path: str, name: str, decimals: Decimals) -> Sch
 
 
 def _form_of(kind: pa.DataType) -> str | None:
-    """Returns the name that Debezium has for the form of a date, time or duration."""
+    """Returns Debezium's name for the representation of a date, time or duration type. None for other types."""
     if pa.types.is_date(kind):
         return _DATE
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -485,7 +493,7 @@ _FORMS = (
 
 
 class AvroEventEncoder(PayloadEncoder):
-    """Makes events of changes, and records of rows, as the keys of records are."""
+    """Encodes changes of rows as Avro events, and rows as Avro records for keys."""
 
     def __init__(self, keys: Sequence[str], decimals: Decimals, written: WrittenSchema, *, is_key: bool) -> None:
         self._keys = tuple(keys)
@@ -496,7 +504,7 @@ class AvroEventEncoder(PayloadEncoder):
         self._encoder = form.encoder()
 
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
-        """Returns a record for each row. A key with a null is bad."""
+        """Encodes each row as an Avro record (the key of a Kafka record). A key with a null is bad."""
         bad: dict[int, str] = {}
         add_null_keys(batch, self._keys, bad)
         rows = self._wires(batch.select(list(self._keys)))
@@ -506,7 +514,7 @@ class AvroEventEncoder(PayloadEncoder):
     def encode_changes(
         self, batch: pa.RecordBatch, changes: RowChanges, times_ms: pa.Array | None, topic: str
     ) -> EncodedRecords:
-        """Returns an event for each change."""
+        """Encodes each change as one Avro event."""
         wires = self._wires(batch)
         rows = pa.StructArray.from_arrays(wires.columns, fields=list(wires.schema))
         operations = np.where(changes.after < 0, "d", np.where(changes.before < 0, "c", "u"))
@@ -539,7 +547,7 @@ class AvroEventEncoder(PayloadEncoder):
         return self._encoder.encode(events, topic)
 
     def close(self) -> None:
-        """Closes the encoder of records."""
+        """Closes the encoder."""
         self._encoder.close()
 
     def _wires(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -47,7 +47,7 @@ WRITER_VERSION = "1"
 
 
 class JsonEvents(EventParser):
-    """Parses the events of a table with these columns."""
+    """Parses JSON events of a table with these columns."""
 
     def __init__(self, columns: pa.Schema, keys: tuple[str, ...], decimals: Decimals, *, has_source: bool) -> None:
         self._columns = columns
@@ -67,14 +67,15 @@ class JsonEvents(EventParser):
         return Parsed(found.rows, found.numbers, bad)
 
     def lacks(self, record: bytes, column: str) -> bool:
-        """Returns whether the row after an event has no such column. A column that has no value is `null`."""
+        """Returns whether the new row of an event lacks a column. A column without a value has the value `null`
+        instead.
+        """
         written = json.dumps(column).encode() + b":null"
         return written not in record and column not in _row_of(record)
 
     def _schema_fault(self, record: bytes) -> str | None:
-        """Returns how the schema in an event differs from the columns, or None.
-
-        Each distinct schema is compared once.
+        """Returns text about the difference between the schema in an event and the columns, or None. Each distinct
+        schema is compared once.
         """
         head, found, _ = record.partition(b',"payload":')
         if not found or not head.startswith(b'{"schema":'):
@@ -92,7 +93,7 @@ class JsonEvents(EventParser):
 
 
 class JsonKeys(EventParser):
-    """Parses the keys of records, which must have exactly these columns."""
+    """Parses the JSON keys of records, which must have exactly these columns."""
 
     def __init__(self, keys: pa.Schema, decimals: Decimals) -> None:
         wires = [pa.field(each.name, wire_type(each.type, decimals)) for each in keys]
@@ -120,9 +121,9 @@ _SCHEMAS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class _ParsedObjects:
-    """The rows parsed from JSON records: `numbers[i]` is the number of the record of row i.
+    """The rows parsed from JSON records: `numbers[i]` is the record number of row i.
 
-    `bad`: the records that are not such objects, with the reasons. `strangers`: objects without the required member.
+    `bad`: the records that are not valid objects, with the reasons. `strangers`: objects without the required member.
     `any_schema`: whether a record has a schema next to its payload.
     """
 
@@ -146,7 +147,10 @@ class _Objects:
         self._envelope_first = False
 
     def parse(self, records: list[bytes]) -> _ParsedObjects:
-        """Parses records to rows. All records of one form (bare, or with a schema) are parsed at once."""
+        """Parses records to rows.
+
+        Records without a schema, and records with one, are each parsed in one call.
+        """
         bad: dict[int, str] = {}
         parts: list[pa.RecordBatch] = []
         places: list[NDArray[np.int64]] = []

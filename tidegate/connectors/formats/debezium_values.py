@@ -41,9 +41,9 @@ _DECIMAL_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Parsed events or keys: `numbers[i]` is the number of the record of row i.
+    """Parsed events or keys: `numbers[i]` is the record number of row i.
 
-    `bad`: records that cannot be used, with the reasons. Some of them may be among the rows.
+    `bad`: the numbers of records that cannot be used, with the reasons. Rows of bad records may be among the rows.
     """
 
     rows: pa.RecordBatch
@@ -52,19 +52,21 @@ class Parsed:
 
 
 class EventParser(ABC):
-    """Parses the events of a table, or the keys of their records, in one encoding."""
+    """The interface of a parser of a table's change events, or of their record keys, in one encoding."""
 
     @abstractmethod
     def parse(self, records: list[bytes]) -> Parsed:
-        """Returns the rows of some records, with values in wire forms."""
+        """Returns the rows of some records, with values in wire types."""
 
     def lacks(self, record: bytes, column: str) -> bool:
-        """Returns whether the row after a good event has no such column, for encodings that do not compare schemas."""
+        """Returns whether the new row of a valid event lacks a column. For encodings in which events have no schema to
+        compare.
+        """
         return False
 
 
 def event_schema(of_row: list[pa.Field], keys: tuple[str, ...], *, has_source: bool) -> pa.Schema:
-    """Returns the columns of parsed events. `of_row`: columns of a row in wire forms."""
+    """Returns the columns of parsed events. `of_row`: the columns of a table row, with wire types."""
     of_keys = [each for each in of_row if each.name in keys]
     event = [
         pa.field("op", pa.string()),
@@ -76,7 +78,7 @@ def event_schema(of_row: list[pa.Field], keys: tuple[str, ...], *, has_source: b
 
 
 def taken_images(images: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
-    """Returns the images of some rows by their positions, null for -1."""
+    """Returns the row images with the indices `rows`, null for the index -1."""
     return images.take(pa.array(rows, mask=rows < 0))
 
 
@@ -88,10 +90,11 @@ def add_null_keys(batch: pa.RecordBatch, keys: tuple[str, ...], bad: dict[int, s
 
 
 def wire_type(wanted: pa.DataType, decimals: Decimals, *, typed: bool = False) -> pa.DataType:
-    """Returns the type as which a value is parsed. Raises ConfigurationError for a type that no event has.
+    """Returns the Arrow type as which a value in an event is parsed (wire type), before it is converted to the column
+    type `wanted`.
 
-    `typed`: the encoding has types. So text is parsed as text, and numbers as numbers, before they become times and
-    decimals; the parser of JSON makes these by itself.
+    `typed`: the encoding has types, as Avro does, so that text is parsed as text and numbers as numbers. The JSON
+    parser makes times and decimals itself. Raises ConfigurationError for a type that no event has.
     """
     if pa.types.is_decimal(wanted):
         if decimals != "precise":
@@ -115,7 +118,9 @@ def wire_type(wanted: pa.DataType, decimals: Decimals, *, typed: bool = False) -
 
 
 def from_wire(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
-    """Converts parsed values to the type of the column. `reasons` gets the numbers of values that do not fit."""
+    """Converts parsed values from their wire type to the type of the column. `reasons` gets the numbers of values that
+    do not fit.
+    """
     if column.type == wanted:
         return column
     if pa.types.is_struct(wanted):
@@ -146,7 +151,9 @@ def from_wire(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) ->
 
 
 def _of_texts(texts: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
-    """Returns times and decimals of text, as they are read from JSON."""
+    """Converts strings to times and decimals, as the JSON parser does. `reasons` gets the numbers of values that do not
+    fit.
+    """
     field = pa.field("", wanted)
     faults: dict[int, str] = {}
     values = converted(texts, field, converter_of(field, DEFAULTS), faults, blank_is_null=False)
@@ -222,7 +229,8 @@ DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
 def field_difference(described: Mapping[str, Any], wanted: pa.DataType, decimals: Decimals) -> str | None:
-    """Returns how a field of an event differs from a column, to follow the name of the field, or None.
+    """Returns how a field of an event differs from a column, or None. The text continues a sentence that begins with
+    the field's name.
 
     `described`: the field as Kafka Connect describes it: `type`, and perhaps `name` and `parameters`, `items` of an
     array, `fields` of a struct.
@@ -279,7 +287,7 @@ def _other_form(described: Mapping[str, Any], wanted: pa.DataType) -> str:
 
 
 def unwritable(kind: pa.DataType, decimals: Decimals, *, typed: bool = False) -> str | None:
-    """Returns why events cannot hold values of a type, or None. `typed`: as for `wire_type`."""
+    """Returns why events cannot represent values of a type, or None if they can. `typed`: as for `wire_type`."""
     if pa.types.is_dictionary(kind):
         return unwritable(kind.value_type, decimals, typed=typed)
     if pa.types.is_struct(kind):
@@ -306,7 +314,7 @@ def unwritable(kind: pa.DataType, decimals: Decimals, *, typed: bool = False) ->
 
 
 def written_type(kind: pa.DataType, decimals: Decimals, *, typed: bool = False) -> pa.DataType:
-    """Returns the type as which values are written. `typed`: as for `wire_type`."""
+    """Returns the wire type in which values of a column type are written. `typed`: as for `wire_type`."""
     if pa.types.is_dictionary(kind):
         return written_type(kind.value_type, decimals, typed=typed)
     if pa.types.is_decimal(kind) and decimals == "string":
@@ -319,7 +327,7 @@ def written_type(kind: pa.DataType, decimals: Decimals, *, typed: bool = False) 
 
 
 def to_wire(column: pa.Array, decimals: Decimals, *, typed: bool = False) -> pa.Array:
-    """Converts values to the encoding in events, the inverse of `from_wire`."""
+    """Converts values to their wire type in events: the inverse of `from_wire`."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return to_wire(column.dictionary_decode(), decimals, typed=typed)

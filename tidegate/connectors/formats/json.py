@@ -280,7 +280,7 @@ class JsonDecoder:
                     bad[part[0]] = _reason(error, data)
 
     def _check_numbers(self, found: pa.Table, data: bytes) -> None:
-        """Raises ArrowInvalid for a number that its type cannot hold, if Arrow has converted it to another value."""
+        """Raises ArrowInvalid if Arrow has converted a number that does not fit its type to another value."""
         if self._great_decimal is not None:
             for leaf in _leaf_arrays(found):
                 if pa.types.is_decimal(leaf.type):
@@ -335,7 +335,7 @@ def _text_leaves(field: pa.Field) -> Iterator[pa.Field]:
 
 
 def _below(field: pa.Field, inner: pa.Field) -> pa.Field:
-    """Returns the nullable child field of a struct or list, with its full name."""
+    """Returns the child field of a struct or list, nullable and with its full name."""
     return pa.field(f"{field.name}.{inner.name}", inner.type)
 
 

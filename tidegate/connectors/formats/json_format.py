@@ -120,7 +120,9 @@ def check_json_types(columns: pa.Schema, use: PayloadUse, kind: str = "json") ->
 
 
 def _unfit(kind: pa.DataType) -> str | None:
-    """Returns a text for the part of a type that JSON cannot represent, or None if JSON can represent all of it."""
+    """Returns text that names the part of a type that JSON cannot represent, or None if JSON can represent the whole
+    type.
+    """
     if pa.types.is_map(kind):
         if not _is_string(kind.key_type):
             return f"a map with keys of type {kind.key_type}"

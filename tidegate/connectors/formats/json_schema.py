@@ -217,7 +217,7 @@ class _JsonSchemaEncoder(PayloadEncoder):
 
 
 def _not_retrieved(address: str) -> Any:
-    """Raises ValueError, so that the library does not load schemas from the network."""
+    """Raises ValueError in place of loading a schema from the network. Passed to the JSON Schema library."""
     raise ValueError(f"{address} is not among the references of the schema")
 
 
@@ -242,7 +242,7 @@ class JsonSchema:
 
     @property
     def title(self) -> str:
-        """The title of the schema, for names of subjects."""
+        """Returns the title of the schema, which some subject names contain."""
         return str(self.root.get("title", ""))
 
     def required(self) -> list[str]:

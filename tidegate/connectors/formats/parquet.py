@@ -474,12 +474,12 @@ def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def is_of(path: str, name: str) -> bool:
-    """Returns whether the leaf with this path belongs to the column `name`, which may contain dots."""
+    """Returns whether the leaf column with this path belongs to the top-level column `name`, which may contain dots."""
     return path == name or path.startswith(f"{name}.")
 
 
 def is_coded(parquet: pq.ParquetFile, leaf: Leaf) -> bool:
-    """Returns whether a column of strings is to be read as a dictionary."""
+    """Returns whether a column of strings is read with dictionary encoding."""
     if not leaf.is_text:
         return False
     groups = parquet.metadata.num_row_groups
@@ -494,14 +494,14 @@ def is_coded(parquet: pq.ParquetFile, leaf: Leaf) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PieceSize:
-    """The number of rows to decode at a time, and whether small pieces should be concatenated."""
+    """The number of rows of a Parquet file to decode at a time, and whether small batches should be concatenated."""
 
     rows: int
     joined: bool
 
 
 class PieceSizes:
-    """Chooses the number of rows of an open Parquet file to decode at a time, by the sizes of its columns."""
+    """Chooses how many rows of an open Parquet file to decode at a time, from the sizes of its columns."""
 
     def __init__(self, parquet: pq.ParquetFile, file: Any, used: Sequence[Leaf], coded: set[str], limit: int) -> None:
         """`file` is the open file or its path; its pages are examined.
@@ -516,9 +516,8 @@ class PieceSizes:
         self._limit = limit
 
     def of(self, group: int) -> PieceSize:
-        """Returns the piece size for a row group.
-
-        Raises TooLargeError if a page or an average row exceeds the limit.
+        """Returns the number of rows to decode at a time in a row group. Raises TooLargeError if a page or an average
+        row exceeds the limit.
         """
         metadata = self._parquet.metadata.row_group(group)
         average = heaviest = 0.0

@@ -32,7 +32,7 @@ _UNITS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 def counting(parquet: pq.ParquetFile, schema: pa.Schema, rows: tuple[tuple[ColumnTest, ...], ...]) -> list[bool]:
-    """Returns for each row group whether it may have a matching row.
+    """Returns for each row group whether it may contain a row that passes the filter.
 
     `rows` has alternatives, each a conjunction of tests.
     """
@@ -47,9 +47,8 @@ def counting(parquet: pq.ParquetFile, schema: pa.Schema, rows: tuple[tuple[Colum
 
 
 def may_count(constants: pa.RecordBatch, rows: tuple[tuple[ColumnTest, ...], ...]) -> bool:
-    """Returns whether a row may match, given its values in some columns (`constants`).
-
-    Its other columns are unknown.
+    """Returns whether a row may pass the filter `rows`, given its values in some columns (`constants`). Its other
+    columns are unknown.
     """
     known = {name: _exactly(constants.column(name)) for name in constants.schema.names}
     return any(all(_may_pass(known.get(test.column), test, 1)[0] for test in tests) for tests in rows)
@@ -57,8 +56,8 @@ def may_count(constants: pa.RecordBatch, rows: tuple[tuple[ColumnTest, ...], ...
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Bounds of a column in each row group: `low` and `high` (null if unknown), and whether the group has no nulls
-    or only nulls.
+    """Lower and upper bounds of a column in each row group: `low` and `high` (null if unknown), and whether the group
+    has no nulls or only nulls.
     """
 
     low: pl.Series
@@ -193,8 +192,8 @@ def _may_pass(bounds: _Bounds | None, test: ColumnTest, groups: int) -> pl.Serie
 
 
 def _within(test: str, constant: pl.Expr) -> pl.Expr:
-    """Returns a polars expression: whether a value between the bounds may pass a comparison with `constant`; null if
-    unknown.
+    """Returns a polars expression that is true if a value between the bounds may pass a comparison with `constant`.
+    Null if unknown.
     """
     low = pl.col("low")
     high = pl.col("high")

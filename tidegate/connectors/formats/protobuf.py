@@ -404,7 +404,7 @@ def _check_field(field: Any, path: str, outer: tuple[str, ...]) -> None:
 def _wider_types() -> Mapping[int, Sequence[int]]:
     """Returns the types that hold every value of another Protobuf type with the same encoding.
 
-    Protobuf also lets int64 be read as int32, and cuts the numbers.
+    Protobuf itself also allows reading int64 as int32, which truncates the numbers.
     """
     kinds = _library("google.protobuf.descriptor_pb2").FieldDescriptorProto
     return {

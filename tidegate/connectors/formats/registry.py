@@ -178,7 +178,7 @@ class RegistryClient:
         return self._registered(_integer(answer, "id"), answer)
 
     def id_of(self, subject: str, kind: SchemaType, text: str, *, register: bool) -> int:
-        """Returns the id of a schema under a subject. With `register`, a missing schema is registered.
+        """Returns the id that a schema has under a subject. With `register`, a missing schema is registered.
 
         Raises UnknownSchemaError if the schema is missing, ConfigurationError if the registry refuses it,
         RegistryError.
@@ -238,7 +238,9 @@ class RegistryClient:
         raise RegistryError(f"the schema registry at {self.registry.url} does not answer: {failure}")
 
     def _refusal(self, error: urllib.error.HTTPError, url: str, path: str) -> str:
-        """Returns the reason of an HTTP error that may pass on a retry. Raises an exception for any other error."""
+        """Returns the reason of an HTTP error after which a retry may succeed. Raises an exception for any other
+        error.
+        """
         text = _message(error.read(_ANSWER_BYTES_MAX))
         if error.code == 429 or error.code >= 500:
             return f"{error.code} {text}"

@@ -346,7 +346,7 @@ def converted(
 
 
 def _one_by_one(texts: pa.Array, field: pa.Field, convert: Converter, reasons: dict[int, str]) -> pa.Array:
-    """Converts a column in halves, until each value that cannot be converted is isolated."""
+    """Converts a column in smaller and smaller halves, until each value that cannot be converted is isolated."""
     parts: list[tuple[int, pa.Array]] = []
     waiting = [(0, texts)]
     while waiting:

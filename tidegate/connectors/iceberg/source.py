@@ -285,11 +285,11 @@ def _check_snapshot(table: Table, place: TablePlace, snapshot_id: int | None) ->
 @wire
 @dataclass(frozen=True, slots=True)
 class LaneOfSnapshots:
-    """The position of a lane (a split of an `IcebergFollower`).
+    """The position of a lane (one of the hash partitions in which an `IcebergFollower` reads files).
 
     - `after`: id of the last snapshot that was read completely, None before the first one.
     - `current`: id of the snapshot that is being read, None between two snapshots.
-    - `file`, `row`: the next row in it: the number of the file among the lane's files, and the row in that file.
+    - `file`, `row`: the next row: the number of the file among the lane's files, and the row in that file.
     """
 
     lanes: int

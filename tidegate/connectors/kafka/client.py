@@ -53,7 +53,9 @@ def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consume
 
 
 def watermarks(asked: confluent_kafka.Consumer, topic: str, partition: int) -> tuple[int, int]:
-    """Returns the first existing offset of a partition, and the offset after the last record. Raises KafkaException."""
+    """Returns two offsets of a partition: the first existing one, and the one after the last record. Raises
+    KafkaException.
+    """
     library = kafka()
     found = asked.get_watermark_offsets(library.TopicPartition(topic, partition), timeout=TIMEOUT_S)
     if found is None:
@@ -155,7 +157,7 @@ class TopicWatch:
     ) -> None:
         """`settings`: settings of the consumer.
 
-        `contact` is notified whether the brokers answer. `clock_ms`: a monotonic clock.
+        `contact` is notified of answers and failures of the brokers. `clock_ms`: a monotonic clock.
         """
         self._settings = settings
         self._pattern = topics
@@ -308,7 +310,9 @@ class GroupOffsets:
     """
 
     def __init__(self, settings: Mapping[str, object], contact: BrokerContact, clock_ms: Callable[[], int]) -> None:
-        """`settings`: settings of the consumer, including `group.id`. `clock_ms`: a monotonic clock."""
+        """`settings`: settings of the consumer, including `group.id`. `contact` is notified of answers and failures of
+        the brokers. `clock_ms`: a monotonic clock.
+        """
         self._group = str(settings["group.id"])
         self._admin = _AdminClient(settings, contact)
         self._clock_ms = clock_ms

@@ -113,7 +113,7 @@ def _holds_headers(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MadeRecords:
-    """The records of good rows or changes, in order, and the reasons for bad rows, by row number."""
+    """Encoded Kafka records of the good rows or changes, in order, and the reasons for bad rows, by row number."""
 
     records: pa.RecordBatch
     bad: dict[int, str] = field(default_factory=dict)

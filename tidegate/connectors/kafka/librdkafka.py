@@ -73,7 +73,7 @@ _PYTHON_LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
 
 
 class Reports(Protocol):
-    """Callbacks of a producer."""
+    """Callbacks of a Kafka producer for failed deliveries, errors and log lines."""
 
     def failed(self, error: KafkaError, topic: str, partition: int) -> None:
         """Called for a record that was not delivered."""
@@ -419,7 +419,9 @@ def _times(records: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def _c_strings(names: pa.Array) -> tuple[object, NDArray[np.uint64]]:
-    """Returns memory with the distinct names as C strings, and the address of each entry's name."""
+    """Stores the distinct names as C strings in memory. Returns the object that owns this memory, and the address of
+    each entry's name.
+    """
     encoded = names.dictionary_encode()
     texts = [str(name).encode() for name in encoded.dictionary.to_pylist()]
     memory = ctypes.create_string_buffer(b"\0".join(texts) + b"\0")

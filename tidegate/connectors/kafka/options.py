@@ -130,7 +130,8 @@ Place: TypeAlias = "str | AtOffset | AtTime"
 
 
 def place_of(given: object, topic: str, partition: int, setting: str) -> Place:
-    """Returns the position for one partition in a checked `Start` or `End`. `setting` names the argument in errors.
+    """Returns the position at which one partition starts or ends, from a checked `Start` or `End`. `setting` names the
+    argument in errors.
 
     Raises ConfigurationError if the topic or partition is missing in a mapping.
     """

@@ -138,7 +138,9 @@ def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str,
 
 
 class Deliveries:
-    """Collects failed deliveries of one producer. Its callbacks run in the thread that calls the client."""
+    """Collects failed deliveries of one producer. The Kafka client calls its methods in the thread that calls the
+    client.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -208,7 +210,7 @@ _OF_TRANSACTIONS = {"ADDPARTS", "ENDTXN", "FATAL", "GETPID", "TXNERR", "TXNINIT"
 class ProducerContact(BrokerContact):
     """Tracks whether the brokers answer one producer.
 
-    Log lines about transactions are DEBUG, because the errors are raised too.
+    Log lines about transactions are DEBUG, because these errors are also raised.
     """
 
     def log(self, level: int, text: str, *values: object) -> None:

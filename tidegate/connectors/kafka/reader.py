@@ -209,7 +209,7 @@ class KafkaReader:
         return max(0, int(end if at.end is None else min(end, at.end)) - reached)
 
     def _ends(self, at: PartitionAt) -> bool:
-        """Returns whether a partition that has reached its end is finished, and releases it then.
+        """Returns whether a partition that has reached its end position is finished. If so, releases the partition.
 
         It is finished once the brokers have confirmed that the topic still has the id of the checkpoint.
         """
@@ -267,7 +267,7 @@ class KafkaReader:
     def _consume(self) -> None:
         """Receives records that have arrived, without waiting.
 
-        Unassigns partitions that use more than their share of the buffer.
+        Stops reading partitions that use more than their share of the buffer.
         """
         room_bytes = BUFFERED_BYTES_MAX // 4
         room = CONSUMED_MAX
@@ -406,7 +406,7 @@ class KafkaReader:
         return True
 
     def _find(self, split: SourceSplit, known: KnownPartitions, offset: int) -> ReadResult:
-        """Returns the new partitions that the hash assigns to this finder split."""
+        """Finds new partitions, and returns as new splits the ones that the hash assigns to this finder split."""
         number = int(split.split_id.split()[2])
         before = dict(known.counts)
         self._watch.poll_list()
@@ -466,6 +466,6 @@ def _size_bytes(records: Records) -> int:
 
 
 def _may_pass(errors: Any) -> frozenset[int]:
-    """Returns the codes of errors from which the client recovers by itself."""
+    """Returns the codes of errors that are temporary, because the client recovers from them by itself."""
     names = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_MAX_POLL_EXCEEDED", "_UNKNOWN_PARTITION")
     return frozenset(getattr(errors, name) for name in names)

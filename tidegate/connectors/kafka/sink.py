@@ -220,9 +220,9 @@ class KafkaSink(CommittingSink):
 
 
 class _StagingWriter(CommittingWriter):
-    """Stages records in files.
+    """Stages records in files for the commit.
 
-    All records of a subtask use its first bucket, so a checkpoint is committed in one lane.
+    All records of a subtask use its first bucket, so one `LaneCommitter` commits a checkpoint.
     """
 
     def __init__(self, target: KafkaTarget, context: CommittingContext) -> None:

@@ -71,14 +71,17 @@ class TokenTopic:
     partitions: int
 
     def partition_of(self, lane: str) -> int:
-        """Returns the partition that stores the tokens of a lane."""
+        """Returns the partition of the token topic that stores the tokens of a lane (the commits of one sink
+        bucket).
+        """
         return zlib.crc32(lane.encode()) % self.partitions
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Token:
-    """The commit progress of a lane: all checkpoints before this one, and the first `parts` parts of this one, are
-    committed.
+    """The commit progress of a lane (the commits of one sink bucket).
+
+    All checkpoints before this one, and the first `parts` parts of this one, are committed.
     """
 
     checkpoint_id: int
@@ -90,9 +93,8 @@ class Token:
 
     @staticmethod
     def decoded(value: bytes | None, lane: str) -> Token:
-        """Parses a token from the value of a record.
-
-        Raises KafkaWriteError for a record that tidegate has not written.
+        """Parses the token of a lane from the value of a record. Raises KafkaWriteError for a record that tidegate has
+        not written.
         """
         try:
             found = json.loads(value or b"")
@@ -107,7 +109,7 @@ class Token:
 def read_token(
     servers: str, properties: Mapping[str, object], topic: TokenTopic, lane: str, limit_ms: int = _READ_LIMIT_MS
 ) -> Token | None:
-    """Returns the newest committed token of a lane, or None if there is none.
+    """Returns the newest committed token of a lane (the commits of one sink bucket), or None if there is none.
 
     Reads the partition up to the end that it has at the call. Raises KafkaWriteError if that takes longer than
     `limit_ms`.
@@ -188,7 +190,7 @@ def _reader(settings: Mapping[str, object], isolation: str) -> confluent_kafka.C
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One transaction of a lane. `batches` returns its records."""
+    """One transaction of a lane (the commits of one sink bucket). `batches` returns the records of the transaction."""
 
     done: Token
     """The token that the transaction writes."""
@@ -244,7 +246,7 @@ class LaneCommitter:
         self._producer = None
 
     def _open(self) -> None:
-        """Fences earlier processes that commit this lane, and reads the lane's token."""
+        """Opens the producer, which fences earlier processes that commit this lane, and reads the lane's token."""
         self._deliveries = Deliveries()
         producer = make_producer(self._settings, self._deliveries)
         doing = f"could not begin to commit {self._lane!r}"

@@ -151,7 +151,7 @@ def _table_of(connection: Connection, oid: int) -> CdcTable | None:
 
 
 def changed_table(was: CdcTable, now: CdcTable | None) -> str | None:
-    """Returns how a table differs from what it was when the job was made, so that rows would be wrong, or None."""
+    """Returns text about a change of a table since the job was submitted that would make rows wrong, or None."""
     if now is None:
         return f"table {was.text} was dropped, or created again"
     if was.text != now.text:
@@ -170,7 +170,9 @@ def changed_table(was: CdcTable, now: CdcTable | None) -> str | None:
 
 
 def check_tables(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
-    """Raises ConfigurationError if tables or the publication have changed so that changes of rows are missing."""
+    """Raises ConfigurationError if tables or the publication have changed in a way that makes changes of rows
+    missing.
+    """
     _check_unchanged(connection, tables)
     try:
         _check_publication(connection, publication, tables)
@@ -181,7 +183,9 @@ def check_tables(connection: Connection, publication: str, tables: Sequence[CdcT
 
 
 def _check_unchanged(connection: Connection, tables: Sequence[CdcTable]) -> None:
-    """Raises ConfigurationError if a table was dropped, renamed, or changed so that changes of rows are missing."""
+    """Raises ConfigurationError if a table was dropped, renamed, or changed in a way that makes changes of rows
+    missing.
+    """
     with connection.transaction():
         # All queries see one state of the catalog.
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -216,7 +220,9 @@ _FILTERS_SINCE = 150_000
 
 
 def _check_publication(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
-    """Raises ConfigurationError if a publication leaves out rows, columns or changes of the tables."""
+    """Raises ConfigurationError if a publication does not publish all rows, columns or kinds of changes of the
+    tables.
+    """
     has_filters = connection.info.server_version >= _FILTERS_SINCE
     more = "rowfilter::text, attnames::text[]" if has_filters else "NULL, NULL"
     asked = f"SELECT schemaname::text, tablename::text, {more} FROM pg_publication_tables WHERE pubname = %s"
@@ -374,7 +380,7 @@ class LogStream:
 
 
 def _end_of_stream(result: Any) -> Exception:
-    """Returns the error for a stream that the server has ended. It is an OperationalError if it may pass."""
+    """Returns the error for a stream that the server has ended. It is an OperationalError if a retry may succeed."""
     psycopg = driver()
     if result is None or result.status != psycopg.pq.ExecStatus.FATAL_ERROR:
         return psycopg.OperationalError("the server ended the stream of the log")  # type: ignore[no-any-return]

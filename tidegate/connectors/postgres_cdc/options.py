@@ -48,7 +48,7 @@ class CdcTable:
 
     @property
     def identity(self) -> str:
-        """Returns what a job that continues must find again: the table and its columns."""
+        """Returns a text with the properties that must not change when a job continues: the table and its columns."""
         return f"{self.oid}: {' '.join(str(each.number) for each in self.columns)}"
 
 

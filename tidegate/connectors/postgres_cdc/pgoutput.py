@@ -49,9 +49,10 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it is from now on. `oid` identifies it in the rows.
+    """A `Relation` message: describes a table for the following messages.
 
-    `identity`: its replica identity, "d" for the primary key, "f" for all columns, "i" for an index, "n" for none.
+    `oid` identifies the table in row messages. `identity`: its replica identity, "d" for the primary key, "f" for all
+    columns, "i" for an index, "n" for none.
     """
 
     oid: int

@@ -156,7 +156,9 @@ class PostgresCdcSource:
 
 @dataclass(slots=True)
 class _Snapshot:
-    """The snapshot that is being read. `offset` is the number of the next row, `table` the index of its table."""
+    """The state of reading a snapshot. `offset` is the number of the next row, `table` the index of the table that is
+    being read.
+    """
 
     position: CdcPosition
     connection: psycopg.Connection[tuple[Any, ...]]
@@ -323,7 +325,7 @@ class PostgresCdcReader:
     def _give_up_snapshot(self, at: CdcPosition, offset: int) -> ReadResult:
         """Abandons a snapshot that cannot be continued after a failure.
 
-        Its rows are truncated next, and a new snapshot follows.
+        Returns a result after which the rows read so far are truncated. A new snapshot follows.
         """
         log.warning("the snapshot of %s was not complete, so it begins anew", ", ".join(at.tables))
         self._disconnect()
@@ -425,7 +427,7 @@ class PostgresCdcReader:
             log.warning("%s", retained_text(self._source.slot, kept_bytes))
 
     def _check_tables(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Raises ConfigurationError if the tables are not what they were when the job began."""
+        """Raises ConfigurationError if the tables have changed since the job began in a way that makes rows wrong."""
         try:
             check_tables(connection, self._source.publication, self._source.tables)
         except ConfigurationError as error:
@@ -459,7 +461,7 @@ class PostgresCdcReader:
         return []
 
     def _relation(self, message: Relation) -> _Relation | None:
-        """Returns how the rows of a table are decoded from now on, or None for a table that is not read."""
+        """Returns the object that decodes the rows of a table from now on, or None for a table that is not read."""
         for number, table in enumerate(self._source.tables):
             same_name = (table.schema, table.name) == (message.schema, message.name)
             if table.oid == message.oid and same_name:
@@ -546,9 +548,9 @@ class PostgresCdcReader:
 
 @dataclass(frozen=True, slots=True)
 class _TableRows:
-    """Rows of one table in a batch: their kinds, a column of values each, and the unchanged columns of each row.
+    """Rows of one table in a batch: their kinds, their values as columns, and the unchanged columns of each row.
 
-    `places`: the indices of the rows in the batch.
+    `places`: the indices of these rows in the batch.
     """
 
     table: int
@@ -572,7 +574,7 @@ class _Relation:
 
     @staticmethod
     def of(number: int, table: CdcTable, message: Relation) -> _Relation:
-        """Returns how the columns of a table are found in rows of the log, by the table's description in the log.
+        """Returns the mapping of a table's columns to rows of the log, from the table's description in the log.
 
         `number`: the number of the table at the source. Raises ConfigurationError if the table no longer fits the table
         at submission.

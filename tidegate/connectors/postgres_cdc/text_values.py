@@ -65,9 +65,9 @@ _TIMES = (1083, 1114, 1184, 1266)
 
 
 def keeps_values(column: CdcColumn, oid: int, modifier: int) -> bool:
-    """Returns whether the rows of a column stay what they were when its type becomes this one.
+    """Returns whether stored values of a column do not change when the column's type becomes the given type.
 
-    PostgreSQL rewrites a table for most other changes of a type, and its log does not have the rows that this changes.
+    PostgreSQL rewrites a table for most other changes of a type, and its log does not contain the rewritten rows.
     """
     if oid == column.oid and (modifier == column.modifier or column.oid != column.base_oid):
         return True  # A domain has the modifier of its base type.

@@ -72,7 +72,7 @@ def engine_of(url: str, where: str, *, writes: bool = False) -> sa.Engine:
 
 
 def use_utc(engine: sa.Engine) -> None:
-    """Makes MySQL and MariaDB return timestamps in UTC."""
+    """Makes MySQL and MariaDB connections of the engine return timestamps in UTC."""
     from sqlalchemy import event
 
     @event.listens_for(engine, "connect")
@@ -383,7 +383,7 @@ def _insert(connection: sa.Connection, table: sa.Table, keys: Iterable[str], on_
 
 
 def bound_type(column: TableColumn) -> Any:
-    """Returns the SQLAlchemy type with which values of a column are passed to the driver."""
+    """Returns the SQLAlchemy type as which values of a column are passed to the driver."""
     sa = alchemy()
     kinds = {"naive": sa.DateTime, "zoned": sa.DateTime, "date": sa.Date, "time": sa.Time, "binary": sa.LargeBinary}
     return kinds.get(column.accepts or "", sa.types.NullType)()
@@ -432,7 +432,9 @@ _DAYS = (-719_162, 2_932_896)
 
 
 def _limits(arrow: pa.DataType | None) -> tuple[int, int] | None:
-    """Returns the range of the dates and timestamps that can be sent, in the unit of their type."""
+    """Returns the range of dates and timestamps that the database accepts, as integers in the unit of the Arrow type.
+    None without a limit.
+    """
     if arrow is None or not (pa.types.is_date(arrow) or pa.types.is_timestamp(arrow)):
         return None
     per_day = 1 if pa.types.is_date(arrow) else 86_400 * {"s": 1, "ms": 1_000, "us": 1_000_000}[arrow.unit]
@@ -440,8 +442,8 @@ def _limits(arrow: pa.DataType | None) -> tuple[int, int] | None:
 
 
 def _accepted(data_type: Any, dialect: str) -> tuple[Any, pa.DataType | None, int | None]:
-    """Returns the accepted kind of Arrow types, the Arrow type in which values are sent, and the maximum number of
-    characters.
+    """Returns three values about a column type: the kind of Arrow types that it accepts, the Arrow type in which values
+    are sent, and the maximum number of characters.
     """
     sa = alchemy()
     of_mysql = dialect in _MYSQL

@@ -260,7 +260,7 @@ def _cast(values: pa.Array, wanted: pa.DataType, column: TableColumn, where: str
 
 
 def _first_unfit(values: pa.Array, wanted: pa.DataType) -> object:
-    """Returns the first value that cannot be cast, found by binary search."""
+    """Returns the first value that cannot be cast to the type `wanted`, found by binary search."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2

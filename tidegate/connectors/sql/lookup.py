@@ -159,7 +159,7 @@ class KeyedTable(ABC):
                 )
 
     def why_no_key(self, column: TableColumn) -> str | None:
-        """Returns why a column cannot be a key, or None if it can."""
+        """Returns text about why a column cannot be used as a lookup key, or None if it can."""
         data_type = decoded_type(self.schema.field(column.name).type)
         if pa.types.is_floating(data_type):
             return "equal floats may differ in their bytes (0.0 and -0.0, NaN); use a column of integers or decimals"
@@ -354,7 +354,10 @@ class PostgresLookup(LookupSession):
 
 
 def _possible(keys: pa.RecordBatch, columns: Sequence[TableColumn]) -> pa.RecordBatch:
-    """Returns the keys without values that the server would refuse with an error, which no row can have."""
+    """Returns the keys without rows that contain a value which the server would refuse with an error.
+
+    No row of the table can have such a key.
+    """
     for name, column in zip(keys.schema.names, columns, strict=True):
         values = keys.column(name)
         if column.format == "uuid":

@@ -362,7 +362,9 @@ class PostgresSession(TableSession):
         return self._connection
 
     def _missing(self, connection: PostgresConnection, key: CommitKey, buckets: Set[int]) -> frozenset[int]:
-        """Returns the buckets that have no token of this or a later checkpoint."""
+        """Returns the buckets that still have to be committed, because they have no token of this or a later
+        checkpoint.
+        """
         rows = connection.rows(
             f"SELECT bucket FROM {self._tokens} WHERE sink = {literal(key.sink)} AND job_id = {literal(key.job_id)} "
             f"AND checkpoint_id >= {key.checkpoint_id} AND bucket IN ({', '.join(map(str, sorted(buckets)))})"
@@ -444,7 +446,7 @@ _SESSION = {
 
 
 def _sent(column: TableColumn) -> str:
-    """Returns the SQL expression for a value in the temporary table, cast to the type of the column."""
+    """Returns the SQL expression that casts a value in the temporary table to the type of the column."""
     value = f"staged.{identifier(column.name)}"
     return f"CAST({value} AS {column.type_text})" if column.cast else value
 

@@ -73,11 +73,11 @@ class Rows(ABC):
 
     @abstractmethod
     def next(self) -> pa.RecordBatch | None:
-        """Returns the next rows, or None at the end."""
+        """Returns the next rows of the query's result as a batch, or None at the end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the query."""
+        """Ends the query and releases its resources."""
 
 
 # --- PostgreSQL ---------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class PostgresRows(Rows):
         self.reader: pa.RecordBatchReader = cursor.fetch_record_batch()
 
     def next(self) -> pa.RecordBatch | None:
-        """Returns the next rows, cast to the schema, or None at the end."""
+        """Returns the next rows of the query's result, cast to the schema, or None at the end."""
         assert self._schema is not None
         try:
             batch = self.reader.read_next_batch()
@@ -239,7 +239,9 @@ _READ_AS = {
 
 
 def _is_read_as(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether values of one type keep their meaning in another type. A number never becomes a time."""
+    """Returns whether values of the type `found` keep their meaning when they are read as the type `wanted`. A number,
+    for example, never becomes a time.
+    """
     kind = kind_of(found)
     return kind_of(wanted) in _READ_AS.get(kind, {kind})
 

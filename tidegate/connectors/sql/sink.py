@@ -159,7 +159,9 @@ class DatabaseWriter(CommittingWriter):
         self._files += 1
 
     def _sent_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[tuple[int, int]]]:
-        """Returns rows cast to the sent types and sorted by bucket, and the number of rows in each bucket."""
+        """Returns rows cast to the types that are sent and sorted by bucket. Also returns pairs of a bucket and its
+        number of rows.
+        """
         where, columns, kinds = self._sink.client.where, self._sink.columns, self._sink.kind_column
         if not self._keys:
             rows = conform(batch, columns, frozenset(), where)

@@ -36,7 +36,9 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 @wire
 @dataclass(frozen=True, slots=True)
 class RangePosition:
-    """A range of the partition column, and the position in it. `low` and `high` are SQL literals; None is no limit.
+    """A range of values of the partition column, and the position of a reader in the range.
+
+    `low` and `high` are SQL literals, or None without a limit.
 
     `low` is the first value, `high` is the first value of the next range. `rows` rows were read, and `digest` is the
     sum of their hashes, modulo 2^64. `query` identifies the query, because a range of another query has other rows.
@@ -88,7 +90,7 @@ class SqlSource:
 
     @property
     def _identity(self) -> str:
-        """Identifies the query and its columns."""
+        """Returns a text that identifies the query and its columns."""
         columns = [f"{field.name} {field.type}" for field in self.schema]
         text = "\n".join([self.query.strip(), str(self.partition_by), *columns])
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -92,7 +92,7 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
 class _Move:
     """Copies the data of earlier jobs that a savepoint needs.
 
-    `line` has these jobs, beginning with the job that took the savepoint.
+    `line` lists these jobs, beginning with the job that took the savepoint.
     """
 
     job_id: JobId
@@ -103,7 +103,7 @@ class _Move:
 
     @property
     def tables(self) -> Mapping[str, str]:
-        """For each table of collected rows, its URL at the old place, and the placeholder that replaces it in the
+        """Returns, for each table of collected rows, its old URL, and the placeholder that replaces the URL in the
         copy.
         """
         uids = {info.uid for metadata in self.covering for info in metadata.operators}
@@ -149,7 +149,9 @@ class _Move:
                 return
 
     def earlier(self, older: CheckpointMetadata, tables: Mapping[str, str]) -> NativeFile:
-        """Copies the part of an earlier checkpoint that a restore needs: the list of its sink files."""
+        """Copies the part of an earlier checkpoint that a restore needs: the list of its sink files. Returns the copied
+        file.
+        """
         subtasks = (SubtaskState(s.vertex, s.subtask, None, s.committables, s.finished) for s in older.subtasks)
         stripped = replace(older, subtasks=tuple(_placed(subtask, tables) for subtask in subtasks), hooks=())
         path = CheckpointLayout(older.job_id).metadata(older.checkpoint_id)

@@ -212,7 +212,9 @@ class SavepointWriter:
             self._waiting.close()
 
     def _waiting_folder(self) -> str:
-        """Returns a temporary folder for rows that are not written yet. The writer deletes it at its end."""
+        """Returns a temporary folder for rows that are added but not written yet. The writer deletes the folder at its
+        end.
+        """
         return self._waiting.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
 
     def _create(self, folder: str) -> None:
@@ -252,7 +254,7 @@ class SavepointWriter:
             )
 
     def _operator(self, uid: str, keys: tuple[str, ...]) -> OperatorInfo:
-        """Returns the operator to which a state is added: one of the base, or a new one."""
+        """Returns the operator to which a state is added: an operator of the base, or a new one."""
         if not uid:
             raise ConfigurationError("an operator needs a uid: the job finds its state by the uid")
         if uid in self._changes.dropped_operators:
@@ -334,9 +336,8 @@ class Changes:
             self.new_operators[info.uid] = info if info.keys else replace(info, keys=put.keys)
 
     def refuse_put(self, uid: str, state: str | None = None) -> None:
-        """Raises ConfigurationError if the state, or any state of the operator, was added.
-
-        Then it cannot be removed.
+        """Raises ConfigurationError if the state, or any state of the operator, was added before, because it cannot be
+        removed then.
         """
         for put_uid, name in self.puts:
             if put_uid == uid and state in (None, name):
@@ -350,7 +351,9 @@ class Changes:
         return None
 
     def stored_keys(self, store: Store, base: CheckpointMetadata, uid: OperatorUid) -> pa.Schema | None:
-        """Returns the key columns of an operator's states in the base, or None if there are none or are unknown."""
+        """Returns the key columns of an operator's states in the base, or None if there are none or if they are
+        unknown.
+        """
         for info in states_of(base):
             if info.uid == uid and info.kind is StateKind.KEYED and (info.rows is None or info.rows):
                 selection = StateSelection.find(store, base, uid, info.state)
@@ -436,7 +439,7 @@ class ChangedVertices:
         return replace(self._copied(rest) if rest.sink_paths else rest, handle=handle)
 
     def _staying(self, subtask: SubtaskState) -> Iterator[tuple[OperatorUid, FrozenState]]:
-        """Yields the states of a subtask of the base that are kept, as rows."""
+        """Yields the states of a subtask of the base that are not changed, as rows."""
         own = replace(self.base, subtasks=(subtask,))
         for info in states_of(own):
             if not self.changes.leaves(info.uid, info.state):
@@ -458,7 +461,7 @@ class ChangedVertices:
             yield info.uid, _Stored(info.state, info.kind, (selection, stream), keys, self.max_parallelism)
 
     def _put(self, vertex: VertexId, subtask: SubtaskIndex) -> Iterator[tuple[OperatorUid, FrozenState]]:
-        """Yields the part of this subtask of each state that was added."""
+        """Yields, for each added state, the part that belongs to this subtask."""
         operators = {info.uid: info for info in (*self.base.operators, *self.changes.new_operators.values())}
         for (uid, _), put in self.changes.puts.items():
             info = operators[uid]
@@ -468,7 +471,7 @@ class ChangedVertices:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The part of one subtask of a state in the base, as a `FrozenState`."""
+    """The part of a state of the base that one subtask has, as a snapshot (`FrozenState`)."""
 
     state: str
     kind: StateKind
@@ -493,7 +496,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The part of one subtask of a state that was added, as a `FrozenState`."""
+    """The part of an added state that one subtask gets, as a snapshot (`FrozenState`)."""
 
     put: PutState
     subtask: SubtaskIndex
@@ -503,12 +506,12 @@ class _Given:
 
     @property
     def state(self) -> str:
-        """Name of the state."""
+        """Returns the name of the state."""
         return self.put.state
 
     @property
     def kind(self) -> StateKind:
-        """How the state is divided when the parallelism changes."""
+        """Returns how the state is divided when the parallelism changes."""
         return self.put.kind
 
     def chunks(self) -> Iterator[StateChunk]:

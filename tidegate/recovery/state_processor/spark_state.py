@@ -118,7 +118,7 @@ def _dataframe(
 
 
 def _parts(selection: StateSelection, key_groups: range | None, wanted: int) -> list[range | None]:
-    """Returns the key groups of each partition. None means the whole state."""
+    """Returns the range of key groups for each partition of the Spark DataFrame. None means the whole state."""
     if selection.info.kind is not StateKind.KEYED:
         return [None]
     groups = selection.key_groups if key_groups is None else key_groups

@@ -286,7 +286,7 @@ def _with_keys(
 
 
 def _resting(found: pa.Schema, fields: Sequence[pa.Field]) -> pa.Schema:
-    """Returns the schema of the rows in files. Dictionary columns have the type of their values."""
+    """Returns the schema of the rows in temporary files. Dictionary columns have the type of their values instead."""
     return pa.schema(
         [
             field.with_type(before.type) if pa.types.is_dictionary(before.type) else field

@@ -26,7 +26,7 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class TimelineLine:
-    """A line, and the number of the event from which it follows, or None if that is unknown."""
+    """A line of text in a job's timeline, and the number of the event that it describes, or None if unknown."""
 
     number: EventId | None
     line: Line
@@ -109,7 +109,7 @@ class TimelineReader:
         return [line_alone(logged.event)]
 
     def _lose(self, note: str) -> None:
-        """Adds a note that decisions are unknown from here on."""
+        """Adds a note to the timeline that decisions are unknown from this point on."""
         self._notes.append(note)
         self._whole = False
 

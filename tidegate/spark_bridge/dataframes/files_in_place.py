@@ -77,9 +77,9 @@ _ADVICE = Advice(_STAGE, _STAGE, "Shorten the values, or drop the column, before
 @wire
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """The rows of a file from row `first` on.
+    """A split of a file: its rows from row `first` on.
 
-    `constants` is one row with the values of the partition columns of its folder.
+    `constants` is one row with the values of the partition columns of the file's folder.
     """
 
     file: FileAt
@@ -388,7 +388,7 @@ def files_of(df: DataFrame) -> FilesOfPlan:
 
 
 class _Reading:
-    """Reads the plan of a DataFrame, from its columns down to the files."""
+    """Analyses the plan of a DataFrame, from its columns down to the files that it reads."""
 
     def __init__(self, df: DataFrame) -> None:
         self._df = df
@@ -572,7 +572,9 @@ _CONSTANTS = "constants"
 @wire
 @dataclass(frozen=True, slots=True)
 class RowCondition:
-    """A node of a condition. `and`, `or` and `not` have parts. `is_null` and comparisons have a column."""
+    """A node of a filter condition on rows. `and`, `or` and `not` have parts. `is_null` and comparisons have a
+    column.
+    """
 
     test: str
     parts: tuple[RowCondition, ...] = ()
@@ -737,7 +739,9 @@ timestamps.
 
 
 def _is_modern(parquet: pq.ParquetFile, name: str) -> bool:
-    """Returns whether statistics prove that all values are later than the change of calendars."""
+    """Returns whether statistics of the file prove that all values of a column are after the switch from the Julian to
+    the Gregorian calendar.
+    """
     at = next(at for at in range(len(parquet.schema)) if parquet.schema[at].path == name)
     for group in range(parquet.metadata.num_row_groups):
         statistics = parquet.metadata.row_group(group).column(at).statistics

@@ -55,9 +55,8 @@ T = TypeVar("T")
 @wire
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """The settings of a log that never change.
-
-    `spark_checkpoint` is None if Spark's checkpoint is in the folder of the log.
+    """The settings of a batch log that never change. `spark_checkpoint` is None if Spark's checkpoint is in the folder
+    of the log.
     """
 
     log_id: str
@@ -71,7 +70,7 @@ class LogHeader:
 class LogBatch:
     """The commit of a micro-batch: its files, in order.
 
-    `ends` has, for each lane, the number of rows up to and including this batch.
+    `ends` has, for each lane (split) of the log, the number of rows up to and including this batch.
 
     `query_id` is the id of the query that wrote it. Spark's checkpoint stores this id, so it is the same after a
     restart of the query.
@@ -88,7 +87,7 @@ class LogBatch:
         return sum(file.size_bytes for file in self.files)
 
     def in_lane(self, lane: int) -> Iterator[tuple[int, StagedFile]]:
-        """Yields the files in a lane, each with the number of its first row in the lane."""
+        """Yields the files of this batch in a lane (split), each with the number of its first row in the lane."""
         files = self.files[(lane - self.batch_id) % len(self.ends) :: len(self.ends)]
         start = self.ends[lane] - sum(file.rows for file in files)
         for file in files:
@@ -96,7 +95,7 @@ class LogBatch:
             start += file.rows
 
     def start_of(self, lane: int) -> int:
-        """Returns the number of the first row of this batch in a lane."""
+        """Returns the number of the first row of this batch in a lane (split) of the log."""
         return self.ends[lane] - sum(file.rows for _, file in self.in_lane(lane))
 
 
@@ -116,7 +115,10 @@ def data_folder(batch_id: int, attempt: str) -> str:
 
 
 class BatchLog:
-    """A log in a store. Any method may raise StorageError, or CorruptionError and CodecError for damaged data."""
+    """A log of micro-batches in a store, which Spark writes and tasks read.
+
+    Any method may raise StorageError, or CorruptionError and CodecError for damaged data.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -210,7 +212,9 @@ _CLAIM_VERSION = 1
 @wire
 @dataclass(frozen=True, slots=True)
 class LogClaim:
-    """The right of one run of a job to write a log. `root` is the checkpoint root of the job, which has its lease."""
+    """The claim of one run of a job that allows it to write a log. `root` is the checkpoint root of the job, which has
+    the job's lease.
+    """
 
     root: str
     job_id: JobId

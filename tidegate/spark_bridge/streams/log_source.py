@@ -80,8 +80,8 @@ def failure_path(run: str) -> str:
 
 @dataclass(slots=True)
 class _Lane:
-    """The position of a reader in a lane: the number of the next row, and the first batch that may have more rows of
-    the lane.
+    """The position of a reader in a lane (split) of the log: the number of the next row, and the first batch that may
+    have more rows of the lane.
     """
 
     parquet: ParquetReader
@@ -188,7 +188,7 @@ LOOKS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a row of a lane: its file, and the micro-batch that contains it.
+    """Locates a row of a lane (split) of the log: its file, and the micro-batch that contains it.
 
     - `batch_id`: the number of the micro-batch.
     - `start`: the number of the first row of `file` in the lane.
@@ -224,13 +224,12 @@ class LogWindow:
 
     @property
     def next_batch_id(self) -> int:
-        """Returns the number of the first batch after the window."""
+        """Returns the number of the first batch after the commits in memory."""
         return self._batches[-1].batch_id + 1 if self._batches else 0
 
     def find(self, lane: int, row: int) -> Place | None:
-        """Returns the place of a row, or None if its batch is not in the log yet.
-
-        Raises ConfigurationError if it was deleted.
+        """Returns where a row of a lane is, or None if its batch is not in the log yet. Raises ConfigurationError if
+        the row was deleted.
         """
         if (not self._batches or row < self._batches[0].start_of(lane)) and not self._seek(lane, row):
             return None
@@ -247,7 +246,10 @@ class LogWindow:
         )
 
     def _grow(self) -> bool:
-        """Adds the next commit and returns True, if it exists. If it was deleted, empties the window."""
+        """Reads the next commit into memory. Returns False if it does not exist yet.
+
+        If the commit was deleted, removes all commits from memory.
+        """
         if self._waits():
             return False
         try:
@@ -267,8 +269,8 @@ class LogWindow:
         return True
 
     def _seek(self, lane: int, row: int) -> bool:
-        """Starts the window again with the batch of a row, or with the newest one. Returns False if the log has no
-        batch.
+        """Makes the commits in memory start again, at the batch of a row, or at the newest batch. Returns False if the
+        log has no batch.
 
         The pause applies only to an empty log: existing rows must not wait because another lane found nothing.
         """

@@ -295,7 +295,8 @@ class StreamFeed(DriverService):
 def free_batches(
     log: BatchLog, header: LogHeader, ledger: LogLedger, claim: HeldClaim, positions: PositionsAtRest
 ) -> None:
-    """Runs one round: updates the ledger with the newest checkpoint, and deletes batches that no checkpoint needs.
+    """Runs one round of cleaning: updates the ledger with the newest checkpoint, and deletes batches that no checkpoint
+    needs.
 
     Raises SparkBridgeError if another job writes the log. If storage does not answer, the next round tries again.
     """
@@ -347,7 +348,7 @@ class BatchWriter(Generic[R]):
         self._stage = stage
 
     def write(self, rows: R, batch_id: int, query_id: str) -> None:
-        """Waits until there is room, and adds a batch to the log, unless it is already there.
+        """Waits until the log has space, and adds a batch, unless the log has it already.
 
         Raises SparkBridgeError if the batch is not the next one or another job writes the log, StorageError,
         WriterStopped, and errors of `stage`.
@@ -365,7 +366,7 @@ class BatchWriter(Generic[R]):
     def _newest_before(self, batch_id: int) -> LogBatch | None:
         """Returns the newest batch before this one.
 
-        First reads batches that a writer that was considered dead has added since then.
+        First reads batches that an earlier writer, which was considered dead, may have added since.
         """
         newest = self._ledger.newest
         while batch_id > (expected := 0 if newest is None else newest.batch_id + 1):
@@ -424,7 +425,7 @@ WAIT_STEP_S = 1.0
 
 
 class WriterStopped(Exception):
-    """Raised when the feed stops, so that Spark does not count the batch as written."""
+    """Raised in a batch function when the feed stops, so that Spark does not record the batch as written."""
 
 
 def needed_rows(log_id: str, lanes: int, positions: Iterable[Mapping[str, int]]) -> tuple[int, ...]:

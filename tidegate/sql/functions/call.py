@@ -98,9 +98,8 @@ class Function:
 
 
 def of(least: int, most: int | None = None) -> Callable[[Make], Function]:
-    """Returns a function that wraps a translation as a `Function` with `least` to `most` arguments.
-
-    By default `most` equals `least`.
+    """Decorator for a translation that accepts `least` to `most` arguments. Returns the translation as a `Function`. By
+    default `most` equals `least`.
     """
     return lambda make: Function(make, least, least if most is None else most)
 

@@ -76,7 +76,7 @@ _BAD = object()
 def _read(text: str, of_schema: bool) -> Any:
     """Returns the first JSON value of a text.
 
-    `_BAD` if there is none, and None for the JSON value `null`. `of_schema` is True for FROM_JSON.
+    Returns `_BAD` if the text has none, and None for the JSON value `null`. `of_schema` is True for FROM_JSON.
     """
     text = text.lstrip(_BLANKS)
     try:

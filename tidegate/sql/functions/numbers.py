@@ -27,7 +27,9 @@ def _double(change: Callable[[pl.Expr], pl.Expr]) -> Function:
 
 
 def _positive(change: Callable[[pl.Expr], pl.Expr]) -> Function:
-    """Returns a function of a double that is null for arguments that are not greater than 0, as in Spark."""
+    """Returns the SQL function that applies `change` to a double. Its result is null for arguments that are not greater
+    than 0, as in Spark.
+    """
     return of(1)(lambda call: Typed(change(pl.when(call.double(0) > 0).then(call.double(0))), pl.Float64()))
 
 
@@ -37,8 +39,8 @@ def _abs(call: Call) -> Typed:
 
 
 def _whole(change: Callable[[pl.Expr], pl.Expr]) -> Function:
-    """Returns a function that rounds to whole numbers: the result is BIGINT for doubles, and a decimal of scale 0 for
-    decimals.
+    """Returns the SQL function that rounds to whole numbers by `change`. The result is BIGINT for doubles, and a
+    decimal of scale 0 for decimals.
     """
 
     def make(call: Call) -> Typed:
@@ -106,7 +108,9 @@ def _coalesce(call: Call) -> Typed:
 
 
 def _extreme(greatest: bool) -> Function:
-    """Returns the function GREATEST or LEAST. Nulls are skipped, as in Spark. NaN is greater than any number."""
+    """Returns the SQL function GREATEST (if `greatest`) or LEAST. Nulls are skipped, as in Spark. NaN is greater than
+    any number.
+    """
 
     def make(call: Call) -> Typed:
         found, data_type = _in_common(call, call.args)

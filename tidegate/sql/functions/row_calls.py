@@ -45,9 +45,8 @@ class RowCalls:
         return _loaded, (cloudpickle.dumps(parts),)
 
     def __call__(self, inputs: Sequence[pl.Series]) -> pl.Series:
-        """Returns the results of the function.
-
-        The last input is ignored, because it only contributes the name of the expression.
+        """Returns the results of the function for polars. The last input is ignored, because it only contributes the
+        name of the expression.
         """
         given = inputs[:-1]
         lengths = [len(each) for each in given]

@@ -294,7 +294,9 @@ class _Schema:
         self._place = 0
 
     def refused(self, why: str = "") -> Exception:
-        """Returns the error for the next word of the schema. `why` is the reason, or empty for a general one."""
+        """Returns the error for the next word of the schema text. `why` is the reason, or empty for a general error
+        text.
+        """
         found = f"{self.peek()!r}" if self.peek() else "the end"
         reason = why or f"{found} is not understood; write names and types, as in 'id INT, tags ARRAY<STRING>'"
         return self._call.refused(f"the schema {self._text!r}: {reason}")
@@ -305,7 +307,7 @@ class _Schema:
         return self._words[place] if place < len(self._words) else ""
 
     def fields(self, end: str) -> pl.Struct:
-        """Reads fields (names with types) up to the closing word `end`, and returns them as a struct type."""
+        """Parses fields (names with types) up to the closing word `end`, and returns them as a struct type."""
         found: dict[str, Any] = {}
         while True:
             word = self._next()
@@ -323,7 +325,7 @@ class _Schema:
             self._expect(",")
 
     def type(self) -> Any:
-        """Reads and returns a type."""
+        """Parses a type at the current position of the schema text, and returns it."""
         word = self.peek().upper()
         if word == "STRUCT":
             self._next()

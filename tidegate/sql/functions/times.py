@@ -190,7 +190,7 @@ def _timestampadd(call: Call) -> Typed:
 
 
 def _moments(call: Call, place: int, unit: str) -> pl.Expr:
-    """Returns a time argument as a whole number of units ("s", "ms" or "us") since 1970."""
+    """Returns a time argument as a whole number of units since 1970. `unit` is "s", "ms" or "us"."""
     given = as_type(call.nodes[place], call.time(place), pl.Datetime("us"))
     return (
         given.expr.cast(pl.Int64) if unit == "us" else given.expr.cast(pl.Int64) // (1_000 if unit == "ms" else 10**6)
@@ -202,7 +202,9 @@ def _since_1970(unit: str) -> Function:
 
 
 def _of_number(unit: str) -> Function:
-    """Returns a function that converts a number of units ("s", "ms" or "us") since 1970 to a timestamp."""
+    """Returns the SQL function that converts a number of units since 1970 to a timestamp. `unit` is "s", "ms" or
+    "us".
+    """
 
     def make(call: Call) -> Typed:
         if unit == "s" and is_number(call.args[0].type) and not is_integer(call.args[0].type):

@@ -1,1 +1,1 @@
-"""Indexes that map keys to slots: for keys of one word, of two words, and for byte strings."""
+"""Indexes that map keys to slot numbers: for keys of one 64-bit word, of two words, and for byte strings."""

@@ -52,7 +52,9 @@ _LENGTH = np.uint64(56)
 
 
 class BytesIndex:
-    """Open-addressing table that maps byte strings to slots 0, 1, 2, … in the order of their first appearance."""
+    """A hash table (open addressing) that maps byte strings to slots 0, 1, 2, … in the order in which they first
+    appear.
+    """
 
     __slots__ = ("_arena", "_null", "_seen", "_table", "_used", "size")
 
@@ -67,7 +69,7 @@ class BytesIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the size of the table, the bitmap and the arena in bytes."""
+        """Returns the size in bytes of the table, the bitmap and the arena (the memory for the bytes of long keys)."""
         return self._table.nbytes + self._seen.nbytes + self._arena.nbytes
 
     def upsert(self, keys: Strings, hashes: NDArray[np.uint64]) -> Upserted:
@@ -100,7 +102,7 @@ class BytesIndex:
             self._enlarge(keys, int(progress.counters[0]))
 
     def fill(self, keys: Strings, hashes: NDArray[np.uint64], keys_to_come: int = 0) -> bool:
-        """Assigns the next slots to many new keys, in their order, and reserves room for `keys_to_come` more.
+        """Assigns the next slots to many new keys, in their order, and reserves memory for `keys_to_come` more keys.
 
         Returns False if a key occurs twice or already existed. Then the index must not be used any more.
         """
@@ -126,7 +128,9 @@ class BytesIndex:
         return bool(filled)
 
     def _enlarge(self, keys: Strings, row: int) -> None:
-        """Enlarges the table or the arena, whichever is too small for the key of `row`."""
+        """Enlarges the hash table or the arena (the memory for long keys), whichever is too small for the key in row
+        `row`.
+        """
         entries = len(self._table) // _ENTRY
         if self.size >= keys_max(entries, _ENTRY):
             self._grow(capacity_after(entries, _ENTRY))
@@ -158,7 +162,10 @@ def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
 
 @kernel
 def _equal(a: NDArray[np.uint8], a_start: np.int64, b: NDArray[np.uint8], b_start: np.int64, length: np.int64) -> bool:
-    """Returns whether two strings of `length` bytes, at least eight, are equal."""
+    """Returns whether two byte strings of the same length, at least eight, are equal.
+
+    One begins at `a[a_start]`, the other at `b[b_start]`.
+    """
     position = np.int64(0)
     while position + 8 <= length:
         if load64(a, a_start + position) != load64(b, b_start + position):
@@ -169,7 +176,7 @@ def _equal(a: NDArray[np.uint8], a_start: np.int64, b: NDArray[np.uint8], b_star
 
 @kernel
 def _long_bytes(offsets: NDArray[np.int64], valid: NDArray[np.uint8]) -> np.int64:
-    """Returns how many bytes of the arena the keys need."""
+    """Returns how many bytes the long keys of a batch need in the arena."""
     masked = valid.shape[0] > 0
     found = np.int64(0)
     for i in range(offsets.shape[0] - 1):
@@ -188,7 +195,7 @@ def _find(
     start: np.int64,
     length: np.int64,
 ) -> np.int64:
-    """Returns the position of the entry of a key, or of the free entry where it belongs."""
+    """Returns the index of a key's entry in the hash table, or of the free entry where the key has to be stored."""
     entries = table.shape[0] // 3
     home = home_of(hashed, entries)
     if length < SHORT_BYTES:
@@ -212,7 +219,9 @@ def _find(
 def _keep(
     arena: NDArray[np.uint8], used: NDArray[np.int64], data: NDArray[np.uint8], start: np.int64, length: np.int64
 ) -> np.int64:
-    """Appends the bytes of a long key to the arena. Returns their position, 0 for a short key."""
+    """Appends the bytes of a long key to the arena. Returns their position, or 0 for a short key, whose bytes fit into
+    its entry.
+    """
     place = used[0]
     if length < SHORT_BYTES:
         return np.int64(0)
@@ -233,7 +242,7 @@ def _put(
     length: np.int64,
     place: np.int64,
 ) -> None:
-    """Stores a key in a free entry. `place` is the position of a long key in the arena."""
+    """Stores a key in a free entry of the hash table. `place` is the position of a long key in the arena."""
     if length < SHORT_BYTES:
         table[at] = first_word(data, start, length)
         table[at + 1] = second_word(data, start, length)
@@ -344,22 +353,24 @@ def _upsert(
 
 @kernel
 def _prefetch_entry(table: NDArray[np.int64], at: np.int64) -> None:
-    """Prefetches an entry and the next one, where the probe continues. Both cover at most two cache lines."""
+    """Prefetches a hash table entry and the entry after it, which is probed next. Both are in at most two cache
+    lines.
+    """
     prefetch(table, at)
     prefetch(table, at + 5)
 
 
 @kernel
 def _prefetch_bytes(table: NDArray[np.int64], at: np.int64, arena: NDArray[np.uint8]) -> None:
-    """Prefetches the bytes of the long key of an entry, if it has one."""
+    """Prefetches the bytes of the long key to which a hash table entry refers, if there is one."""
     if table[at + 1] < 0:
         prefetch(arena, table[at])
 
 
 def hash_keys(keys: Strings) -> NDArray[np.uint64]:
-    """Returns a hash of each key for an index.
+    """Returns a hash of each key for use in a key index.
 
-    It is not part of any format, and cheaper than the hash for key groups.
+    The hash is not stored in any file, and is cheaper to compute than the hash for key groups.
     """
     hashes = np.empty(len(keys.offsets) - 1, dtype=np.uint64)
     _hash_keys(keys.offsets, keys.data, keys.valid, hashes)
@@ -385,7 +396,7 @@ def _hash_keys(
 
 @kernel
 def first_word(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> np.int64:
-    """Returns the first word of a key of less than `SHORT_BYTES`."""
+    """Returns the first of the two 64-bit words that contain a key of less than `SHORT_BYTES` bytes."""
     if start + 16 > data.shape[0]:
         return np.int64(_read(data, start, min(length, np.int64(8))))
     return np.int64(load64(data, start) & (_below(length) | _if_eight(length)))
@@ -393,7 +404,7 @@ def first_word(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> np
 
 @kernel
 def second_word(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> np.int64:
-    """Returns the second word of a key of less than `SHORT_BYTES`."""
+    """Returns the second of the two 64-bit words that contain a key of less than `SHORT_BYTES` bytes."""
     if start + 16 > data.shape[0]:
         word = _read(data, start + 8, length - 8)
     else:
@@ -403,22 +414,22 @@ def second_word(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> n
 
 @kernel
 def _below(length: np.int64) -> np.uint64:
-    """Returns a mask of `length` bytes, modulo eight."""
+    """Returns a bit mask of the lowest `length` modulo eight bytes of a word."""
     return (_ONE << (_WORD * np.uint64(length & 7))) - _ONE
 
 
 @kernel
 def _if_eight(length: np.int64) -> np.uint64:
-    """Returns all bits set for 8 to 15 bytes, otherwise none.
+    """Returns a word with all bits set if `length` is from 8 to 15, otherwise 0.
 
-    It has no branch, which processors would often mispredict.
+    The code has no branch, because processors would often mispredict it.
     """
     return _ZERO - (np.uint64(length) >> _THREE)
 
 
 @kernel
 def _read(data: NDArray[np.uint8], start: np.int64, length: np.int64) -> np.uint64:
-    """Returns `length` bytes (none if negative) as a word."""
+    """Returns `length` bytes from `start` on as a 64-bit word. A negative length means no bytes."""
     word = _ZERO
     for i in range(length):
         word |= np.uint64(data[start + i]) << np.uint64(8 * i)

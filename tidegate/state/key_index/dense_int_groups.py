@@ -30,7 +30,7 @@ _GREATEST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups of the rows of a batch, in the order of their first rows."""
+    """The groups of the rows of a batch that have equal keys, numbered in the order of their first rows."""
 
     slots: NDArray[np.int32]
     """The slot of the group of each row."""
@@ -45,7 +45,9 @@ class Groups:
 
 
 class DenseIntGroups:
-    """Finds the groups of several batches, one after the other."""
+    """Groups the rows of batches by integer keys, with arrays that are indexed by key. Used for one batch after the
+    other.
+    """
 
     __slots__ = ("_known",)
 
@@ -54,7 +56,7 @@ class DenseIntGroups:
         """Least word and number of positions of the last batch. None if it was not one column without nulls."""
 
     def of(self, keys: Sequence[Words]) -> Groups | None:
-        """Returns the groups of rows with these key columns (at least one), or None if the keys are too far apart."""
+        """Groups rows by these key columns (at least one). Returns None if the keys are too far apart for an array."""
         rows = len(keys[0].words)
         places_max = max(rows // ROWS_PER_PLACE, 1)
         alone = len(keys) == 1 and not len(keys[0].valid)
@@ -82,7 +84,10 @@ class DenseIntGroups:
 
 
 def _digit(column: Words) -> tuple[NDArray[np.int64], int, int]:
-    """Returns words without nulls, the least of them, and the number of positions up to the greatest."""
+    """Prepares a key column as one digit of a combined array index.
+
+    Returns its words without nulls, the least word, and the number of possible values up to the greatest word.
+    """
     bounds = bounds_of(column.words, column.valid)
     if bounds is None:
         return np.zeros(len(column.words), dtype=np.int64), 0, 1
@@ -95,7 +100,9 @@ def _digit(column: Words) -> tuple[NDArray[np.int64], int, int]:
 
 
 def _groups(words: NDArray[np.int64], origin: int, places: int) -> Groups | None:
-    """Returns the groups of the rows, or None if a word is outside the positions."""
+    """Returns the groups of rows, or None if a word is outside of the array of `places` positions that begins at
+    `origin`.
+    """
     slots = np.empty(len(words), dtype=np.int32)
     first_rows = np.empty(places, dtype=np.int32)
     counts = np.zeros(places, dtype=np.int64)
@@ -121,7 +128,7 @@ def _group(
     counts: NDArray[np.int64],
     first_rows: NDArray[np.int32],
 ) -> int:
-    """Returns the number of groups, or -1 if a word has no position."""
+    """Assigns each row to a group. Returns the number of groups, or -1 if a word is outside of the array."""
     groups = 0
     for row in range(words.shape[0]):
         place = words[row] - origin

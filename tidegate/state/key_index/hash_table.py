@@ -69,7 +69,7 @@ class Upserted:
 
 
 class Progress:
-    """The progress of an upsert: the kernel stops when the table is full, and continues in a larger one."""
+    """The progress of an upsert. The kernel stops when the hash table is full, and continues with a larger table."""
 
     __slots__ = ("counters", "first_rows", "new_rows", "slots")
 
@@ -99,7 +99,7 @@ class Progress:
 
 
 def seen_bitmap(slots_max: int) -> NDArray[np.uint64]:
-    """Returns a clear bitmap for slots below `slots_max`."""
+    """Returns a bitmap for slots below `slots_max`, with all bits 0."""
     return np.zeros(slots_max // 64 + 1, dtype=np.uint64)
 
 
@@ -111,7 +111,7 @@ def extended(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
 
 
 def capacity_for(keys: int, entry_words: int) -> int:
-    """Returns how many entries a table for this many keys should have, with some room to grow."""
+    """Returns how many entries a hash table for `keys` keys should have, with some reserve for growth."""
     if keys > SLOTS_MAX:
         raise too_many_keys(keys)
     sparse = max(CAPACITY_MIN, 4 * keys)
@@ -121,14 +121,17 @@ def capacity_for(keys: int, entry_words: int) -> int:
 
 
 def capacity_after(entries: int, entry_words: int) -> int:
-    """Returns how many entries the table must have that replaces a full one."""
+    """Returns how many entries the table must have that replaces a full table of `entries` entries."""
     if keys_max(entries, entry_words) >= SLOTS_MAX:
         raise too_many_keys(SLOTS_MAX + 1)
     return 2 * entries if entry_words * entries <= SPARSE_WORDS else min(entries + entries // 2, _ENTRIES_MAX)
 
 
 def too_many_keys(keys: int) -> ConfigurationError:
-    """Returns the error for more keys than slots. A restart does not help, because the same keys will follow again."""
+    """Returns the ConfigurationError for more keys than slots.
+
+    The error is permanent, because a restart would process the same keys again.
+    """
     return ConfigurationError(
         f"one subtask has {keys:,} keys, but an index holds at most {SLOTS_MAX:,}: restore the newest checkpoint at a "
         "higher parallelism, or set a time to live (ttl=) so that old keys are removed"
@@ -136,9 +139,8 @@ def too_many_keys(keys: int) -> ConfigurationError:
 
 
 def store_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]) -> bool:
-    """Stores the slot of the null among keys that get the slots from `first_slot` on.
-
-    `null` is the entry of null. `valid` may be `NO_MASK`. Returns False if null occurs twice or already existed.
+    """Stores the slot of the null key, if it is among keys that get the slots from `first_slot` on. `null` is the index
+    entry of the null key. `valid` may be `NO_MASK`. Returns False if null occurs twice or already existed.
     """
     nulls = np.flatnonzero(valid == 0)
     if len(nulls) + (null[1] != 0) > 1:
@@ -150,29 +152,31 @@ def store_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8
 
 @kernel
 def keys_max(entries: int, entry_words: int) -> int:
-    """Returns how many keys a table may contain before it grows.
+    """Returns how many keys a hash table of `entries` entries may contain before it grows.
 
-    A table that fits into the cache has more free entries: its probes cost mispredicted branches rather than memory
-    access.
+    A table that fits into the CPU cache has more free entries, because its probes cost mispredicted branches rather
+    than memory access.
     """
     return entries // 4 if entries * entry_words <= SPARSE_WORDS else min(entries * 9 // 16, SLOTS_MAX)
 
 
 @kernel
 def home_of(hashed: np.uint64, entries: int) -> np.int64:
-    """Returns the first entry to probe for a hash. It increases with the high half of the hash."""
+    """Returns the index of the first entry to probe for a hash (its home). The index increases with the high half of
+    the hash.
+    """
     return np.int64(((hashed >> _HIGH) * np.uint64(entries)) >> _HIGH)
 
 
 @kernel
 def next_entry(entry: np.int64, entries: int) -> np.int64:
-    """Returns the entry to probe after this one."""
+    """Returns the index of the entry to probe after entry `entry`. After the last entry, continues at the first."""
     return np.int64(entry + 1 if entry + 1 < entries else 0)
 
 
 @kernel
 def mark_seen(seen: NDArray[np.uint64], slot: np.int64) -> np.int64:
-    """Sets the bit of a slot. Returns 1 if it was not set before, otherwise 0."""
+    """Sets the bit of a slot in a bitmap. Returns 1 if the bit was not set before, otherwise 0."""
     bit = np.uint64(slot & 63)
     bits = seen[slot >> 6]
     seen[slot >> 6] = bits | (np.uint64(1) << bit)
@@ -181,14 +185,14 @@ def mark_seen(seen: NDArray[np.uint64], slot: np.int64) -> np.int64:
 
 @kernel
 def clear_seen(seen: NDArray[np.uint64], slots: NDArray[np.int32], first_rows: NDArray[np.int32]) -> None:
-    """Clears the bits of the slots of the first rows."""
+    """Clears the bits of the slots of these rows in a bitmap."""
     for row in first_rows:
         seen[slots[row] >> 6] = np.uint64(0)
 
 
 @kernel
 def mix(word: np.uint64) -> np.uint64:
-    """Returns the hash of one word."""
+    """Returns a hash of one 64-bit word."""
     h = (word ^ (word >> np.uint64(32))) * _MIX_1
     h = (h ^ (h >> np.uint64(29))) * _MIX_2
     return h ^ (h << np.uint64(32))
@@ -196,14 +200,16 @@ def mix(word: np.uint64) -> np.uint64:
 
 @kernel
 def mix_pair(first: np.uint64, second: np.uint64) -> np.uint64:
-    """Returns the hash of two words. Their order matters."""
+    """Returns a hash of two 64-bit words, which depends on their order."""
     h = first * _MIX_2
     return mix((h ^ (h >> np.uint64(32))) + second)
 
 
 @dataclass(frozen=True, slots=True)
 class HomeOrder:
-    """Keys sorted by the part of the table that contains their home, each with its row. Null rows are omitted."""
+    """Keys in an order in which lookups access the hash table part by part, each with its row index. Null rows are
+    omitted.
+    """
 
     words: NDArray[np.int64]
     rows: NDArray[np.int32]
@@ -212,7 +218,10 @@ class HomeOrder:
 def by_home(
     words: NDArray[np.int64], hashes: NDArray[np.uint64], valid: NDArray[np.uint8], table_bytes: int
 ) -> HomeOrder:
-    """Sorts keys by the part of the table that contains their home. `valid` may be `NO_MASK`."""
+    """Sorts keys by the part of the hash table that contains their home, so that lookups stay in the CPU cache.
+
+    `valid` may be `NO_MASK`.
+    """
     bits = min(max(table_bytes // PART_BYTES, 1).bit_length() - 1, _PARTS_BITS_MAX)
     count = len(words) if not len(valid) else int(np.count_nonzero(valid))
     ordered = HomeOrder(np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32))

@@ -68,7 +68,9 @@ _NEAR_WORDS = 1 << 17
 
 
 class IntIndex:
-    """Maps int64 words to slots 0, 1, 2, … in the order of their first appearance."""
+    """Maps int64 words to slots 0, 1, 2, … in the order in which they first appear. Uses an array for close words, and
+    a hash table for others.
+    """
 
     __slots__ = ("_dense", "_hashed", "_hashed_max", "_homes", "_null", "_seen", "_size_max", "_table", "size")
 
@@ -88,7 +90,7 @@ class IntIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the size of the array, the table and the bitmap in bytes."""
+        """Returns the size in bytes of the array, the hash table and the bitmap."""
         return self._dense.slots.nbytes + self._table.nbytes + self._seen.nbytes
 
     def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
@@ -143,7 +145,7 @@ class IntIndex:
                 self._grow()
 
     def fill(self, words: NDArray[np.int64], valid: NDArray[np.uint8], keys_to_come: int = 0) -> bool:
-        """Assigns the next slots to many new keys, in their order, and reserves room for `keys_to_come` more.
+        """Assigns the next slots to many new keys, in their order, and reserves memory for `keys_to_come` more keys.
 
         `valid` may be `NO_MASK`. Returns False if a key occurs twice or already existed. Then the index must not be
         used any more.
@@ -165,8 +167,9 @@ class IntIndex:
         return True
 
     def _fill_table(self, words: NDArray[np.int64], far: NDArray[np.uint8], others: int, keys_to_come: int) -> bool:
-        """Assigns the next slots to the words marked `far`, and reserves room for the same share of the keys to
-        come.
+        """Assigns the next slots to the words that are too far apart for the array, which `far` marks.
+
+        Reserves memory for the same share of the keys to come.
         """
         keys = int(self._hashed[0]) + others + keys_to_come * others // len(words)
         if keys > keys_max(len(self._table) // _ENTRY, _ENTRY):
@@ -179,7 +182,9 @@ class IntIndex:
         return bool(_fill(self._table, ordered.words, ordered.rows, np.int64(self.size)))
 
     def _grow(self) -> None:
-        """Makes room in a full table: moves keys to the array if it can be extended, otherwise enlarges the table."""
+        """Makes space in a full hash table: moves keys to the array if it can be extended, otherwise enlarges the
+        table.
+        """
         if self.size >= SLOTS_MAX:
             raise too_many_keys(SLOTS_MAX + 1)
         if not self._extend_dense():
@@ -187,7 +192,9 @@ class IntIndex:
             self._enlarge()
 
     def _extend_dense(self) -> bool:
-        """Extends the array to keys of the table that are close enough. Returns False if there are none."""
+        """Extends the array so that it covers keys of the hash table that are close enough. Returns False if there are
+        none.
+        """
         grows = len(self._dense.slots) > 0
         low, high = self._dense.reachable(self.size) if grows else _around_most(self._some_hashed())
         bounds = np.zeros(2, dtype=np.int64)
@@ -201,13 +208,15 @@ class IntIndex:
         return taken
 
     def _some_hashed(self) -> NDArray[np.int64]:
-        """Returns a sample of the words of the table, at most `SAMPLED_WORDS`."""
+        """Returns a sample of the words in the hash table, at most `SAMPLED_WORDS`."""
         entries = self._table.reshape(-1, _ENTRY)[:: -(-len(self._table) // (_ENTRY * SAMPLED_WORDS))]
         words: NDArray[np.int64] = entries[entries[:, 1] != 0, 0]
         return words
 
     def _use_dense(self, dense: DenseIntIndex | None) -> bool:
-        """Replaces the array by a longer one and moves keys from the table into it. Does nothing for None."""
+        """Replaces the array by the longer array `dense`, and moves keys from the hash table into it. Returns whether
+        `dense` was given.
+        """
         if dense is None:
             return False
         self._dense = dense
@@ -221,8 +230,8 @@ class IntIndex:
         self._table = table
 
     def _enlarge(self) -> None:
-        """Ensures that the bitmap has a bit for null and for each slot that may be used before the array or table
-        grows.
+        """Enlarges the bitmap, so that it has a bit for null and for each slot that may be used before the array or the
+        hash table grows.
         """
         slots = len(self._dense.slots) + keys_max(len(self._table) // _ENTRY, _ENTRY) + 1
         if slots > 64 * len(self._seen):
@@ -231,29 +240,36 @@ class IntIndex:
 
 @dataclass(frozen=True, slots=True)
 class DenseIntIndex:
-    """An array of slots + 1 for the words from `first` on; 0 means that there is no key."""
+    """An array that has slot + 1 for each word from `first` on, or 0 for a word that is not a key."""
 
     first: int = 0
     slots: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     @property
     def origin(self) -> np.uint64:
-        """Returns the first word as uint64. Subtracted from a smaller word, it gives a number beyond the array."""
+        """Returns the first word of the array as uint64.
+
+        Subtracted from a smaller word, it gives a number that is greater than any array index.
+        """
         return np.uint64(self.first & WORD_MASK)
 
     def has(self, least: int, greatest: int) -> bool:
-        """Returns whether the array covers both words, and all words between them."""
+        """Returns whether the array covers all words from `least` to `greatest`."""
         return self.first <= least and greatest < self.first + len(self.slots)
 
     def reachable(self, keys: int) -> tuple[int, int]:
-        """Returns the least and the greatest word that the array could cover after it grew for this many keys."""
+        """Returns the least and the greatest word that the array could cover if it were extended for an index of `keys`
+        keys.
+        """
         words = _words_max(keys)
         return max(self.first + len(self.slots) - words, _LEAST), min(self.first + words, _GREATEST)
 
     def extended_to(self, least: int, greatest: int, keys: int) -> DenseIntIndex | None:
-        """Returns an array that also covers `least` to `greatest`, or None if it would be too long for the keys.
+        """Returns a longer array that also covers the words from `least` to `greatest`, or None if it would be too long
+        for `keys` keys.
 
-        It grows on the side of the new words, where more are likely to follow. The first array has room on both sides.
+        The array gets a reserve on the side of the new words, where more are likely to follow. The first array has a
+        reserve on both sides.
         """
         first, end = (self.first, self.first + len(self.slots)) if len(self.slots) else (least, least)
         low, high = min(least, first), max(greatest + 1, end)
@@ -276,7 +292,7 @@ def _words_max(keys: int) -> int:
 
 
 def dense_index_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> DenseIntIndex:
-    """Returns the array with which an index starts, for its first batch. `valid` may be `NO_MASK`."""
+    """Returns the array with which an index starts, given the words of its first batch. `valid` may be `NO_MASK`."""
     words_max = max(FIRST_WORDS, WORDS_PER_ROW * len(words))
     bounds = bounds_of(words, valid)
     if bounds is None or (between := bounds[1] - bounds[0] + 1) > words_max:
@@ -288,7 +304,7 @@ def dense_index_for(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Dense
 
 
 def _bounds_of_most(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Returns the least and the greatest word, without distant ones, or None if all words are null."""
+    """Returns the least and the greatest word without far outliers, or None if all words are null."""
     some = words[:SAMPLED_WORDS]
     low, high = _around_most(some[valid[:SAMPLED_WORDS].view(np.bool_)] if len(valid) else some)
     bounds = np.array([_GREATEST, _LEAST], dtype=np.int64)
@@ -311,7 +327,10 @@ def _around_most(words: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def bounds_of(words: NDArray[np.int64], valid: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """Returns the least and the greatest word, or None if all words are null. `valid` may be `NO_MASK`."""
+    """Returns the least and the greatest of the words that are not null, or None if all words are null.
+
+    `valid` may be `NO_MASK`.
+    """
     bounds = np.array([_GREATEST, _LEAST], dtype=np.int64)
     _bounds(words, valid, bounds)
     least, greatest = bounds.tolist()
@@ -443,7 +462,10 @@ def _prefetch_entry(
     word: np.int64,
     row: np.int64,
 ) -> None:
-    """Prefetches the cache lines of a word, and stores its home if the array does not cover it."""
+    """Prefetches the cache lines for looking up a word.
+
+    If the array does not cover the word, also stores its home in the hash table in `homes[row]`.
+    """
     place = np.uint64(word) - origin
     if place < np.uint64(dense.shape[0]):
         prefetch(dense, np.int64(place))
@@ -479,9 +501,8 @@ def _bounds_within(
 
 @kernel
 def _bounds_of_table(table: NDArray[np.int64], low: np.int64, high: np.int64, bounds: NDArray[np.int64]) -> None:
-    """Stores the least and the greatest word of a table between `low` and `high`.
-
-    If there is none, the first is greater.
+    """Stores in `bounds` the least and the greatest word of a hash table between `low` and `high`. If there is none,
+    the first is greater than the second.
     """
     bounds[0], bounds[1] = _GREATEST, _LEAST
     for position in range(0, table.shape[0], 2):
@@ -495,7 +516,9 @@ def _move_to_dense(
     dense: NDArray[np.int32],
     origin: np.uint64,
 ) -> np.int64:
-    """Moves the keys that the array covers from a table into the array. Returns how many keys remain in the table."""
+    """Moves the keys that the array covers from the hash table into the array. Returns how many keys remain in the
+    table.
+    """
     others = np.int64(0)
     for position in range(0, table.shape[0], 2):
         if table[position + 1] != 0:
@@ -517,7 +540,7 @@ def _fill_dense(
     first_slot: np.int64,
     others: NDArray[np.uint8],
 ) -> np.int64:
-    """Assigns the next slots to the words that the array covers, and marks all other words.
+    """Assigns the next slots to the words that the array covers, and marks all other words in `others`.
 
     Returns how many words are marked, or -1 if a key occurs twice or already existed.
     """
@@ -549,10 +572,10 @@ def _upsert_dense(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
-    """Finds the slots of the rows from the next one on, up to a row that is null or outside the array.
+    """Looks up rows in the array, from the current row on, until a row is null or outside of the array.
 
-    This loop takes a nanosecond per row, so it prefetches `AHEAD` rows ahead. A second loop finds the first row of each
-    key; it is skipped where all keys are new.
+    The loop takes a nanosecond for each row, so it prefetches `AHEAD` rows ahead. A second loop finds the first row of
+    each key. It is skipped where all keys are new.
     """
     dense_words = np.uint64(dense.shape[0])
     masked = valid.shape[0] > 0

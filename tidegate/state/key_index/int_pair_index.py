@@ -58,7 +58,7 @@ _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class IntPairIndex:
-    """Maps pairs of int64 words to slots 0, 1, 2, … in the order of their first appearance."""
+    """Maps pairs of int64 words to slots 0, 1, 2, … in the order in which they first appear."""
 
     __slots__ = ("_dense", "_homes", "_seen", "_table", "size")
 
@@ -71,7 +71,7 @@ class IntPairIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the size of the table, the bitmap and the arrays in bytes."""
+        """Returns the size in bytes of the hash table, the bitmap and the cache arrays."""
         return self._table.nbytes + self._seen.nbytes + self._dense.slots.nbytes
 
     def upsert(self, first: Words, second: Words) -> Upserted:
@@ -129,7 +129,11 @@ class IntPairIndex:
 
 
 class DensePairCache:
-    """Two arrays of slots + 1, stored one after the other in `slots`; 0 means that nothing is cached."""
+    """A cache in front of the hash table: two arrays, each for the pairs with one first word, indexed by the second
+    word.
+
+    The arrays have slot + 1, or 0 where nothing is cached. They are stored one after the other in `slots`.
+    """
 
     __slots__ = ("_rows", "_skip", "_skips_left", "_span", "firsts", "found", "origin", "slots")
 
@@ -149,9 +153,8 @@ class DensePairCache:
         self._skips_left = 0
 
     def prepare(self, first: Words, second: Words, pairs: int) -> bool:
-        """Prepares the arrays for a batch, for an index with this many pairs.
-
-        Returns False if they are not useful for it.
+        """Prepares the arrays for a batch. `pairs` is the number of pairs in the index. Returns False if the arrays
+        would not help for this batch.
         """
         rows = len(first.words)
         if not rows or len(first.valid) or len(second.valid):
@@ -176,12 +179,14 @@ class DensePairCache:
         return True
 
     def _evicts(self, ends: tuple[int, int], far: bool) -> bool:
-        """Returns whether entries must be evicted for these first words, or because the second words are too far."""
+        """Returns whether cached entries must be evicted for a batch, because of its first words or because its second
+        words are too far away.
+        """
         known = set(self.firsts.tolist())
         return self._span > 0 and (far or len({*ends} - known) > 2 - len(known))
 
     def _may_evict(self) -> bool:
-        """Returns whether a batch may evict entries. Otherwise it only uses the table."""
+        """Returns whether a batch may evict cached entries. Otherwise the batch uses only the hash table."""
         if self._skips_left:
             self._skips_left -= 1
             return False
@@ -191,12 +196,14 @@ class DensePairCache:
         return True
 
     def _can_extend(self, least: int, greatest: int, words_max: int) -> bool:
-        """Returns whether the arrays may cover these second words in addition to the ones that they already cover."""
+        """Returns whether the arrays may be extended to the second words from `least` to `greatest`, given the limit
+        `words_max`.
+        """
         low, high = min(self.origin, least), max(self.origin + self._span, greatest + 1)
         return high - low <= max(words_max, self._span)
 
     def _extend(self, least: int, greatest: int, words_max: int) -> None:
-        """Extends the arrays to these second words."""
+        """Extends the arrays to the second words from `least` to `greatest`."""
         if self._span and self.origin <= least and greatest < self.origin + self._span:
             return
         first, end = (self.origin, self.origin + self._span) if self._span else (least, least)
@@ -213,7 +220,7 @@ class DensePairCache:
         self.origin, self._span, self.slots = low, high - low, slots
 
     def _assign_firsts(self, ends: tuple[int, int]) -> None:
-        """Assigns an array to each of these first words."""
+        """Assigns an array of the cache to each of these first words."""
         known = self.firsts.tolist()
         for word in ends:
             if word not in known:
@@ -230,7 +237,9 @@ def _mix(first: np.int64, second: np.int64, nulls: np.int64) -> np.uint64:
 
 @kernel
 def _nulls(row: int, first_valid: NDArray[np.uint8], second_valid: NDArray[np.uint8]) -> np.int64:
-    """Returns bit 0 if the first word is null, bit 1 if the second word is."""
+    """Returns a number that shows which words of the pair in a row are null: bit 0 for the first word, bit 1 for the
+    second.
+    """
     nulls = np.int64(0)
     if first_valid.shape[0] > 0 and not first_valid[row]:
         nulls += 1
@@ -298,7 +307,7 @@ def _rehash(old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
 def _dense_place(
     dense: NDArray[np.int32], dense_firsts: NDArray[np.int64], origin: np.uint64, first: np.int64, second: np.int64
 ) -> np.int64:
-    """Returns the position of a pair in the arrays, or -1 if they do not cover it."""
+    """Returns the index of a pair in the cache arrays, or -1 if they do not cover it."""
     span = dense.shape[0] // 2
     place = np.uint64(second) - origin
     if place >= np.uint64(span):
@@ -318,7 +327,10 @@ def _prefetch_entry(
     second: np.int64,
     nulls: np.int64,
 ) -> np.int64:
-    """Returns the home of a pair and prefetches it, or -1 - position if the arrays have its slot."""
+    """Prefetches the cache lines for looking up a pair.
+
+    Returns its home in the hash table, or -1 - index if the cache arrays have its slot.
+    """
     place = _dense_place(dense, dense_firsts, origin, first, second)
     if place >= 0 and dense[place] != 0:
         return np.int64(-1) - place
@@ -346,7 +358,10 @@ def _upsert(
     new_rows: NDArray[np.int32],
     counters: NDArray[np.int64],
 ) -> None:
-    """Looks up a batch. `dense` is empty if it is not useful. Counts the rows found in it in `dense_found`."""
+    """Looks up the pairs of a batch, and adds new ones.
+
+    `dense` is empty if the cache arrays do not help. Counts the rows that are found there in `dense_found`.
+    """
     entries = table.shape[0] // 4
     size_max = keys_max(entries, 4)
     row, size, firsts, new = counters[0], counters[1], counters[2], counters[3]

@@ -49,7 +49,7 @@ class KeyIndex:
         return self.upsert_forms(key_forms(batch, self._columns), batch.num_rows)
 
     def upsert_forms(self, forms: Sequence[Words | Strings], rows: int) -> Upserted:
-        """Returns the slots for key columns in canonical form, like `upsert`."""
+        """Returns the slots of keys like `upsert`, for key columns in canonical form (see `key_form`)."""
         keys = _joined(forms, rows)
         if isinstance(keys, Words):
             return self._int_index().upsert(keys.words, keys.valid)
@@ -60,8 +60,8 @@ class KeyIndex:
     def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
         """Assigns the next slots to the keys of a batch, in their order. For many keys it is much faster than `upsert`.
 
-        Reserves room for `keys_to_come` keys of later calls. Returns False if a key occurs twice or already existed;
-        then the index must not be used any more. Raises the same errors as `upsert`.
+        Reserves memory for `keys_to_come` keys of later calls. Returns False if a key occurs twice or already existed.
+        Then the index must not be used any more. Raises the same errors as `upsert`.
         """
         keys = _joined(key_forms(batch, self._columns), batch.num_rows)
         if isinstance(keys, Words):
@@ -90,7 +90,9 @@ class KeyIndex:
 
 
 def _joined(forms: Sequence[Words | Strings], rows: int) -> Words | tuple[Words, Words] | Strings:
-    """Returns the keys as one column of words, two columns of words, or one column of byte strings."""
+    """Combines key columns for an index: into one column of words, two columns of words, or one column of byte
+    strings.
+    """
     match forms:
         case [one]:
             return one

@@ -1,1 +1,1 @@
-"""The RocksDB backend: keyed state on the local disk."""
+"""The RocksDB backend: stores keyed state on the local disk."""

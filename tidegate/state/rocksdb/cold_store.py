@@ -49,7 +49,7 @@ _ESTIMATE = "rocksdb.estimate-num-keys"
 
 
 class ColdStore:
-    """The rows of a vectorised state or a row table in the database of an operator."""
+    """The rows of a vectorised state or a row table that are stored in the RocksDB database of an operator."""
 
     def __init__(self, session: RocksSession, state: RocksState) -> None:
         self.session = session
@@ -61,19 +61,20 @@ class ColdStore:
 
     @property
     def rows(self) -> int:
-        """Returns an estimate of the number of keys of the whole database, over all states."""
+        """Returns RocksDB's estimate of the number of keys in the whole database, over all states."""
         return self.session.database.property_int_value(_ESTIMATE) or 0
 
     @property
     def identity(self) -> pa.Schema:
-        """The columns that identify a row: the key columns, and in a row table the sequence number too."""
+        """Returns the columns that identify a row: the key columns and, in a row table, the sequence number."""
         keys = self.session.key_schema
         return row_identity(keys) if self._has_sequence else keys
 
     def fetch(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int64], Sequence[pa.Array]]:
-        """Returns which of these keys, at least one, have a row, as positions, and the value columns of their rows.
+        """Reads the rows of these keys (at least one).
 
-        Raises StorageError or CorruptionError.
+        Returns the indices in `keys` of the keys that have a row, and the value columns of their rows. Raises
+        StorageError or CorruptionError.
         """
         encoded = self.encoded(keys)
         order = order_of(encoded)
@@ -82,25 +83,28 @@ class ColdStore:
         return found, self.columns([row for row in rows if row is not None])
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes the value columns of rows at once. They do not count as changed. Raises StorageError."""
+        """Writes rows immediately, given their keys and value columns. The rows are not marked as changed. Raises
+        StorageError.
+        """
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key, row in zip(keys, strings_of(self.packed(columns)), strict=True):
             batch.put(key, row)
         self.session.write(batch)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Removes the rows of these keys, if there are any. Raises StorageError."""
+        """Removes the rows of these keys from the database, if there are any. Raises StorageError."""
         self.session.remove(keys)
 
     def has(self, key: bytes) -> bool:
-        """Returns True if a key has a row. Raises StorageError."""
+        """Returns whether a key has a row in the database. Raises StorageError."""
         return self.session.has(key)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
-        """Yields keys and value columns in key order, as of the moment when each batch is drawn. Raises StorageError.
+        """Yields keys and value columns in key order. Each batch shows the database as of the moment when the batch is
+        requested. Raises StorageError.
 
-        A RocksDB iterator does not see later writes. A row that was changed and evicted during the scan must not come
-        back with its old values, so each batch has a new iterator.
+        A RocksDB iterator does not see later writes. Each batch uses a new iterator, so that a row that was changed and
+        evicted during the scan does not appear with its old values.
         """
         session = self.session
         rows_max = min(rows_max, CHUNK_ROWS)
@@ -129,30 +133,30 @@ class ColdStore:
                 start = keys[-1] + b"\0"
 
     def writer(self, for_snapshot: bool) -> ColdWriter:
-        """Returns a writer of many rows: for a pending snapshot, or between batches."""
+        """Returns a writer for many rows: as part of a pending snapshot (`for_snapshot`), or between batches."""
         return ColdWriter(self, for_snapshot)
 
     def database_keys(self, rows: pa.RecordBatch) -> list[bytes]:
-        """Returns the database keys of rows, which are given by the columns that identify them."""
+        """Returns the database key of each row. `rows` has the columns that identify a row."""
         return strings_of(self.encoded(rows))
 
     def identities(self, keys: Sequence[bytes]) -> pa.RecordBatch:
-        """Returns the columns that identify rows, of these database keys."""
+        """Decodes database keys to the columns that identify a row."""
         return decode_rows([key[HEAD.size :] for key in keys], self.identity)
 
     def columns(self, values: Sequence[bytes]) -> list[pa.Array]:
-        """Returns the value columns of rows in the encoding of the database."""
+        """Decodes rows in the encoding of the database to their value columns."""
         return self._layout.columns(values)
 
     def encoded(self, rows: pa.RecordBatch) -> Strings:
-        """Returns the database keys of rows, as `database_keys` does, in arrays."""
+        """Returns the database keys of rows like `database_keys`, as byte strings in arrays."""
         session = self.session
         grouped_by = len(session.key_schema) if self._has_sequence else None
         namespace = session.namespace and not self._has_sequence
         return encoded_keys(rows, session.max_parallelism, self.state.number, grouped_by, namespace)
 
     def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Returns the rows of value columns, in the encoding of the database."""
+        """Encodes the rows of value columns as in the database."""
         layout = self._layout
         if not isinstance(layout, TableLayout):
             return encoded_rows(columns, layout.schema)
@@ -161,7 +165,10 @@ class ColdStore:
 
 
 class ColdWriter:
-    """Writes and removes many rows of one state. Each row comes once. Records the changed keys if they are needed."""
+    """Writes and removes many rows of one state. Each row occurs once.
+
+    Records the changed keys if the changelog needs them.
+    """
 
     def __init__(self, store: ColdStore, for_snapshot: bool) -> None:
         self._store = store
@@ -174,7 +181,8 @@ class ColdWriter:
         first_group: int = 0,
         group_rows: Sequence[int] = (),
     ) -> None:
-        """Writes rows, or removes them if `values` is None, at the latest in `finish`. Raises StorageError.
+        """Adds rows to write, or to remove if `values` is None. They are written at the latest in `finish`. Raises
+        StorageError.
 
         `rows` has the columns that identify them. `first_group` and `group_rows` are as in `RowWriter.add`.
         """
@@ -187,13 +195,16 @@ class ColdWriter:
             self._puts.add(keys, self._store.packed(values), first_group, group_rows)
 
     def finish(self) -> None:
-        """Writes all added rows. Raises StorageError."""
+        """Writes all rows that `add` has not written yet. Raises StorageError."""
         self._removals.finish()
         self._puts.finish()
 
 
 class TieredTable(ColumnarTable):
-    """A `ColumnarTable` with some of the rows of a cold store. The first columns of its keys identify a row."""
+    """A vectorised table in memory that caches rows of a RocksDB state (cold store).
+
+    The first columns of its keys identify a row.
+    """
 
     cold: ColdStore
     """The store of all other rows, and of the rows here as of the last snapshot."""
@@ -204,41 +215,43 @@ class TieredTable(ColumnarTable):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Returns the estimated memory of the rows, in bytes."""
+        """Returns the estimated size in bytes of the rows in memory."""
 
     @abstractmethod
     def evict(self, size_bytes_max: int, write: Write) -> None:
-        """Evicts rows if they exceed the limit, and writes the changed ones. Called between batches, while no snapshot
-        is being written.
+        """Evicts rows from memory if they exceed `size_bytes_max`. Changed rows are passed to `write` first.
+
+        Called between batches, while no snapshot is being written.
         """
 
     @property
     def rows(self) -> int:
-        """Returns an estimated number of rows: of the database, or of the rows in memory if there are more."""
+        """Returns an estimated number of rows: the number in the database, or in memory if that is greater."""
         return max(self.cold.rows, self._rows)
 
     @property
     def unwritten(self) -> bool:
-        """Returns True if anything has changed since the last snapshot."""
+        """Returns whether any row has changed since the last snapshot."""
         assert self.dirty is not None
         return self.dirty.changed_since(CheckpointId(self._snapshots), self._space.slots) > 0
 
     def freeze_changes(self) -> Sequence[FrozenState]:
-        """Freezes the rows to write, and the keys to remove. From now on they count as written."""
+        """Freezes the changed rows and the removed keys, for writing them to the database. They are then no longer
+        marked as changed.
+        """
         base = CheckpointId(self._snapshots)
         self._snapshots += 1
         frozen = self.freeze(Cut(CheckpointId(self._snapshots), base))
         return [state.now() if isinstance(state, FrozenSlots) else state for state in frozen]
 
     def changed(self, for_snapshot: bool = True) -> Iterator[object]:
-        """Freezes the changes that are not in the database.
-
-        Each item drawn writes a part of them. Raises StorageError.
+        """Freezes the changes that are not in the database yet. Returns an iterator that writes a part of them at each
+        step. Raises StorageError.
         """
         return self._writing(self.freeze_changes(), for_snapshot)
 
     def write_all(self, for_snapshot: bool = True) -> None:
-        """Writes all changes that are not in the database. Raises StorageError."""
+        """Writes all changes that are only in memory to the database. Raises StorageError."""
         self.cold.session.settle()
         if self.unwritten:
             for _ in self.changed(for_snapshot):
@@ -246,7 +259,7 @@ class TieredTable(ColumnarTable):
         self._written()
 
     def make_room(self) -> None:
-        """Between batches: evicts rows if they exceed the size of the cache. Raises StorageError."""
+        """Evicts rows from memory if they exceed the size of the cache. Called between batches. Raises StorageError."""
         size_bytes, pending = self.size_bytes, self.cold.session.unwritten
         if size_bytes <= self.cache_bytes or self._space.is_read:
             return
@@ -259,14 +272,14 @@ class TieredTable(ColumnarTable):
             writer.finish()
 
     def _settle(self) -> None:
-        """Finishes the writes of the last snapshot, so that other rows may be written."""
+        """Finishes the writes of the last snapshot, so that the task may write other rows."""
         pending = self.cold.session.unwritten
         if pending is not None and not pending.overlaps:
             self.cold.session.settle()
         self._written()
 
     def _written(self) -> None:
-        """Notes that the result of `freeze_changes` is in the database."""
+        """Records that the changes which `freeze_changes` returned are in the database."""
         assert self.dirty is not None
         self.dirty.drop(CheckpointId(self._snapshots))
 

@@ -91,7 +91,7 @@ _ENTRY_BYTES = 128
 
 
 class RocksSession:
-    """The database of one operator, with its key columns, states and folder."""
+    """The RocksDB database of one operator, with its key columns, states and folder."""
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class RocksSession:
     ) -> None:
         """Opens the database. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate.
 
-        With `keeps_changes`, states track changed keys. `namespace` has the meaning of `BackendPlace.namespace`.
+        With `keeps_changes`, states record which keys have changed. `namespace` has the meaning of
+        `BackendPlace.namespace`.
         """
         self.keeps_changes = keeps_changes
         self.namespace = namespace
@@ -146,7 +147,7 @@ class RocksSession:
 
     @property
     def has_keys(self) -> bool:
-        """True once the key columns are known."""
+        """Returns whether the key columns are known."""
         return self._keys is not None
 
     @property
@@ -160,11 +161,11 @@ class RocksSession:
         self._keys = schema
 
     def known(self, name: str) -> RocksState | None:
-        """Returns the state of this name, stored or declared, or None."""
+        """Returns the state with this name, stored or declared, or None if there is none."""
         return self._states.get(name)
 
     def declare(self, name: str, form: RocksForm, values: pa.Schema) -> RocksState:
-        """Declares a state with a new number. It replaces a state of the same name."""
+        """Declares a state with a new number, in place of any earlier state of the same name."""
         assert self._next_number < STATES_MAX, "too many states in one operator"
         state = RocksState(name, self._next_number, form, values)
         self._next_number += 1
@@ -172,14 +173,16 @@ class RocksSession:
         return state
 
     def describe(self) -> RocksDescription:
-        """Returns the description that is needed to read the files."""
+        """Returns the description of keys and states that is needed to read the database files later."""
         states = tuple(self._states.values())
         return RocksDescription(
             version_for(states), self._lineage, self.max_parallelism, self.key_schema, states, self.position
         )
 
     def scan(self, state: RocksState, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a state, key columns first, as of the moment when the first batch is drawn."""
+        """Yields the rows of a state, key columns first. Shows the state as of the moment when the first batch is
+        requested.
+        """
         with reported("read RocksDB", self.folder):
             cursor = self.database.iter()
         for chunk in scan_state(cursor, self.describe(), state, self.key_groups, self.folder):
@@ -187,35 +190,39 @@ class RocksSession:
                 yield chunk.rows.slice(start, rows_max)
 
     def has(self, key: bytes) -> bool:
-        """Returns True if anything is stored at a key. Raises StorageError."""
+        """Returns whether a database key has a value. Raises StorageError."""
         with reported("read RocksDB", self.folder):
             return self.database.get(key) is not None
 
     def fetch(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Returns the values at some keys, None for missing ones. Raises StorageError or CorruptionError."""
+        """Returns the value of each database key, None where there is none. Raises StorageError or CorruptionError."""
         return fetch(self.database, keys, self.folder)
 
     def settle(self) -> None:
-        """Does the pending writes of the last snapshot. Raises StorageError or CorruptionError."""
+        """Carries out the writes of the last snapshot that are still pending. Raises StorageError or
+        CorruptionError.
+        """
         if self.unwritten is not None:
             self.unwritten.settle()
             self.unwritten = None
 
     def write(self, batch: rocksdict.WriteBatch) -> None:
-        """Applies writes, all of them or none. Raises StorageError."""
+        """Applies a write batch atomically. Raises StorageError."""
         if not batch.is_empty():
             self.give_way(batch.len(), batch.size_in_bytes())
             self._write(batch)
 
     def give_way(self, entries: int, size_bytes: int) -> None:
-        """Finishes a pending snapshot before writes of this size, unless it accepts them. Raises StorageError."""
+        """Finishes a pending snapshot before writes of this size are applied, unless its `WriteLimiter` accepts them.
+        Raises StorageError.
+        """
         if self.unwritten is not None and not (self.unwritten.overlaps and self._limiter.accepts(entries, size_bytes)):
             self.settle()
 
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes] | None) -> None:
-        """Puts rows, or removes them if `values` is None.
+        """Writes entries, or removes keys if `values` is None.
 
-        The rows are part of a pending snapshot, or `give_way` was called before. Raises StorageError.
+        Only for writes that belong to a pending snapshot, or after a call of `give_way`. Raises StorageError.
         """
         batch = rocksdict.WriteBatch(raw_mode=True)
         if values is None:
@@ -227,7 +234,8 @@ class RocksSession:
         self._write(batch)
 
     def ingest(self, file: Iterable[bytes | bytearray]) -> None:
-        """Ingests an SST file that is part of a pending snapshot. It replaces existing entries. Raises StorageError.
+        """Ingests an SST file that is part of a pending snapshot. Its entries replace existing ones. Raises
+        StorageError.
 
         The file becomes a file of the database under another name. RocksDB would write its memory to files first, and
         sync the file, but that would block other threads, so both are done here.
@@ -247,36 +255,36 @@ class RocksSession:
 
     @property
     def memory_is_empty(self) -> bool:
-        """Returns True if RocksDB has no entries in its active memtable."""
+        """Returns whether RocksDB has no entries in its active memtable (write buffer)."""
         return not self.database.property_int_value(_ACTIVE)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Removes the entries at these keys, if there are any. Raises StorageError."""
+        """Removes the entries with these keys, if they exist. Raises StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key in keys:
             batch.delete(key)
         self.write(batch)
 
     def remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
-        """Removes the entries from the first key of each range up to, not including, the second.
-
-        Raises StorageError.
+        """Removes all entries in ranges of keys. A range is a pair of its first key and the key after its end. Raises
+        StorageError.
         """
         self.settle()
         self.apply_ranges(ranges)
 
     def apply_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
-        """Removes ranges as part of a pending snapshot. Raises StorageError."""
+        """Removes ranges of keys, as `remove_ranges` does, as part of a pending snapshot. Raises StorageError."""
         with reported("write RocksDB", self.folder):
             for begin, end in ranges:
                 self.database.delete_range(begin, end, unlogged_writes())
 
     def freeze(self, checkpoint_id: CheckpointId, rows: Iterable[object] | None) -> FrozenRocks:
-        """Returns a checkpoint of the database: all memory is written to files, and the files are hard-linked.
+        """Returns a snapshot of the database. Its files are created and hard-linked later, when the snapshot is
+        written.
 
-        The work is done when the snapshot is written. `rows` must be written before anything else. None means that
-        there are no rows, and later writes may be applied at once (`WriteLimiter`). The previous snapshot must be
-        settled. Raises StorageError.
+        `rows` are changes in memory, which must be written before anything else. With None there are no such changes,
+        and later writes may be applied at once (`WriteLimiter`). `settle` must have been called for the previous
+        snapshot. Raises StorageError.
         """
         self._frozen += 1
         overlaps = rows is None
@@ -292,9 +300,10 @@ class RocksSession:
         )
 
     def link(self, target: str, overlaps: bool) -> LiveFiles | None:
-        """Links all files into a folder. With `overlaps`, other writes may have been applied since the freeze.
+        """Hard-links all files of the database into a folder. With `overlaps`, other writes may have been applied since
+        the freeze.
 
-        Returns the linked files, or None if they are unknown. Raises StorageError; the folder is then removed.
+        Returns the linked files, or None if they are unknown. After a StorageError the folder is removed.
         """
         try:
             with reported("take a snapshot of RocksDB", target):
@@ -319,7 +328,9 @@ class RocksSession:
         return StateSize(self.database.property_int_value(_KEYS) or 0, None, size_bytes)
 
     def close(self) -> None:
-        """Closes the database after the last snapshot is written. Deletes its folder, unless a snapshot reads rows."""
+        """Closes the database once the last snapshot is written. Deletes its folder, unless a snapshot still reads rows
+        from it.
+        """
         with suppress(StorageError):
             self.settle()  # the error is also raised to the writer of the snapshot
         close_database(self.database, self.folder)
@@ -331,13 +342,13 @@ class RocksSession:
             self._limiter.write(batch)
 
     def _link_all(self, target: str) -> LiveFiles | None:
-        """Links all files. Returns them, or None if a compaction has changed the files during the call."""
+        """Hard-links all files. Returns them, or None if a compaction has changed the files during the call."""
         before: LiveFiles = self.database.live_files()
         rocksdict.Checkpoint(self.database).create_checkpoint(target)
         return before if self.database.live_files() == before else None
 
     def _link_overlapped(self, target: str) -> LiveFiles | None:
-        """Links the files with the contents of the freeze, without later writes, which are in memory.
+        """Hard-links the files with the contents at the freeze, without later writes, which are still in memory.
 
         RocksDB's checkpoint of an open database includes its memory. The checkpoint is therefore made of a second,
         read-only instance, which only sees the files.
@@ -372,9 +383,10 @@ class RocksSession:
             files.close()
 
     def _memory_is_written(self) -> bool:
-        """Waits until full memtables are written to files. Polls, because a waiting flush would block other threads.
+        """Waits until RocksDB has written full memtables to files. Returns False if that failed or takes too long.
 
-        Returns False if that failed or takes too long. RocksDB then raises the cause when it creates a checkpoint.
+        Polls, because a flush that waits would block other threads. RocksDB then raises the cause when it creates a
+        checkpoint.
         """
         for poll in range(_POLLS_MAX):
             if not self.database.property_int_value(_UNWRITTEN):
@@ -388,7 +400,10 @@ class RocksSession:
         return self.database.property_int_value(_FAULTS) or 0
 
     def _take_over(self) -> RocksDescription | None:
-        """Returns the description of files that were put into the folder. Empties the folder if there is none."""
+        """Reads the description of files that a restore has put into the folder, and returns it.
+
+        Without a description, empties the folder and returns None.
+        """
         path = os.path.join(self.folder, DESCRIPTION_NAME)
         with reported("use RocksDB", self.folder):
             if os.path.exists(path):
@@ -411,9 +426,10 @@ class RocksSession:
 
 
 class OwnedFolder:
-    """A folder that is deleted when this object is freed: the database and all snapshots in use hold a reference.
+    """A folder that is deleted when this object is garbage-collected. The database and all snapshots in use refer to
+    it.
 
-    The database is closed first. An open database would try for a second to write to the deleted folder.
+    The database is closed first, because an open database would try for a second to write to the deleted folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -422,7 +438,7 @@ class OwnedFolder:
         weakref.finalize(self, _delete, path, self._databases)
 
     def has(self, database: rocksdict.Rdict) -> None:
-        """Registers a database in the folder, to be closed before the folder is deleted."""
+        """Registers the database in the folder, so that it is closed before the folder is deleted."""
         self._databases.append(database)
 
 
@@ -433,13 +449,13 @@ def _delete(path: str, databases: list[rocksdict.Rdict]) -> None:
 
 
 def close_database(database: rocksdict.Rdict, folder: str) -> None:
-    """Closes a database. Errors are ignored: they concern its memory, which is not needed any more."""
+    """Closes a database. Ignores errors, because they concern memory that is not needed any more."""
     with suppress(StorageError), reported("close RocksDB", folder):
         database.close()
 
 
 class SnapshotLinks:
-    """The folder with the links of a snapshot, until the snapshot is given up."""
+    """The folder with hard links to the files of a snapshot. It exists until the snapshot is given up."""
 
     def __init__(self, link: Callable[[], LiveFiles | None], target: str) -> None:
         self._link = link
@@ -449,23 +465,23 @@ class SnapshotLinks:
         """The linked files, or None if they are unknown."""
 
     def make(self) -> None:
-        """Links the files. Raises StorageError."""
+        """Creates the hard links. Raises StorageError."""
         if self._wanted:
             self.live_files = self._link()
             if not self._wanted:  # given up by another thread
                 self.give_up()
 
     def give_up(self) -> None:
-        """Deletes the folder. Any thread may call it, at any time."""
+        """Deletes the folder with the hard links. Any thread may call it, at any time."""
         self._wanted = False
         shutil.rmtree(self._target, ignore_errors=True)
 
 
 class PendingWrites:
-    """The writes of a snapshot that are still to do, and the step `use` that follows.
+    """The pending writes of a snapshot, and the step `use` that follows them.
 
-    Each item drawn from `rows` writes a part of them. With `overlaps` there are no rows, and other writes need not wait
-    if `WriteLimiter` accepts them.
+    Each step of the iterator `rows` writes a part of them. With `overlaps` there are no rows to write, and the task may
+    write at once if `WriteLimiter` accepts that.
     """
 
     def __init__(self, rows: Iterable[object], use: Step, overlaps: bool = False) -> None:
@@ -478,18 +494,22 @@ class PendingWrites:
 
     @property
     def done(self) -> bool:
-        """Returns True if everything is done. If not, another thread may be doing it."""
+        """Returns whether all writes and the step `use` are done. If not, another thread may be doing them."""
         return self._rows is None and self._use is None
 
     def take(self) -> None:
-        """For the writer of the snapshot: afterwards the step `use` is done. Raises StorageError or CorruptionError."""
+        """Finishes the writes and the step `use`, for the thread that writes the snapshot. Raises StorageError or
+        CorruptionError.
+        """
         with self._lock:
             self._write()
             if self._unused is not None:
                 raise self._unused
 
     def settle(self) -> None:
-        """For the task: afterwards it may write to the database. Raises StorageError or CorruptionError."""
+        """Finishes the writes, for the task, which may write to the database afterwards. Raises StorageError or
+        CorruptionError.
+        """
         with self._lock:
             self._write()
 
@@ -514,7 +534,10 @@ class PendingWrites:
 
 
 class WriteLimiter:
-    """Writes to a database, and counts entries. `room_bytes` of memory may be used before files are linked."""
+    """Applies writes to a database, and counts entries while a snapshot is pending.
+
+    Until the files of a snapshot are linked, at most `room_bytes` bytes of memory may be used for new writes.
+    """
 
     def __init__(self, database: rocksdict.Rdict, room_bytes: int) -> None:
         self._database = database
@@ -523,18 +546,20 @@ class WriteLimiter:
         self._entries = 0
 
     def begin(self) -> None:
-        """Marks the moment of a freeze: starts to write memory to files, and continues with new memory."""
+        """Begins a freeze: RocksDB starts to write its memory to files, and continues with new memory."""
         with self._lock:
             self._database.flush(wait=False)
             self._entries = 0
 
     def accepts(self, entries: int, size_bytes: int) -> bool:
-        """Returns True if there is room for writes of this size before the files are linked."""
+        """Returns whether writes of this size fit into the memory that may be used before the files of the snapshot are
+        linked.
+        """
         added_bytes = size_bytes + entries * _ENTRY_BYTES
         return (self._database.property_int_value(_ACTIVE_BYTES) or 0) + added_bytes <= self._room_bytes
 
     def write(self, batch: rocksdict.WriteBatch) -> None:
-        """Applies writes, all of them or none."""
+        """Applies a write batch atomically."""
         entries = batch.len()
         with self._lock:
             self._database.write(batch, unlogged_writes())
@@ -542,6 +567,8 @@ class WriteLimiter:
 
     @property
     def is_whole(self) -> bool:
-        """Returns True if all writes since the freeze are only in memory. Thread-safe."""
+        """Returns whether all writes since the freeze are still only in memory, so that the linked files show the
+        moment of the freeze. Thread-safe.
+        """
         with self._lock:
             return self._database.property_int_value(_ACTIVE_ENTRIES) == self._entries

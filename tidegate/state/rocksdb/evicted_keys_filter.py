@@ -32,9 +32,10 @@ Hashes: TypeAlias = NDArray[np.uint64]
 
 
 class EvictedKeysFilter:
-    """A Bloom filter of evicted keys by their hashes. It takes at most `size_bytes_max`, and twice that during a scan.
+    """A Bloom filter over the hashes of keys whose rows were evicted from memory.
 
-    It allocates memory with the first evicted key.
+    It takes at most `size_bytes_max` bytes, and twice that during a scan of stored keys. Memory is allocated with the
+    first evicted key.
     """
 
     def __init__(self, size_bytes_max: int) -> None:
@@ -52,43 +53,45 @@ class EvictedKeysFilter:
         """How many rows this scan, or the last one, has read."""
 
     def __bool__(self) -> bool:
-        """Returns True if any key may be evicted."""
+        """Returns whether any key may have been evicted."""
         return self.all or self._known.size_bytes > 0
 
     @property
     def is_crowded(self) -> bool:
-        """Returns True if more keys were added than the filter has room for."""
+        """Returns whether more keys were added than the filter is made for, so that false positives become frequent."""
         return self._known.is_crowded
 
     @property
     def is_read(self) -> bool:
-        """True during a scan."""
+        """Returns whether a scan of the stored keys is running, which fills a new filter."""
         return self._read is not None
 
     @property
     def needs_keys(self) -> bool:
-        """Returns True if a scan of the stored keys is due."""
+        """Returns whether a scan of the stored keys should begin."""
         return self._read is None and (self.all or self.is_crowded) and self._left >= self._pause
 
     @property
     def size_bytes(self) -> int:
-        """Memory in bytes, including the new filter during a scan."""
+        """Returns the memory of the filter in bytes, including the new filter during a scan."""
         return self._known.size_bytes + (0 if self._read is None else self._read.size_bytes)
 
     def add(self, hashes: Hashes) -> None:
-        """Adds keys whose rows were evicted. A key may be given once per row."""
+        """Adds the hashes of keys whose rows were evicted. A key may be added once for each of its rows."""
         self._left += len(hashes)
         self._known.add(hashes)
         if self._read is not None:
             self._read.add(hashes)
 
     def begin(self) -> None:
-        """Begins a scan of the stored keys."""
+        """Begins a scan of the stored keys, which fills a new filter."""
         self._read = _Filter(self._words_max)
         self._left = self._seen = 0
 
     def found(self, hashes: Hashes) -> None:
-        """Adds keys that the scan has found. Ends the scan if there are too many."""
+        """Adds the hashes of keys that the scan has found to the new filter. Ends the scan if there are too many
+        keys.
+        """
         assert self._read is not None, "no scan is under way"
         self._seen += len(hashes)
         self._read.add(hashes)
@@ -97,14 +100,14 @@ class EvictedKeysFilter:
             self._pause = max(2 * self._pause, self._seen)
 
     def end(self) -> None:
-        """Ends a complete scan: the new filter replaces the old one."""
+        """Ends a complete scan: the new filter replaces the old filter."""
         assert self._read is not None, "no scan is under way"
         self._known, self._read = self._read, None
         self.all = False
         self._pause = self._seen
 
     def has(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Returns for each of these keys whether it may be evicted."""
+        """Returns a mask: True for each hash whose key may have been evicted."""
         return np.full(len(hashes), True) if self.all else self._known.has(hashes)
 
 
@@ -143,7 +146,9 @@ class _Filter:
         return found
 
     def _probes(self, hashes: Hashes) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """Returns the bits of each key, one array pair per probe: the word, and the bit in it."""
+        """Returns the bits of each hash, as one pair of arrays for each probe: the index of the word, and the bit in
+        the word.
+        """
         mask = np.uint64(len(self._words) * _WORD_BITS - 1)
         # The lower bits chose the subtask, so they are similar for all its keys. The product spreads the higher bits.
         mixed = hashes * _ODD
@@ -153,7 +158,7 @@ class _Filter:
 
 
 class KeyReader:
-    """Reads the keys of a state, a few per call.
+    """Reads the database keys of a state, some in each call.
 
     A key that is added or removed between two calls may or may not be returned. All other keys are returned.
     """
@@ -164,13 +169,12 @@ class KeyReader:
         self.begin()
 
     def begin(self) -> None:
-        """Starts over from the first key."""
+        """Makes the next call of `read` begin at the first key."""
         self._start, self._prefixes = self._all[0], self._all
 
     def read(self, keys_max: int) -> tuple[list[bytes], bool]:
-        """Returns up to `keys_max` next keys, and whether the end was reached.
-
-        Raises StorageError or CorruptionError.
+        """Returns up to `keys_max` further keys, and whether the end was reached. Raises StorageError or
+        CorruptionError.
         """
         prefixes, keys, ended = self._prefixes, list[bytes](), False
         with reported("read RocksDB", self._session.folder):

@@ -27,7 +27,8 @@ _UNUSED = re.compile(r".*\.log|OPTIONS-.*|rocksdict-config\.json")
 
 
 class FrozenRocks:
-    """A `FrozenNative`. It owns its folder, which is deleted when this object is no longer referenced.
+    """A snapshot of a RocksDB database (a `FrozenNative`). It owns its folder, which is deleted when this object is
+    garbage-collected.
 
     - `make` links the files into the folder, unless that is done.
     - `live_files` then describes the tables, or returns None if the files must be opened to find out.
@@ -55,11 +56,13 @@ class FrozenRocks:
         self._deletion = weakref.finalize(self, give_up)
 
     def ensure_files(self) -> None:
-        """Links the files into the folder, unless that is done. Raises StorageError."""
+        """Hard-links the files of the database into the folder, unless that was done. Raises StorageError."""
         self._make()
 
     def files(self) -> Mapping[str, tuple[int, int] | None]:
-        """Returns all files of the snapshot, each with the key groups that need it (None: all). Raises StorageError."""
+        """Returns all files of the snapshot by name, each with the range of key groups that need it, or None for all.
+        Raises StorageError.
+        """
         self.ensure_files()
         with reported("list the files of a snapshot", self.folder):
             names = [name for name in os.listdir(self.folder) if not _UNUSED.fullmatch(name)]
@@ -77,7 +80,11 @@ class FrozenRocks:
             database.close()
 
     def stored(self, base: NativeState) -> Mapping[str, NativeFile]:
-        """Returns the tables of `base` by name. Empty if the database of `base` is not an ancestor of this one."""
+        """Returns the files of the older snapshot `base`, by name.
+
+        Empty if the database of `base` is not an ancestor of this database, because equal names then do not mean equal
+        bytes.
+        """
         try:
             known = base.backend == ROCKSDB and describe(base).lineage == self._description.lineage
         except TidegateError:
@@ -85,11 +92,11 @@ class FrozenRocks:
         return {file.name: file for file in base.files if known and file.name.endswith(TABLE_SUFFIX)}
 
     def description(self) -> bytes:
-        """Returns the description of the states, as bytes."""
+        """Returns the description of keys and states, encoded as bytes."""
         return self._description.to_bytes()
 
     def release(self) -> None:
-        """Deletes the folder. Safe to repeat."""
+        """Deletes the folder of the snapshot. Safe to repeat."""
         self._deletion()
 
 
@@ -120,7 +127,7 @@ def needed_for(live_files: LiveFiles) -> dict[str, tuple[int, int] | None]:
 
 
 def _together(tables: list[tuple[bytes, bytes, str]]) -> list[tuple[bytes, bytes, list[str]]]:
-    """Merges sorted tables that have a key in common into one item with all their names."""
+    """Merges sorted key ranges of files that overlap into one range, with the names of all its files."""
     found: list[tuple[bytes, bytes, list[str]]] = []
     for first_key, last_key, name in tables:
         if found and first_key <= found[-1][1]:

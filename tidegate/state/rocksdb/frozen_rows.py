@@ -37,7 +37,7 @@ _Marks = list[tuple[rocksdict.RdictIter, bytes]]
 
 
 class Cursors:
-    """Iterators over the database as of one moment."""
+    """RocksDB iterators (cursors) that show the database as of one moment."""
 
     def __init__(self, session: RocksSession, number: int) -> None:
         self._session = session
@@ -45,19 +45,22 @@ class Cursors:
         self._made: list[rocksdict.RdictIter | None] = []
 
     def make(self) -> None:
-        """Creates the iterators at this moment. Raises StorageError."""
+        """Creates the cursors now, so that they show the present contents. Raises StorageError."""
         with reported("read RocksDB", self._session.folder):
             self._made = [self._session.database.iter() for _ in range(self._number)]
 
     def take(self, position: int) -> rocksdict.RdictIter:
-        """Takes the iterator at a position. Each can be taken once."""
+        """Returns the cursor with the index `position`. Each can be requested once."""
         cursor, self._made[position] = self._made[position], None
         assert cursor is not None, "the rows of a snapshot are read once"
         return cursor
 
 
 class FrozenRows:
-    """A `FrozenState` with the rows of the state at `position` in the description. `ready` makes the cursors."""
+    """A `FrozenState` that reads the rows of a state from the database.
+
+    `position` is the index of the state in the description. `ready` creates the cursors.
+    """
 
     removed = False
     kind = StateKind.KEYED
@@ -81,7 +84,7 @@ class FrozenRows:
         self._key_groups = session.key_groups
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows, sorted by key group. Raises StorageError, CorruptionError."""
+        """Yields the rows of the state, sorted by key group. Raises StorageError, CorruptionError."""
         folder, self._held = self._held, None
         assert folder is not None, "the rows of a snapshot are read once"
         self._ready()
@@ -91,7 +94,7 @@ class FrozenRows:
 
 @dataclass(slots=True, eq=False)
 class _Collection:
-    """Keys that have changed between two freezes."""
+    """The keys that have changed between two freezes."""
 
     number: int
     changed: set[bytes] = field(default_factory=set)
@@ -110,7 +113,7 @@ class _Collection:
 
 
 class RocksChanges:
-    """The changes of one state. Keys are database keys, with the number of the state."""
+    """Records which keys of one state have changed. Keys are database keys, with the number of the state."""
 
     def __init__(self, session: RocksSession, state: RocksState) -> None:
         self._session = session
@@ -120,19 +123,20 @@ class RocksChanges:
         self._history: ChangeHistory[_Collection] = ChangeHistory(_union)
 
     def put(self, keys: Iterable[bytes]) -> None:
-        """Records puts at these keys. Raises StorageError."""
+        """Records that the values of these keys were written. Raises StorageError."""
         self._current.changed.update(keys)
         self._keep_bound()
 
     def removed(self, keys: Iterable[bytes]) -> None:
-        """Records removals at these keys, which may have no row any more. Raises StorageError."""
+        """Records that these keys were removed. They need not have had a row. Raises StorageError."""
         self._current.removed.update(keys)
         self._keep_bound()
 
     def freeze(
         self, checkpoint_id: CheckpointId, base: CheckpointId | None, description: RocksDescription
     ) -> list[FrozenChanges]:
-        """Begins a new collection. With a base, returns the changed rows and the removed keys since then.
+        """Begins a new collection of changed keys. With a base, returns snapshots of the changed rows and of the
+        removed keys since that checkpoint.
 
         Raises StorageError.
         """
@@ -156,7 +160,7 @@ class RocksChanges:
         return _Collection(self._numbers)
 
     def _keep_bound(self) -> None:
-        """Moves the largest collection into the database if there are too many keys in memory."""
+        """Moves the largest collection of changed keys to the database if there are too many keys in memory."""
         collections = (*self._history, self._current)
         if sum(collection.keys for collection in collections) > KEYS_MAX:
             self._store(max(collections, key=lambda collection: collection.keys))
@@ -181,13 +185,15 @@ class RocksChanges:
 
 
 def _union(first: _Collection, second: _Collection) -> _Collection:
-    """Returns a new collection, because a snapshot may still read the two."""
+    """Returns a new collection with the keys of both. The two are not changed, because a snapshot may still read
+    them.
+    """
     changed, removed = first.changed | second.changed, first.removed | second.removed
     return _Collection(second.number, changed, removed, (*first.stored, *second.stored))
 
 
 class FrozenChanges:
-    """A `FrozenState` with the rows of changed keys, or with the keys that have no row any more."""
+    """A `FrozenState` with the rows of changed keys, or with the keys that were removed."""
 
     kind = StateKind.KEYED
 
@@ -232,7 +238,7 @@ class FrozenChanges:
 
 
 def _prefix(state: RocksState, number: int, removed: bool) -> bytes:
-    """Returns the prefix of the marks of a collection that is in the database."""
+    """Returns the prefix of the database entries that store a collection of changed keys."""
     return HEAD.pack(_NO_GROUP, state.number) + _MARK.pack(number, removed)
 
 

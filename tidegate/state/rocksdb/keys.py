@@ -31,8 +31,8 @@ def database_keys(
 ) -> list[bytes]:
     """Returns the database key of each row of stored key columns, for the state with this number.
 
-    The first `grouped_by` columns choose the key group, or all columns if it is None. With `namespace`, all columns
-    except the first choose it.
+    The first `grouped_by` columns determine the key group, or all columns if `grouped_by` is None. With `namespace`,
+    all columns except the first determine it.
 
     Raises ConfigurationError for a column of a type that cannot be a key.
     """
@@ -42,14 +42,16 @@ def database_keys(
 def ordered_keys(
     keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Like `database_keys`, in the key order of the database, with the row of each key. Needs at least one row."""
+    """Returns database keys like `database_keys`, sorted as in the database, and the row index of each. Needs at least
+    one row.
+    """
     encoded = encoded_keys(keys, max_parallelism, number, grouped_by, namespace)
     order = order_of(encoded)
     return strings_of(encoded, order), order
 
 
 def order_of(strings: Strings) -> NDArray[np.int64]:
-    """Returns the positions of at least one string, without nulls, in the key order of the database."""
+    """Returns the indices that sort byte strings (at least one, without nulls) as the database sorts keys."""
     rows, width = len(strings.offsets) - 1, int(strings.offsets[1])
     words = -(-width // _WORD_BYTES)
     if words <= _WORDS_MAX and bool((np.diff(strings.offsets) == width).all()):
@@ -63,7 +65,7 @@ def order_of(strings: Strings) -> NDArray[np.int64]:
 
 
 def strings_of(strings: Strings, order: NDArray[np.int64] | None = None) -> list[bytes]:
-    """Strings without nulls as Python bytes: all of them, or the rows in `order`."""
+    """Returns strings without nulls as Python bytes: all of them, or the rows with the indices `order`."""
     if order is None:
         data = strings.data.tobytes()
         return [data[start:stop] for start, stop in pairwise(strings.offsets.tolist())]
@@ -71,7 +73,9 @@ def strings_of(strings: Strings, order: NDArray[np.int64] | None = None) -> list
 
 
 def string_pieces(strings: Strings, order: NDArray[np.int64], rows_max: int) -> Iterator[list[bytes]]:
-    """Yields the strings of the rows in `order` as Python bytes, up to `rows_max` at a time. Copies all data once."""
+    """Yields the strings of the rows with the indices `order` as lists of Python bytes, up to `rows_max` strings at a
+    time. Copies all data once.
+    """
     data, starts, stops = strings.data.tobytes(), strings.offsets[:-1], strings.offsets[1:]
     for first in range(0, len(order), rows_max):
         rows = order[first : first + rows_max]
@@ -79,35 +83,37 @@ def string_pieces(strings: Strings, order: NDArray[np.int64], rows_max: int) -> 
 
 
 def packed_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> list[bytes]:
-    """Returns the rows of value columns of any types, in the encoding of keys."""
+    """Encodes the rows of value columns of any types as bytes, in the encoding of keys."""
     return strings_of(encoded_rows(columns, schema))
 
 
 def encoded_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> Strings:
-    """Returns the rows of value columns of any types, in the encoding of keys, as arrays."""
+    """Encodes the rows of value columns of any types in the encoding of keys, as byte strings in arrays."""
     rows = physical(pa.RecordBatch.from_arrays(list(columns), schema=schema))
     return encode_rows(key_forms(rows, rows.schema.names), rows.num_rows)
 
 
 def number_bytes(number: int) -> bytes:
-    """Returns the bytes of a state's number in a key."""
+    """Returns the bytes that represent the number of a state in a database key."""
     return HEAD.pack(0, number)[_GROUP_BYTES:]
 
 
 def key_of_state(key: bytes, number: bytes) -> bytes:
-    """Returns the database key of the same key in another state, whose number is given as `number_bytes`."""
+    """Returns the database key of the same user key in another state. `number` is the result of `number_bytes` for that
+    state.
+    """
     return key[:_GROUP_BYTES] + number + key[HEAD.size :]
 
 
 def key_group_of(key: bytes) -> int:
-    """Returns the key group in a key."""
+    """Returns the key group that a database key contains."""
     return int.from_bytes(key[:_GROUP_BYTES], "big")
 
 
 def encoded_keys(
     keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
 ) -> Strings:
-    """Like `database_keys`, as arrays."""
+    """Returns database keys like `database_keys`, as byte strings in arrays."""
     rows = keys.num_rows
     forms = key_forms(keys, keys.schema.names)
     heads = np.empty((rows, HEAD.size), dtype=np.uint8)
@@ -121,7 +127,7 @@ def encoded_keys(
 def _order_of_words(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Returns the sort order of rows of several words, of shape (words, rows).
 
-    Usually the first word differs for most rows, so only ties compare all words.
+    Compares all words only for rows with equal first words, which are few.
     """
     order = np.argsort(words[0])
     first = words[0][order]

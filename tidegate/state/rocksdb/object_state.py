@@ -40,7 +40,9 @@ ENTRIES_MAX = 16_384
 
 
 class RocksObjectState:
-    """The base of value, list and map states. A ref is the database key with state number 0."""
+    """Base class of value, list and map states in RocksDB. The reference to a key (`ref`) is its database key with
+    state number 0.
+    """
 
     def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         self.spec = spec
@@ -51,19 +53,23 @@ class RocksObjectState:
         self._number = number_bytes(state.number)
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
-        """Adds the changes to a write batch, and empty the working set."""
+        """Adds the changes of the current batch of keys to a write batch, and forgets them."""
         raise NotImplementedError
 
     def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
-        """Adds the writes that replace the state of a key by a stored value. None removes it."""
+        """Adds the writes to `batch` that replace the state of a key by the stored value `value`. None removes the
+        state.
+        """
         raise NotImplementedError
 
     def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
-        """Adds the writes that remove the expired part of one entry. Returns True if there are any."""
+        """Adds the writes to `batch` that remove the expired part of one database entry. Returns whether there
+        are any.
+        """
         raise NotImplementedError
 
     def has(self, ref: bytes) -> bool:
-        """Returns True if a key has this state. Raises StorageError."""
+        """Returns whether a key has this state. Raises StorageError."""
         prefix = self._key(ref)
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
@@ -76,7 +82,9 @@ class RocksObjectState:
         return key_of_state(ref, self._number)
 
     def _entries(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Yields the entries with this prefix, in order: the rest of the key, and the value."""
+        """Returns the database entries whose keys have this prefix, in order, as pairs of the remaining key and the
+        value.
+        """
         found = []
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
@@ -93,7 +101,7 @@ class RocksObjectState:
 
 
 class RocksValues(RocksObjectState):
-    """A `InternalValueState`."""
+    """The `InternalValueState` of the RocksDB backend."""
 
     def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         super().__init__(session, spec, state)
@@ -113,16 +121,16 @@ class RocksValues(RocksObjectState):
         return value
 
     def put(self, ref: bytes, value: Any) -> None:
-        """Stores the value of the key `ref`."""
+        """Stores the value of a key."""
         self._values[ref] = value
         self._changed[ref] = None
 
     def remove(self, ref: bytes) -> None:
-        """Removes the value."""
+        """Removes the value of a key."""
         self.put(ref, None)
 
     def get_many(self, refs: NDArray[Any]) -> pa.Array:
-        """Returns the values of these keys. Missing ones are fetched with one call."""
+        """Returns the values of these keys as an Arrow array. Values that are not in memory are read with one call."""
         wanted = refs.tolist()
         unknown = [ref for ref in dict.fromkeys(wanted) if ref not in self._values and ref not in self._fetched]
         if unknown:
@@ -165,7 +173,9 @@ class RocksValues(RocksObjectState):
         return expired
 
     def _fetch(self, ref: bytes) -> None:
-        """Fetches the values of the whole batch at the first call, and of this key alone later."""
+        """Reads values from the database: at the first call for all keys of the batch, later for the key `ref`
+        alone.
+        """
         refs = self._session.batch_refs if not self._fetched else (ref,)
         if ref not in refs:
             refs = (*refs, ref)
@@ -174,7 +184,7 @@ class RocksValues(RocksObjectState):
 
 
 class RocksLists(RocksObjectState):
-    """A `InternalListState`."""
+    """The `InternalListState` of the RocksDB backend."""
 
     def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         super().__init__(session, spec, state)
@@ -185,7 +195,7 @@ class RocksLists(RocksObjectState):
         self._replaced: dict[bytes, None] = {}
 
     def get(self, ref: bytes) -> Sequence[Any]:
-        """Returns the values."""
+        """Returns the elements of a key's list."""
         values = self._lists.get(ref)
         if values is None:
             values = self._lists[ref] = self._stored(ref)
@@ -242,7 +252,10 @@ class RocksLists(RocksObjectState):
 
 
 class RocksMaps(RocksObjectState):
-    """A `InternalMapState`. Entries are in the order of the bytes of their map keys: numbers and strings ascend."""
+    """The `InternalMapState` of the RocksDB backend.
+
+    Entries are in the order of the bytes of their map keys, in which numbers and strings ascend.
+    """
 
     def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         super().__init__(session, spec, state)
@@ -275,7 +288,7 @@ class RocksMaps(RocksObjectState):
         self._changed.setdefault(ref, {})[encoded] = None
 
     def discard(self, ref: bytes, map_key: Any) -> None:
-        """Removes one entry."""
+        """Removes one entry from the map of a key."""
         self.put(ref, map_key, None)
 
     def items(self, ref: bytes) -> Iterable[tuple[Any, Any]]:
@@ -321,7 +334,7 @@ class RocksMaps(RocksObjectState):
         return expired
 
     def _lost(self, ref: bytes) -> bool:
-        """Returns True if this batch has removed an entry of a key's map."""
+        """Returns whether the current batch has removed an entry from the map of a key."""
         return any(self._entries_of[ref][encoded][1] is None for encoded in self._changed[ref])
 
     def _write(self, batch: rocksdict.WriteBatch, key: bytes, value: Any) -> None:
@@ -332,14 +345,16 @@ class RocksMaps(RocksObjectState):
 
 
 class RocksSweeper:
-    """Removes expired state, and stores where the next sweep of each state begins."""
+    """Removes expired state step by step. Stores, for each state, the key at which the next step begins."""
 
     def __init__(self, session: RocksSession) -> None:
         self._session = session
         self._starts: dict[int, bytes] = {}
 
     def sweep(self, states: Iterable[RocksObjectState], keys_max: int, batch: rocksdict.WriteBatch) -> None:
-        """Adds the writes that remove expired state of up to `keys_max` keys of each state. Raises StorageError."""
+        """Adds the writes to `batch` that remove expired state of up to `keys_max` keys of each state. Raises
+        StorageError.
+        """
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
             for objects in states:
@@ -358,7 +373,10 @@ class RocksSweeper:
         keys_max: int,
         batch: rocksdict.WriteBatch,
     ) -> bytes | None:
-        """Sweeps from a key on. Returns the key where the next sweep continues, or None after the last key."""
+        """Removes expired state of up to `keys_max` keys from the key `start` on.
+
+        Returns the key at which the next sweep continues, or None after the last key.
+        """
         wanted = objects.state.number
         end = row_end(self._session.key_schema)
         row, keys, entries = b"", 0, 0

@@ -64,7 +64,9 @@ _PUT_ROWS = 8_192
 
 
 class RocksBackend:
-    """A `KeyedBackend` with its own folder. See `RocksSession` for the files that may be in the folder at first."""
+    """A `KeyedBackend` in a RocksDB database with its own folder. `RocksSession` describes which files the folder may
+    contain at first.
+    """
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class RocksBackend:
     ) -> None:
         """Opens the backend. Raises StorageError if the folder cannot be used.
 
-        With `keeps_changes`, `freeze` with a base returns only the changes since then. Each vectorised state and row
-        table may keep `cache_bytes` of rows in memory between batches.
+        With `keeps_changes`, `freeze` with a base returns only the changes since that checkpoint. Each vectorised state
+        and row table may cache `cache_bytes` bytes of rows in memory between batches.
         """
         self._session = RocksSession(
             place.uid,
@@ -101,8 +103,8 @@ class RocksBackend:
 
     @property
     def stored(self) -> RocksDescription | None:
-        """Returns the description of the files that it was opened on: key columns, states and their types. None if
-        empty.
+        """Returns the description of the files on which the backend was opened: key columns, states and their types.
+        None if it began empty.
         """
         return self._session.stored
 
@@ -117,7 +119,9 @@ class RocksBackend:
         session.key_schema = schema
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> RocksTable:
-        """Returns a vectorised state. Raises ConfigurationError if the types in the files cannot become these."""
+        """Returns a vectorised state. Raises ConfigurationError if the types in the files cannot be converted to the
+        types of `columns`.
+        """
         values = pa.schema([spec.field for spec in columns])
         state, older = self._declared(name, RocksForm.TABLE, values)
         table = self._tables[name] = self._new_table(state, columns)
@@ -126,7 +130,7 @@ class RocksBackend:
         return table
 
     def rows(self, name: str, values: pa.Schema) -> RocksRows:
-        """Returns a state with many rows for each key. Raises ConfigurationError if the files have it with other
+        """Returns a state with many rows for each key. Raises ConfigurationError if the state in the files has other
         columns.
         """
         state, older = self._declared(name, RocksForm.ROWS, values)
@@ -145,31 +149,31 @@ class RocksBackend:
         return table
 
     def values(self, spec: StateDescriptor) -> RocksValues:
-        """Returns a state with one value for each key. Raises what `table` raises."""
+        """Returns a state with one value for each key. Raises the errors of `table`."""
         return self._bound(RocksValues, RocksForm.VALUE, spec)
 
     def lists(self, spec: StateDescriptor) -> RocksLists:
-        """Returns a state with a list for each key. Raises what `table` raises."""
+        """Returns a state with a list for each key. Raises the errors of `table`."""
         return self._bound(RocksLists, RocksForm.LIST, spec)
 
     def maps(self, spec: StateDescriptor) -> RocksMaps:
-        """Returns a state with a map for each key. Raises what `table` raises."""
+        """Returns a state with a map for each key. Raises the errors of `table`."""
         return self._bound(RocksMaps, RocksForm.MAP, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[bytes]:
-        """Begins a batch of keys: returns the ref of each row's key."""
+        """Begins a batch of keys. Returns a reference (the database key) to the key of each row."""
         refs = database_keys(keys, self._session.max_parallelism, 0, namespace=self._session.namespace)
         self._session.batch_refs = tuple(dict.fromkeys(refs))
         return refs
 
     def enter_batch(self, keys: pa.RecordBatch) -> NDArray[Any]:
-        """Like `enter`, but returns the refs as an array."""
+        """Begins a batch of keys, like `enter`, and returns the references as an array."""
         refs = np.empty(keys.num_rows, dtype=object)
         refs[:] = self.enter(keys)
         return refs
 
     def leave(self) -> None:
-        """Ends the batch: writes its changes with one call. Raises StorageError."""
+        """Ends the batch of keys, and writes its changes to the database with one call. Raises StorageError."""
         self._flush()
         self._session.batch_refs = ()
 
@@ -184,7 +188,7 @@ class RocksBackend:
         self._write(batch)
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Yields the keys that have this state when the first batch is drawn, sorted by key group."""
+        """Yields the keys that have a value in `state` when the first batch is requested, sorted by key group."""
         found = self._session.known(state)
         if found is None or not self._session.has_keys:
             return
@@ -196,7 +200,9 @@ class RocksBackend:
 
     @property
     def size(self) -> StateSize:
-        """RocksDB's estimates of its keys and of the bytes of its files and memtables, plus the rows in memory."""
+        """Returns RocksDB's estimates of the number of keys and of the bytes in files and memtables, plus the rows in
+        memory.
+        """
         size, tables = self._session.size, self._tiered
         held_bytes = sum(table.size_bytes for table in tables)
         return replace(
@@ -210,9 +216,10 @@ class RocksBackend:
         return 0, 0
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """Returns all states as rows. With a base, and if changes are tracked, only the changes since then.
+        """Returns snapshots of all states, as rows.
 
-        Raises StorageError.
+        With a base, if changed keys are recorded, they have only the changes since that checkpoint. Raises
+        StorageError.
         """
         self._flush()
         session = self._session
@@ -238,7 +245,9 @@ class RocksBackend:
         ]
 
     def freeze_native(self, cut: Cut) -> FrozenRocks | None:
-        """Returns all states as files, or None before the first key or without a state. Raises StorageError."""
+        """Returns a snapshot of all states as database files. None before the first key, or without a state. Raises
+        StorageError.
+        """
         self._flush()
         session = self._session
         if not session.has_keys or not session.describe().states:
@@ -246,31 +255,35 @@ class RocksBackend:
         return session.freeze(cut.checkpoint_id, self._unwritten_rows())
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """Does nothing: a task goes back by opening the files of the checkpoint, linked or downloaded."""
+        """Does nothing: to return to a checkpoint, the task opens the checkpoint's files instead, linked or
+        downloaded.
+        """
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing to do."""
+        """Does nothing: this backend has no data for rewinding."""
 
     @property
     def goes_back(self) -> bool:
-        """Returns False: this backend opens files again instead of going back."""
+        """Returns False: to return to a checkpoint, files are opened again instead of rewinding the backend."""
         return False
 
     def kept(self, checkpoint_id: CheckpointId) -> None:
-        """Returns None: this backend never goes back."""
+        """Returns None: this backend cannot be rewound."""
         return
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Never called, because `kept` returns None."""
+        """Never called, because this backend cannot be rewound (`kept` returns None)."""
         raise AssertionError("a RocksDB backend does not go back: its files are opened again")
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """Key columns of the files that it was opened on."""
+        """Returns the key columns of the files on which the backend was opened, or None if it began empty."""
         return None if self.stored is None else self.stored.keys
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Key and value columns of a state in the files that it was opened on, or None if it is not in them."""
+        """Returns the key and value columns of a state in the files on which the backend was opened. None if the state
+        is not there.
+        """
         if self.stored is None:
             return None
         found = [known for known in self.stored.states if known.name == state]
@@ -282,8 +295,9 @@ class RocksBackend:
     def load(self, table: StateTable) -> None:
         """Loads a stored table.
 
-        Raises CorruptionError for a key that comes twice in layer 0, and StorageError. Raises ConfigurationError for a
-        state that is not bound, or whose types cannot be converted to the types in the program.
+        Raises CorruptionError for a key that occurs twice in layer 0 (the base of a snapshot), and StorageError. Raises
+        ConfigurationError for a state that is not bound, or whose types cannot be converted to the types in the
+        program.
         """
         if table.state == TIMERS_STATE:
             check_timers(table.rows, self._session.key_schema)
@@ -295,7 +309,7 @@ class RocksBackend:
         self._loader.load(target, table)
 
     def loaded(self) -> None:
-        """Does nothing: `load` has checked every key."""
+        """Does nothing: `load` has checked every key already."""
 
     def close(self) -> None:
         """Closes the database and deletes its folder."""
@@ -303,7 +317,7 @@ class RocksBackend:
 
     @property
     def _tiered(self) -> list[TieredTable]:
-        """The tables in memory above a cold tier."""
+        """Returns the tables in memory that cache rows of the database."""
         return [*self._tables.values(), *(rows.hot for rows in self._rows.values())]
 
     def _new_table(self, state: RocksState, columns: Sequence[ValueSpec]) -> RocksTable:
@@ -311,9 +325,8 @@ class RocksBackend:
         return kind(self._session, state, columns, self._place.key_names, self._cache_bytes)
 
     def _unwritten_rows(self) -> Iterator[object] | None:
-        """Freezes the changes that are only in memory. Each item drawn writes a part of them. None if there are none.
-
-        Raises StorageError.
+        """Freezes the changes that are only in memory. Returns an iterator that writes a part of them at each step, or
+        None without changes. Raises StorageError.
         """
         self._session.settle()
         tables = [table for table in self._tiered if table.unwritten]
@@ -336,7 +349,9 @@ class RocksBackend:
         return bound
 
     def _declared(self, name: str, form: RocksForm, values: pa.Schema) -> tuple[RocksState, RocksState | None]:
-        """Returns the state to use, and the stored state that must be converted to it, or None."""
+        """Returns the state to use and, if stored rows must be converted to it first, their state in the files, else
+        None.
+        """
         assert name not in self._bound_states(), f"two states are named {name!r}"
         known = self._session.known(name)
         if known is None:
@@ -378,7 +393,7 @@ class RocksBackend:
 
 
 class RocksLoader:
-    """Writes stored rows as rows of bound states."""
+    """Writes rows of a restored checkpoint into the states that the program has bound."""
 
     def __init__(self, session: RocksSession) -> None:
         self._session = session
@@ -388,7 +403,7 @@ class RocksLoader:
         """For each state, the last key of layer 0, as long as all keys have ascended."""
 
     def load(self, target: RocksTable | RocksObjectState | RocksTimers | RocksRows, table: StateTable) -> None:
-        """Puts the rows of a table, or removes its keys. Raises what `RocksBackend.load` raises."""
+        """Writes the rows of a stored table, or removes its keys. Raises the errors of `RocksBackend.load`."""
         session = self._session
         rows = table.rows
         if isinstance(target, RocksTimers):
@@ -438,7 +453,9 @@ class RocksLoader:
                 target.put(some, table.rows.slice(start, _PUT_ROWS).columns[len(identity) :])
 
     def move(self, source: RocksState, target: RocksTable | RocksObjectState, migrate: Migrate | None = None) -> None:
-        """Converts the rows of `source` to the types of `target`, which replaces it. Uses `migrate` if it is given."""
+        """Converts the rows of the state `source` to the types of the state `target`, which replaces it. `migrate`, if
+        given, converts rows.
+        """
         session = self._session
         state = target.cold.state if isinstance(target, RocksTable) else target.state
         expected = pa.schema([*session.key_schema, *state.values])
@@ -452,7 +469,9 @@ class RocksLoader:
         )
 
     def _keys_of(self, target: RocksTable | RocksObjectState, columns: pa.RecordBatch) -> list[bytes]:
-        """Returns the database keys of key columns: of a table's rows, or with state number 0."""
+        """Returns the database keys for stored key columns: of the rows of a table, or of a key's other states (with
+        state number 0).
+        """
         if isinstance(target, RocksTable):
             return target.cold.database_keys(columns)
         return database_keys(columns, self._session.max_parallelism, 0, namespace=self._session.namespace)
@@ -480,7 +499,9 @@ class RocksLoader:
         columns: pa.RecordBatch,
         keys: Sequence[bytes],
     ) -> None:
-        """Raises CorruptionError if a key of layer 0 comes twice, in this table or since an earlier one."""
+        """Raises CorruptionError if a key of layer 0 (the base of a snapshot) occurs twice, in this table or in earlier
+        tables.
+        """
         known = self._groups.setdefault(name, set())
         if self._ascend(name, keys, not known):
             # Rows of a canonical savepoint and of RocksDB files ascend, so no key can come twice.
@@ -498,7 +519,7 @@ class RocksLoader:
         known |= groups
 
     def _ascend(self, name: str, keys: Sequence[bytes], is_first: bool) -> bool:
-        """Returns True if all keys of a state, including these, have ascended so far."""
+        """Returns whether all loaded keys of a state, including these, were in ascending order so far."""
         last = b"" if is_first else self._last.get(name)
         if last is None or not (last < keys[0] and all(map(lt, keys, islice(keys, 1, None)))):
             self._last.pop(name, None)

@@ -74,7 +74,7 @@ _HELD_BYTES = 16 << 20
 
 
 class RocksRows:
-    """A `RowTable` with a cold tier. The session assigns the sequence numbers."""
+    """A `RowTable` in RocksDB, with a cache of rows in memory. The session assigns the sequence numbers."""
 
     def __init__(self, session: RocksSession, state: RocksState, key_names: tuple[str, ...], cache_bytes: int) -> None:
         self.cold = ColdStore(session, state)
@@ -102,9 +102,8 @@ class RocksRows:
             self.hot.append(self.hot.batch([*keys.columns, numbers, *values.columns]))
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """Returns all rows of these keys, with one seek per key that is not in memory.
-
-        Raises StorageError or CorruptionError.
+        """Returns references to all rows of these keys. Makes one seek in the database for each key that is not in
+        memory. Raises StorageError or CorruptionError.
         """
         self._fix()
         numbers, first_rows = self.hot.upsert_keys(keys)
@@ -115,7 +114,7 @@ class RocksRows:
         return FoundRows(*self.hot.rows_of(numbers, first_rows))
 
     def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Returns the rows in the order of `refs`. Raises StorageError or CorruptionError."""
+        """Returns the rows with these references, in the order of `refs`. Raises StorageError or CorruptionError."""
         self._fix()
         wanted = [*self._key_names, *self.cold.state.values.names] if columns is None else columns
         stored = refs < 0
@@ -129,7 +128,8 @@ class RocksRows:
         return pa.concat_batches(both).take(pa.array(places))
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all rows: first the rows that are only in the database, by key group, then the rows in memory.
+        """Yields all rows with their references: first the rows that are only in the database, by key group, then the
+        rows in memory.
 
         Raises StorageError or CorruptionError.
         """
@@ -156,7 +156,9 @@ class RocksRows:
                 yield self.hot.take(some, columns), some
 
     def remove(self, refs: NDArray[Any]) -> None:
-        """Removes rows. Rows that are only in the database are removed when the batch ends."""
+        """Removes the rows with these references. Rows that are only in the database are removed when the batch
+        ends.
+        """
         stored = refs < 0
         slots = refs[~stored]
         if stored.any():
@@ -177,12 +179,12 @@ class RocksRows:
         self.hot.make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes rows under database keys, before the first batch. Raises StorageError."""
+        """Writes rows under these database keys, before the first batch. Raises StorageError."""
         self.hot.evicted.all = True
         self.cold.put(keys, columns)
 
     def number_seen(self, identity: pa.RecordBatch) -> None:
-        """Makes later rows get greater sequence numbers than this one. Called for loaded rows."""
+        """Makes the sequence numbers of later rows greater than the numbers in `identity`. Called for loaded rows."""
         if identity.num_rows:
             last = int(identity.column(ROW_SEQUENCE).to_numpy().max())
             self.cold.session.position = max(self.cold.session.position, last + 1)
@@ -191,7 +193,7 @@ class RocksRows:
         self.hot.fix_keys(pa.schema([*self.cold.session.key_schema, SEQUENCE_FIELD, *self.cold.state.values]))
 
     def _bring_in(self, keys: pa.RecordBatch, numbers: Numbers) -> None:
-        """Brings the stored rows of distinct keys into memory. Raises StorageError or CorruptionError."""
+        """Reads the stored rows of distinct keys into memory. Raises StorageError or CorruptionError."""
         session = self.cold.session
         prefixes, order = ordered_keys(keys, session.max_parallelism, self.cold.state.number)
         with reported("read RocksDB", session.folder):
@@ -213,7 +215,9 @@ class RocksRows:
             self._moved |= {at: slot_of[key] for at, (key, _) in enumerate(entries) if key in slot_of}
 
     def _read_keys(self) -> None:
-        """Reads some stored keys into the filter of evicted keys, if that is due. Raises StorageError."""
+        """Reads some stored keys into the filter of evicted keys, if a scan should begin or is running. Raises
+        StorageError.
+        """
         evicted = self.hot.evicted
         if evicted.needs_keys:
             self._reader.begin()
@@ -227,7 +231,10 @@ class RocksRows:
 
 
 class TieredRows(RowSlots, TieredTable):
-    """The rows in memory, in a separate key space whose columns are the keys, the sequence number, and the values."""
+    """The rows of a row table that are cached in memory.
+
+    They are in a separate key space, whose columns are the keys, the sequence number, and the values.
+    """
 
     def __init__(self, cold: ColdStore, key_names: tuple[str, ...], cache_bytes: int) -> None:
         self.cold = cold
@@ -257,7 +264,7 @@ class TieredRows(RowSlots, TieredTable):
             self._space.fix(schema)
 
     def batch(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Returns rows of these columns."""
+        """Returns a batch with these columns, which have the names of the row table."""
         return pa.RecordBatch.from_arrays(list(columns), schema=self._space.schema)
 
     def take(self, slots: NDArray[Any], columns: Sequence[str]) -> pa.RecordBatch:
@@ -266,20 +273,22 @@ class TieredRows(RowSlots, TieredTable):
 
     @property
     def size_bytes(self) -> int:
-        """Returns the estimated memory of the rows and the filter, in bytes."""
+        """Returns the estimated memory in bytes of the rows and of the filter of evicted keys."""
         of_keys = self._keys.size * _KEY_BYTES + self._keys.size_bytes
         return self._space.slots * _SLOT_BYTES + of_keys + self._space.size_bytes + self.evicted.size_bytes
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Appends new rows, whose sequence numbers are greater than all before."""
+        """Adds new rows to the cache. Their sequence numbers must be greater than all earlier ones."""
         assert self.dirty is not None
         numbers, _ = self.upsert_keys(rows, int(rows.column(ROW_SEQUENCE)[0].as_py()))
         self.dirty.mark(self._place(rows, numbers))
 
     def upsert_keys(self, keys: pa.RecordBatch, since: int = _UNKNOWN) -> tuple[Numbers, NDArray[np.int32]]:
-        """Returns the numbers of keys, and the first row of each. Keys that are not in memory are added.
+        """Returns the number of each key, and the index of the first row of each distinct key. Adds keys that are not
+        in memory.
 
-        If the filter is positive for such a key, its rows are in memory from `since` on; else it is whole.
+        If the filter shows that an added key may have been evicted, memory has only its rows with sequence numbers from
+        `since` on. Otherwise memory has all rows of the key.
         """
         known = self._keys.size
         upserted = self._keys.upsert(keys)
@@ -293,19 +302,21 @@ class TieredRows(RowSlots, TieredTable):
         return upserted.slots, upserted.first_rows
 
     def since(self, numbers: Numbers) -> NDArray[np.int64]:
-        """For each key, the sequence number from which on its rows are in memory; 0 if it is whole."""
+        """Returns, for each key, the sequence number from which on its rows are in memory. 0 if all its rows are."""
         return self._since[numbers]
 
     def cached_since(self) -> tuple[KeyIndex, NDArray[np.int64]]:
-        """The keys that have rows in memory, and for each the sequence number from which on they are there."""
+        """Returns the keys that have rows in memory and, for each, the sequence number from which on its rows are in
+        memory.
+        """
         index, slots = KeyIndex(self._keyed_by), np.arange(self._space.slots, dtype=np.int32)
         upserted = index.upsert(self._space.keys_of(slots, self._keyed_by))
         return index, self._since[self._of_slot[upserted.first_rows]]
 
     def bring_in(self, rows: pa.RecordBatch, numbers: Numbers, whole: Numbers) -> Slots:
-        """Adds rows of the database, sorted by key and then by number. Returns their slots.
+        """Adds rows from the database, sorted by key and sequence number, to the cache. Returns their slots.
 
-        The keys in `whole` have all their rows in memory afterwards.
+        Afterwards, memory has all rows of the keys in `whole`.
         """
         self._relink()
         mixed = np.unique(numbers[self._since[numbers] != _UNKNOWN])
@@ -320,7 +331,9 @@ class TieredRows(RowSlots, TieredTable):
         return slots
 
     def rows_of(self, numbers: Numbers, first_rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Slots]:
-        """Returns the rows of keys in memory: the position of the key in `numbers`, and the slot of each row."""
+        """Finds the rows of keys in memory. Returns, for each found row, the index of its key in `numbers`, and its
+        slot.
+        """
         self._relink()
         return self._chains.find(numbers, first_rows, self._live.pages)
 
@@ -331,7 +344,8 @@ class TieredRows(RowSlots, TieredTable):
         return slots if self.ascends else self._by_number(slots)
 
     def freeze_changes(self) -> Sequence[FrozenState]:
-        """Freezes the rows to write and to remove. From now on they count as written.
+        """Freezes the changed and the removed rows, for writing them to the database. They are then no longer marked as
+        changed.
 
         No rows are gathered: the pages of a row table only hold flags, so copying one is cheap.
         """
@@ -340,7 +354,9 @@ class TieredRows(RowSlots, TieredTable):
         return self.freeze(Cut(CheckpointId(self._snapshots), base))
 
     def evict(self, size_bytes_max: int, write: Write) -> None:
-        """Evicts keys if they exceed the limit, and writes their changed rows."""
+        """Evicts keys with their rows if the cache exceeds `size_bytes_max`. Changed rows are passed to `write`
+        first.
+        """
         size_bytes = self.size_bytes
         share = 1 - (size_bytes_max - size_bytes_max // _ROOM) / size_bytes if size_bytes else 0
         while self.size_bytes > size_bytes_max and self._keys.size:
@@ -369,7 +385,7 @@ class TieredRows(RowSlots, TieredTable):
         return slots
 
     def _relink(self) -> None:
-        """Builds the chains again, if slots were renumbered."""
+        """Rebuilds the chains of rows after slots were renumbered."""
         if not self._linked:
             slots = self.in_order()
             self._chains.clear()
@@ -388,7 +404,9 @@ class TieredRows(RowSlots, TieredTable):
             self._used_again = extended(self._used_again, known, length)
 
     def _evict(self, share: float, write: Write) -> None:
-        """Evicts keys that hold about `share` of the rows."""
+        """Evicts keys that have about the fraction `share` of the rows in memory. Changed rows are passed to `write`
+        first.
+        """
         slots = np.arange(self._space.slots, dtype=np.int32)
         live = self.live(slots)
         leaving = self._coldest(slots[live], share)[self._of_slot[: len(slots)]]
@@ -399,7 +417,7 @@ class TieredRows(RowSlots, TieredTable):
         self._number_anew()
 
     def _coldest(self, live: Slots, share: float) -> NDArray[np.bool_]:
-        """Chooses keys to evict that hold about `share` of the rows. Returns a flag for each key."""
+        """Chooses keys to evict that have about the fraction `share` of the rows. Returns a flag for each key."""
         keys = self._keys.size
         rows = np.bincount(self._of_slot[live], minlength=keys)
         used_again = self._used_again[:keys]
@@ -410,7 +428,7 @@ class TieredRows(RowSlots, TieredTable):
         return goes
 
     def _write(self, slots: Slots, live: NDArray[np.bool_], leaving: NDArray[np.bool_], write: Write) -> None:
-        """Writes the changed rows among the leaving ones, and all removals."""
+        """Writes the changed rows among the rows to evict (`leaving`), and all removals of rows."""
         assert self.dirty is not None
         marked = self.dirty.marked(len(slots))
         for some, names in ((marked & live & leaving, None), (marked & ~live, self._identity)):
@@ -421,7 +439,7 @@ class TieredRows(RowSlots, TieredTable):
                 write(identity, rows.columns[len(self._identity) :] if names is None else None)
 
     def _number_anew(self) -> None:
-        """Builds the key index again, with only the keys that have rows."""
+        """Rebuilds the key index with only the keys that have rows, which get new numbers."""
         since, used_again, of_slot = self._since, self._used_again, self._of_slot
         self._keys = KeyIndex(self._keyed_by)
         slots = np.arange(self._space.slots, dtype=np.int32)
@@ -434,7 +452,7 @@ class TieredRows(RowSlots, TieredTable):
 
 
 class ScannedRows:
-    """The stored rows that scans of a batch have read. A row's position in the list is its ref."""
+    """The stored rows that scans of the current batch have read. The index of a row in this list is its reference."""
 
     def __init__(self, cold: ColdStore) -> None:
         self.entries: list[tuple[bytes, bytes | None]] = []
@@ -445,7 +463,9 @@ class ScannedRows:
         self._held_bytes = 0
 
     def take(self, positions: NDArray[np.int64], columns: Sequence[str]) -> pa.RecordBatch:
-        """Returns the named columns of rows, in the given order. Raises StorageError or CorruptionError."""
+        """Returns the columns `columns` of the rows with these indices in the list, in this order. Raises StorageError
+        or CorruptionError.
+        """
         wanted = positions.tolist()
         pieces = [wanted[start : start + _PIECE_ROWS] for start in range(0, len(wanted), _PIECE_ROWS)]
         return _together([self._decoded([self.entries[each] for each in piece], columns) for piece in pieces or [[]]])
@@ -453,10 +473,11 @@ class ScannedRows:
     def scan(
         self, columns: Sequence[str], rows_max: int, only: Callable[[Entries], Entries]
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """Yields stored rows as of the first batch, by key group, then by number, with their positions.
+        """Yields stored rows as of the first batch, sorted by key group and sequence number, with their indices in the
+        list.
 
-        `only` returns the entries of a piece that the scan yields. The named columns of each key group are sorted in
-        memory, because RocksDB sorts numbers by their bytes. Raises StorageError or CorruptionError.
+        `only` selects the entries of a group of entries that the scan yields. The named columns of each key group are
+        sorted in memory, because RocksDB sorts rows by key first. Raises StorageError or CorruptionError.
         """
         session = self._cold.session
         with reported("read RocksDB", session.folder):
@@ -475,11 +496,11 @@ class ScannedRows:
             yield from _cut(parts, positions, rows_max)
 
     def remove(self, positions: NDArray[np.int64]) -> None:
-        """Removes rows when the batch ends."""
+        """Removes the rows with these indices in the list when the batch ends."""
         self.gone |= dict.fromkeys(self.entries[each][0] for each in np.unique(positions).tolist())
 
     def done(self) -> None:
-        """Ends the batch: applies removals, and empties the list. Raises StorageError."""
+        """Ends the batch: applies removals to the database, and empties the list. Raises StorageError."""
         gone, self.gone = list(self.gone), {}
         if gone:
             self._cold.delete(gone)
@@ -490,7 +511,7 @@ class ScannedRows:
     def _pieces(
         self, cursor: rocksdict.RdictIter, prefix: bytes, only: Callable[[Entries], Entries]
     ) -> Iterator[Entries]:
-        """Yields the entries whose keys have this prefix, in pieces. Raises StorageError."""
+        """Yields the database entries whose keys have this prefix, some at a time. Raises StorageError."""
         entries = read_prefix(cursor, prefix)
         while True:
             with reported("read RocksDB", self._cold.session.folder):
@@ -502,7 +523,9 @@ class ScannedRows:
     def _read_in_order(
         self, cursor: rocksdict.RdictIter, columns: Sequence[str], only: Callable[[Entries], Entries]
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """Yields some columns of rows with their positions, for several small key groups or one large one at a time."""
+        """Yields some columns of rows with their indices in the list, for one large key group or several small ones at
+        a time.
+        """
         small: Entries = []
         for group in self._cold.session.key_groups:
             pieces = self._pieces(cursor, HEAD.pack(group, self._cold.state.number), only)
@@ -518,9 +541,11 @@ class ScannedRows:
             yield self._group([small], columns)
 
     def _group(self, pieces: Iterable[Entries], columns: Sequence[str]) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Some columns of rows with their positions. Pieces that belong to one key group are sorted together.
+        """Returns some columns of the rows in `pieces` (lists of database entries), with their indices in the list of
+        scanned rows.
 
-        Rows of a piece may have been removed since it was read, by the consumer of the rows before it.
+        The rows of one key group are sorted together. Rows that the caller has removed since they were read are
+        omitted.
         """
         first = len(self.entries)
         parts = []
@@ -534,13 +559,13 @@ class ScannedRows:
         return _together(parts).take(pa.array(positions - first)), positions
 
     def _note(self, entries: Entries) -> None:
-        """Adds rows to the list. Values are kept up to the limit."""
+        """Adds rows to the list of scanned rows. Their values are stored in memory up to a limit."""
         for key, value in entries:
             self._held_bytes += len(value)
             self.entries.append((key, value if self._held_bytes <= _HELD_BYTES else None))
 
     def _values_of(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
-        """Returns the values of rows. Raises CorruptionError if a row is missing, and StorageError."""
+        """Returns the values of database entries. Raises CorruptionError if a row is missing, and StorageError."""
         session = self._cold.session
         missing = [key for key, value in entries if value is None]
         fetched = dict(zip(missing, session.fetch(missing), strict=True)) if missing else {}
@@ -571,19 +596,19 @@ def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _cut(
     parts: Sequence[pa.RecordBatch], refs: Sequence[NDArray[np.int64]], rows_max: int
 ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-    """Cuts rows and their refs into batches of `rows_max`."""
+    """Divides rows and their references into batches of up to `rows_max` rows."""
     rows, of_rows = _together(parts), np.concatenate(refs)
     for start in range(0, len(of_rows), rows_max):
         yield rows.slice(start, rows_max), of_rows[start : start + rows_max]
 
 
 def numbers_of(keys: Sequence[bytes]) -> NDArray[np.int64]:
-    """Returns the sequence numbers of rows: the last 8 bytes of their keys."""
+    """Returns the sequence numbers of rows, which are the last 8 bytes of their database keys."""
     return np.frombuffer(b"".join([key[-8:] for key in keys]), dtype="<i8").astype(np.int64)
 
 
 def read_prefix(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields all entries whose keys have this prefix."""
+    """Yields all database entries whose keys have this prefix."""
     cursor.seek(prefix)
     while cursor.valid() and (key := cursor.key()).startswith(prefix):
         yield key, cursor.value()
@@ -592,7 +617,10 @@ def read_prefix(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[by
 
 
 def read_prefixes(cursor: rocksdict.RdictIter, prefixes: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[int]]:
-    """Returns all keys that have one of these prefixes, their values, and the position where each prefix ends."""
+    """Reads all database entries whose keys have one of these prefixes.
+
+    Returns their keys, their values, and for each prefix the index after its last entry.
+    """
     keys: list[bytes] = []
     values: list[bytes] = []
     ends: list[int] = []

@@ -93,7 +93,7 @@ _HASH_SEED, _HASH_FACTOR = np.uint32(0xBC9F1D34), np.uint32(0xC6A4A793)
 
 
 class RowWriter:
-    """Puts or removes rows: as part of a pending snapshot, or after it (`PendingWrites`)."""
+    """Writes or removes rows in the database: as part of a pending snapshot, or after it (`PendingWrites`)."""
 
     def __init__(self, session: RocksSession, for_snapshot: bool) -> None:
         self._session = session
@@ -102,17 +102,18 @@ class RowWriter:
         self._gathered = GatheredRows()
 
     def add(self, keys: Strings, values: Strings | None, first_group: int = 0, group_rows: Sequence[int] = ()) -> None:
-        """Writes rows under these database keys, at the latest in `finish`. Raises StorageError.
+        """Adds rows to write under these database keys. They are written at the latest in `finish`. Raises
+        StorageError.
 
-        `values` None removes the keys; one writer either puts or removes. `first_group` and `group_rows` describe rows
-        that are sorted by key group, as in a `StateChunk`.
+        If `values` is None, the keys are removed. One writer either writes or removes. `first_group` and `group_rows`
+        describe rows that are sorted by key group, as in a `StateChunk`.
         """
         self._gathered.add(keys, values, first_group, group_rows)
         if self._gathered.size_bytes >= self._size_bytes_max:
             self.finish()
 
     def finish(self) -> None:
-        """Writes the added rows. Raises StorageError."""
+        """Writes all rows that `add` has not written yet. Raises StorageError."""
         if not self._gathered.rows:
             return
         makes_file = self._makes_file
@@ -140,9 +141,9 @@ class RowWriter:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """At least one row, and the sort order of the keys. Without values, the keys are removed.
+    """Rows (at least one) to write to a file, and the indices that sort their keys.
 
-    The arrays of keys and of values have `SLACK_BYTES` more at the end.
+    Without values, the keys are removed. The byte arrays of keys and values have `SLACK_BYTES` extra bytes at the end.
     """
 
     keys: Strings
@@ -152,7 +153,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of one call of `add`. If they are sorted by key group, group `first + i` begins at `starts[i]`."""
+    """The rows of one call of `add`. If they are sorted by key group, group `first + i` begins at row `starts[i]`."""
 
     keys: Strings
     values: Strings | None
@@ -160,13 +161,13 @@ class _Part:
     starts: Sequence[int]
 
     def range_of(self, first: int, stop: int) -> tuple[int, int]:
-        """Returns the bounds of the rows whose key groups are in `range(first, stop)`."""
+        """Returns the start and end index of the rows whose key groups are from `first` to `stop` (exclusive)."""
         last = len(self.starts) - 1
         return self.starts[min(max(first - self.first, 0), last)], self.starts[min(max(stop - self.first, 0), last)]
 
 
 class GatheredRows:
-    """Gathers rows, and sorts them in slices. Each key occurs once."""
+    """Collects rows, and returns them sorted by key, one slice after the other. Each key occurs once."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -176,14 +177,16 @@ class GatheredRows:
         self._by_group = True
 
     def add(self, keys: Strings, values: Strings | None, first_group: int, group_rows: Sequence[int]) -> None:
-        """Adds rows. With `group_rows` they are sorted by key group, as in a `StateChunk`, else in any order."""
+        """Adds rows. With `group_rows`, the rows are sorted by key group, as in a `StateChunk`. Otherwise they may have
+        any order.
+        """
         self._parts.append(_Part(keys, values, first_group, group_rows))
         self._by_group = self._by_group and len(group_rows) > 0
         self.rows += len(keys.offsets) - 1
         self.size_bytes += len(keys.data) + (0 if values is None else len(values.data))
 
     def slices(self) -> Iterator[Slice]:
-        """Yields all rows in the key order of the database. The first call of `next` empties this object."""
+        """Yields all rows in the key order of the database. The first step empties this object."""
         parts, by_group, rows = self._parts, self._by_group, self.rows
         rows_min = max(1, rows * _SLICE_BYTES // max(1, self.size_bytes))
         self._parts, self._by_group, self.rows, self.size_bytes = [], True, 0, 0
@@ -212,7 +215,7 @@ def _slice(ranges: Sequence[tuple[_Part, int, int]]) -> Slice:
 
 
 def _together(ranges: Sequence[tuple[Strings, int, int]]) -> Strings:
-    """Joins ranges of rows of string columns without nulls, with `SLACK_BYTES` at the end."""
+    """Joins rows of several string columns without nulls, with `SLACK_BYTES` extra bytes at the end."""
     bounds = [(int(strings.offsets[start]), int(strings.offsets[end])) for strings, start, end in ranges]
     data = np.empty(sum(stop - begin for begin, stop in bounds) + SLACK_BYTES, dtype=np.uint8)
     offsets = np.empty(sum(end - start for _, start, end in ranges) + 1, dtype=np.int64)
@@ -225,7 +228,7 @@ def _together(ranges: Sequence[tuple[Strings, int, int]]) -> Strings:
 
 
 def sst_file(slices: Iterable[Slice], block_bytes: int) -> Iterator[bytes | bytearray]:
-    """Yields an SST file in parts. A slice without values writes removals.
+    """Yields the bytes of an SST file of RocksDB with these rows. A slice without values writes removals.
 
     There must be at least one slice, and keys must ascend from slice to slice.
     """
@@ -273,14 +276,16 @@ def sst_file(slices: Iterable[Slice], block_bytes: int) -> Iterator[bytes | byte
 
 
 class _Parts:
-    """The parts of a file after the blocks of entries, which take `size_bytes`."""
+    """The parts of an SST file after the data blocks: filter, properties and index. The data blocks take `size_bytes`
+    bytes.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self.done: list[bytes] = []
         self._size_bytes = size_bytes
 
     def add(self, content: bytes) -> bytes:
-        """Adds a part with its trailer. Returns its handle: position and length."""
+        """Adds a part of the file with its trailer. Returns its handle: position and length, encoded."""
         whole = np.frombuffer(content + _PLAIN, dtype=np.uint8)
         checksum = int(hash_string(whole, 0, len(whole), np.uint64(0))) & 0xFFFFFFFF
         handle = _varint(self._size_bytes) + _varint(len(content))
@@ -299,7 +304,8 @@ def _check_order(index: list[tuple[bytes, bytes]], keys: Strings, order: NDArray
 def _pieces(
     keys: Strings, values: Strings, order: NDArray[np.int64], kind: int, block_bytes: int
 ) -> Iterator[tuple[bytearray, list[_Place]]]:
-    """Yields compressed blocks with trailers, some at a time, and for each its last key and its position among them.
+    """Yields compressed data blocks with their trailers, several joined in one bytearray. Also yields the last key and
+    the position of each block.
 
     Blocks are compressed while they are in the CPU cache.
     """
@@ -338,7 +344,9 @@ def _pieces(
 
 
 def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[bytearray, list[int], list[int]]:
-    """Compresses blocks. Returns them with trailers, and where each starts and stops without its trailer."""
+    """Compresses blocks. Returns the bytes of all blocks with their trailers, and the start and the end of each block
+    without its trailer.
+    """
     codec, laid_out = pa.Codec("lz4_raw"), pa.py_buffer(blocks)
     parts: list[bytes] = []
     starts: list[int] = []
@@ -357,14 +365,14 @@ def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[by
 
 
 def _hashes(keys: Strings) -> NDArray[np.uint32]:
-    """Returns the hash of each key for the filter."""
+    """Returns the hash of each key for the Bloom filter of an SST file."""
     hashes = np.empty(len(keys.offsets) - 1, dtype=np.uint32)
     hash_keys(keys.offsets, keys.data, hashes)
     return hashes
 
 
 def _filter(hashes: NDArray[np.uint32]) -> bytes:
-    """Returns a Bloom filter, followed by its parameters. The number of its lines is odd."""
+    """Returns a Bloom filter, followed by its parameters. The filter has an odd number of cache lines."""
     lines = -(-len(hashes) * _KEY_BITS // (8 * LINE_BYTES)) | 1
     bits = np.zeros(lines * LINE_BYTES, dtype=np.uint8)
     fill_filter(hashes, lines, bits)
@@ -372,7 +380,7 @@ def _filter(hashes: NDArray[np.uint32]) -> bytes:
 
 
 def _block(entries: _Entries) -> bytes:
-    """A block in which each entry has its whole key. For the small index and property blocks."""
+    """Returns a block in which each entry has its whole key. Used for the small index and property blocks."""
     parts: list[bytes] = []
     places: list[int] = []
     at = 0
@@ -409,9 +417,9 @@ def lay_out(
 ) -> int:
     """Writes entries of one kind as blocks of about `block_bytes`, in the order of `order`, with room for trailers.
 
-    It begins with the row at `first`, and ends when `stops` is full or all rows are written. For each block, `stops`
-    gets its end, and `lasts` the position of its last row in `order`. `places` is a work area. Returns the number of
-    blocks, or -1 if keys do not ascend.
+    The function begins with the row `order[first]`, and ends when `stops` is full or all rows are written. For each
+    block, `stops` gets its end, and `lasts` the index of its last row in `order`. `places` is a work area. Returns the
+    number of blocks, or -1 if keys do not ascend.
     """
     at, start, in_block, restarts, blocks = 0, 0, 0, 0, 0
     rows = order.shape[0]
@@ -460,7 +468,9 @@ def lay_out(
 
 @kernel
 def seal(starts: NDArray[np.int64], stops: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-    """Writes the checksum of each block, which covers the block and the compression byte after it."""
+    """Writes the checksum after each block. The checksum covers the block and the byte after it, which names the
+    compression.
+    """
     for i in range(starts.shape[0]):
         checksum = hash_string(out, starts[i], stops[i] + 1, np.uint64(0))
         _put_fixed32(checksum, stops[i] + 1, out)
@@ -468,14 +478,14 @@ def seal(starts: NDArray[np.int64], stops: NDArray[np.int64], out: NDArray[np.ui
 
 @kernel
 def hash_keys(offsets: NDArray[np.int64], keys: NDArray[np.uint8], hashes: NDArray[np.uint32]) -> None:
-    """Computes the hash of each key for the filter."""
+    """Computes the hash of each key for the Bloom filter of an SST file."""
     for i in range(hashes.shape[0]):
         hashes[i] = _filter_hash(keys, offsets[i], offsets[i + 1])
 
 
 @kernel
 def fill_filter(hashes: NDArray[np.uint32], lines: int, out: NDArray[np.uint8]) -> None:
-    """Sets the bits of all keys in a Bloom filter, whose bits are all 0."""
+    """Sets the bits of all keys in a Bloom filter of `lines` cache lines, whose bits are all 0."""
     for i in range(hashes.shape[0]):
         if i + _AHEAD < hashes.shape[0]:
             prefetch(out, np.int64(hashes[i + _AHEAD] % np.uint32(lines)) * LINE_BYTES)
@@ -490,7 +500,7 @@ def fill_filter(hashes: NDArray[np.uint32], lines: int, out: NDArray[np.uint8]) 
 
 @kernel
 def _shared(keys: NDArray[np.uint8], one: np.int64, other: np.int64, bytes_max: np.int64) -> np.int64:
-    """Returns the length of the common prefix of two keys, in bytes."""
+    """Returns the length in bytes of the common prefix of two keys, at most `bytes_max`."""
     shared = np.int64(0)
     while shared < bytes_max:
         differ = load64(keys, one + shared) ^ load64(keys, other + shared)
@@ -505,7 +515,9 @@ def _shared(keys: NDArray[np.uint8], one: np.int64, other: np.int64, bytes_max: 
 
 @kernel
 def _filter_hash(keys: NDArray[np.uint8], start: np.int64, stop: np.int64) -> np.uint32:
-    """RocksDB's hash of 32 bits. Bytes after the last whole word are signed."""
+    """Returns RocksDB's 32-bit hash of the bytes from `start` to `stop`. Bytes after the last whole word are treated as
+    signed.
+    """
     h = np.uint32(_HASH_SEED ^ np.uint32(np.uint32(stop - start) * _HASH_FACTOR))
     at = start
     while at + 4 <= stop:

@@ -40,7 +40,7 @@ READ_MIN = 16
 
 
 class RocksTimers:
-    """A `KeyedTimers` in RocksDB."""
+    """The `KeyedTimers` of the RocksDB backend."""
 
     def __init__(self, session: RocksSession) -> None:
         self._session = session
@@ -54,7 +54,7 @@ class RocksTimers:
 
     @property
     def state(self) -> RocksState:
-        """Returns the state that holds the timers. Declared when it is first needed."""
+        """Returns the state that stores the timers. Declares it on first use."""
         if self._state is None:
             self._state = self._session.declare(TIMERS_STATE, RocksForm.TIMERS, TIMER_COLUMNS)
             self._begin(self._state, of_files=False)
@@ -67,9 +67,8 @@ class RocksTimers:
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Registers or deletes timers.
-
-        If one timer is changed several times, the last change counts. Raises StorageError.
+        """Registers or deletes timers. If a timer is changed several times, the last change is applied. Raises
+        StorageError.
         """
         last = dict(zip(self._timers(keys, domains, moments), registered, strict=True))
         put = [timer for timer, is_there in last.items() if is_there]
@@ -81,14 +80,16 @@ class RocksTimers:
             self.changes.removed(removed)
 
     def first_ms(self, domain: int) -> int | None:
-        """Returns the moment of a clock's first timer, or None if it has no timers. Raises StorageError."""
+        """Returns the time, in ms, of the first timer in a time domain, or None if the domain has no timers. Raises
+        StorageError.
+        """
         if not self._heads:
             return None
         first = self._heads[domain].first()
         return None if first is None else moment_of(first, 0)[1]
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """Returns a clock's first timers up to a moment. Raises StorageError."""
+        """Returns the first timers of a time domain up to `time_ms`. Raises StorageError."""
         timers: list[bytes] = []
         more = False
         if self._heads and self._heads[domain].first() is not None:
@@ -97,13 +98,13 @@ class RocksTimers:
         return DueTimers(moments, self._key_form().decode(timers, MOMENT.size), more)
 
     def database_keys(self, rows: pa.RecordBatch) -> list[bytes]:
-        """Returns the database keys of stored timers. Raises CorruptionError for an unknown clock."""
+        """Returns the database keys of stored timers. Raises CorruptionError for an unknown time domain."""
         keys = rows.select(self._session.key_schema.names)
         domains = domain_numbers(rows.column(TIMER_DOMAIN))
         return self._timers(keys, domains.tolist(), rows.column(TIMER_MOMENT).to_pylist())
 
     def put(self, timers: Sequence[bytes]) -> None:
-        """Writes timers. Raises StorageError."""
+        """Writes these timers, given by their database keys. Raises StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for timer in timers:
             batch.put(timer, b"")
@@ -112,13 +113,13 @@ class RocksTimers:
             self._heads[timer[HEAD.size]].add(timer)
 
     def remove(self, timers: Sequence[bytes]) -> None:
-        """Deletes timers, if they are there. Raises StorageError."""
+        """Deletes these timers, given by their database keys, if they exist. Raises StorageError."""
         self._session.remove(timers)
         for timer in timers:
             self._heads[timer[HEAD.size]].discard(timer)
 
     def has(self, timer: bytes) -> bool:
-        """Returns True if this timer is stored. Raises StorageError."""
+        """Returns whether this timer is stored, given by its database key. Raises StorageError."""
         return self._session.has(timer)
 
     def _begin(self, state: RocksState, of_files: bool) -> None:
@@ -131,7 +132,7 @@ class RocksTimers:
         return self._keys
 
     def _timers(self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int]) -> list[bytes]:
-        """Returns the database keys of timers."""
+        """Returns the database keys of timers, given by their keys, time domains and times in ms."""
         number, form = self.state.number, self._key_form()
         hashes = hash_columns(keys, keys.schema.names)
         groups = key_groups_of(hashes, self._session.max_parallelism).tolist()
@@ -153,7 +154,9 @@ class RocksTimers:
 
 
 class _Head:
-    """The first timers of one clock. A timer is identified by its database key without `HEAD`."""
+    """The first timers of one time domain, cached in memory. A timer is identified by its database key without
+    `HEAD`.
+    """
 
     def __init__(self, session: RocksSession, number: int, domain: int, of_files: bool) -> None:
         self._session = session
@@ -172,7 +175,7 @@ class _Head:
             self._end = b""
 
     def add(self, timer: bytes) -> None:
-        """Adds a timer that was written, if it belongs to the head."""
+        """Adds a timer that was written to the cache, if it is among the first timers."""
         group, _ = HEAD.unpack_from(timer)
         added = timer[HEAD.size :]
         if added < self._bounds.get(group, b"\xff"):
@@ -184,20 +187,22 @@ class _Head:
                 self._keep(sorted(self._there)[:HEAD_TIMERS])
 
     def discard(self, timer: bytes) -> None:
-        """Removes a timer that was deleted."""
+        """Removes a timer that was deleted from the cache."""
         self._there.pop(timer[HEAD.size :], None)
         if len(self._heap) > 2 * len(self._there) + HEAD_TIMERS:
             self._heap = sorted(self._there)
 
     def first(self) -> bytes | None:
-        """Returns the first timer of the clock, or None. Raises StorageError."""
+        """Returns the first timer of the time domain, or None if there is none. Raises StorageError."""
         if not self._skip_gone() and self._end is not None:
             self._read()
             self._skip_gone()
         return self._heap[0] if self._heap else None
 
     def until(self, end: bytes, timers_max: int) -> tuple[list[bytes], bool]:
-        """Returns the first timers before `end` that are in memory, and whether there may be more."""
+        """Returns the first timers before `end` that are cached, at most `timers_max`, and whether there may be
+        more.
+        """
         found: list[bytes] = []
         while len(found) < timers_max and self._skip_gone() and self._heap[0] < end:
             first = heapq.heappop(self._heap)
@@ -209,18 +214,21 @@ class _Head:
         return found, behind or len(found) == timers_max
 
     def _skip_gone(self) -> bool:
-        """Removes deleted timers from the top of the heap. Returns False if the heap is empty afterwards."""
+        """Removes timers that were deleted from the top of the heap. Returns False if the heap is empty afterwards."""
         while self._heap and self._heap[0] not in self._there:
             heapq.heappop(self._heap)
         return bool(self._heap)
 
     def _keep(self, first: list[bytes]) -> None:
-        """Keeps only these first timers in memory."""
+        """Reduces the cache to these first timers."""
         self._there = {timer: self._there[timer] for timer in first}
         self._heap, self._end = first, first[-1]
 
     def _read(self) -> None:
-        """Reads the head: a few timers of each key group, up to where the first group was cut short."""
+        """Fills the cache: reads some timers of each key group.
+
+        Timers after the earliest point up to which a group was read are not cached.
+        """
         end: bytes | None = None
         there: dict[bytes, int] = {}
         count = max(READ_MIN, HEAD_TIMERS // max(1, len(self._bounds)))
@@ -244,7 +252,7 @@ class _Head:
             self._keep(first[:HEAD_TIMERS])
 
     def _of_group(self, cursor: rocksdict.RdictIter, group: int, bound: bytes, count: int) -> list[bytes]:
-        """Returns the first `count` timers of a key group, from a bound on."""
+        """Returns the first `count` timers of a key group, from the database key `bound` on."""
         prefix = HEAD.pack(group, self._number)
         clock = prefix + bytes((self._domain,))
         found: list[bytes] = []

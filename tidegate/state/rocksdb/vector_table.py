@@ -68,7 +68,7 @@ GroupFlags = dict[int, NDArray[np.bool_]]
 
 
 class RocksTable(TieredTable):
-    """A `VectorTable` with a cold tier."""
+    """A `VectorTable` in RocksDB, with a cache of rows in memory."""
 
     def __init__(
         self,
@@ -99,7 +99,9 @@ class RocksTable(TieredTable):
         return self._space.slots * row_bytes + heaps_bytes + self._space.size_bytes
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch: reads the rows of keys that are not in memory. Keys without a row get one."""
+        """Begins a batch of keys, and returns their slots. Reads rows that are not in memory, and adds a row for each
+        key that has none.
+        """
         self._space.fix(self.cold.session.key_schema)
         self._known_slots = self._space.slots
         upserted = self._space.upsert(keys)
@@ -113,7 +115,7 @@ class RocksTable(TieredTable):
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
 
     def remove(self, slots: NDArray[Any]) -> None:
-        """Removes the rows of these slots of the batch."""
+        """Removes the rows of these slots, which belong to the current batch."""
         assert self.dirty is not None
         super().remove(slots)
         # A key that was added by this batch, and was not found in the database, leaves no trace.
@@ -121,17 +123,22 @@ class RocksTable(TieredTable):
         self.dirty.unmark(np.intersect1d(slots, added).astype(np.int32))
 
     def done(self) -> None:
-        """Ends the batch, and evicts rows if there are too many. Raises StorageError."""
+        """Ends the batch. Evicts rows if there are too many in memory. Raises StorageError."""
         super().done()
         self.make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes rows under database keys before the first batch, replacing existing ones. Raises StorageError."""
+        """Writes rows under these database keys before the first batch. They replace existing rows. Raises
+        StorageError.
+        """
         self.is_whole = False
         self.cold.put(keys, columns)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all keys, sorted by key group, with their slots. Other batches may run between two of them."""
+        """Yields all keys, sorted by key group, in batches, each with the slots of its keys.
+
+        Other batches may be processed between two of them.
+        """
         self.write_all()
         self._space.fix(self.cold.session.key_schema)
         for keys, columns in self.cold.scan(rows_max):
@@ -144,7 +151,7 @@ class RocksTable(TieredTable):
             self.make_room()
 
     def evict(self, size_bytes_max: int, write: Write) -> None:
-        """Evicts rows if they exceed the limit, and writes the changed ones."""
+        """Evicts rows from memory if they exceed `size_bytes_max`. Changed rows are passed to `write` first."""
         self._drop_unused_values()
         slots, size_bytes = self._space.slots, self.size_bytes
         if size_bytes <= (size_bytes_max - size_bytes_max // _ROOM if self._varying else size_bytes_max):
@@ -187,9 +194,9 @@ class RocksTable(TieredTable):
         return [column for column in columns if isinstance(column, VaryingColumn)]
 
     def _bring_in(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> NDArray[np.int32]:
-        """Adds rows that were read from the database, after `write_all`. Returns the slots of their keys.
+        """Adds rows that were read from the database to memory, after `write_all`. Returns the slots of their keys.
 
-        Keys that are in memory already stay unchanged.
+        Keys that are in memory already are not changed.
         """
         upserted = self._space.upsert(keys)
         new = pa.array(upserted.new_rows)
@@ -198,21 +205,21 @@ class RocksTable(TieredTable):
         return upserted.slots
 
     def _drop_unused_values(self) -> None:
-        """Drops values of varying width to which no row refers."""
+        """Drops values of variable width to which no row in memory refers."""
         for column in self._varying:
             slots = np.arange(self._space.slots, dtype=np.int32)
             column.collect([column.raw(slots[self.live(slots)])])
 
     def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
-        """Returns the rows with new keys that the database may have."""
+        """Returns the indices of rows with new keys for which the database may have a row."""
         return upserted.new_rows[:0] if self.is_whole else upserted.new_rows
 
     def _evicted(self, gone: NDArray[np.int32]) -> None:
-        """Handles an eviction: the rows of these slots are now only in the database."""
+        """Records that the rows of these slots were evicted, so that they are only in the database."""
         self.is_whole = self.is_whole and not len(gone)
 
     def _insert_stored(self, slots: NDArray[np.int32], columns: Sequence[pa.Array]) -> None:
-        """Puts rows from the database into new slots."""
+        """Stores rows that were read from the database in new slots."""
         self._own(slots)
         scatter(self._live.pages, slots, np.ones(len(slots), dtype=np.uint8))
         for column, values in zip(self._columns.values(), columns, strict=True):
@@ -222,13 +229,13 @@ class RocksTable(TieredTable):
         self._in_snapshot_below = self._space.slots
 
     def _coldest(self, slots: int, wanted: int) -> NDArray[np.int64]:
-        """Chooses `wanted` slots to evict: first slots that were not used again, then the rest, oldest first."""
+        """Chooses `wanted` slots to evict: first slots that were used only once, then others, oldest first."""
         used_again = flags((self._used_again,), 0, slots)
         cold = np.flatnonzero(~used_again)
         return cold[:wanted] if len(cold) >= wanted else np.concatenate((cold, np.flatnonzero(used_again)))[:wanted]
 
     def _write(self, slots: NDArray[np.int64], write: Write) -> None:
-        """Writes the changed slots among `slots`."""
+        """Passes the changed rows among `slots` to `write`."""
         assert self.dirty is not None
         changed = np.sort(slots[self.dirty.marked(self._space.slots)[slots]]).astype(np.int32)
         live = self.live(changed)
@@ -243,10 +250,12 @@ class RocksTable(TieredTable):
 
 
 class NamespacedStore(ColdStore):
-    """A `ColdStore` of a state with namespaces."""
+    """A `ColdStore` (stored rows) of a state with namespaces."""
 
     def namespaces(self) -> dict[int, list[int]]:
-        """Returns the namespaces with stored rows, each with its key groups that have rows. Raises StorageError."""
+        """Returns the namespaces with stored rows. For each namespace, the key groups that have rows. Raises
+        StorageError.
+        """
         found: dict[int, list[int]] = {}
         session = self.session
         with reported("read RocksDB", session.folder):
@@ -261,7 +270,9 @@ class NamespacedStore(ColdStore):
         return found
 
     def scan_group(self, namespace: int, group: int, rows_max: int) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
-        """Yields keys and value columns of a namespace in a key group, as of the first batch. Raises StorageError."""
+        """Yields keys and value columns of a namespace in one key group. Shows the database as of the first batch.
+        Raises StorageError.
+        """
         prefix, _ = self._range_of(namespace, group)
         folder = self.session.folder
         with reported("read RocksDB", folder):
@@ -283,17 +294,21 @@ class NamespacedStore(ColdStore):
                 yield self.identities(keys), self.columns(values)
 
     def drain(self, namespace: int, groups: Sequence[int]) -> None:
-        """Removes all rows of a namespace in some key groups, as part of a pending snapshot. Raises StorageError."""
+        """Removes all stored rows of a namespace in some key groups, as part of a pending snapshot. Raises
+        StorageError.
+        """
         self.session.apply_ranges(self._range_of(namespace, group) for group in groups)
 
     def _range_of(self, namespace: int, group: int) -> tuple[bytes, bytes]:
-        """Returns the key range of a namespace in a key group: its first possible key, and a key after all of them."""
+        """Returns the range of database keys of a namespace in a key group: its first possible key, and a key after all
+        its keys.
+        """
         prefix = HEAD.pack(group, self.state.number) + _NAMESPACE.pack(1, namespace)
         return prefix, prefix + _BEHIND
 
 
 class RocksNamespaces(RocksTable, ColumnarNamespaces):
-    """A `NamespacedTable` with a cold tier."""
+    """A `NamespacedTable` in RocksDB, with a cache of rows in memory."""
 
     cold: NamespacedStore
 
@@ -338,12 +353,12 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         super().put(keys, columns)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields all keys, sorted by key group, in batches, with their slots."""
+        """Yields all keys, sorted by key group, in batches, each with the slots of its keys."""
         self._look()
         return super().scan(rows_max)
 
     def namespaces(self) -> NDArray[np.int64]:
-        """The ascending namespaces that have a row. Raises StorageError."""
+        """Returns the namespaces that have a row, ascending. Raises StorageError."""
         self._look()
         self.write_all()
         return np.array(sorted(self.cold.namespaces()), dtype=np.int64)
@@ -351,7 +366,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
     def scan_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Yields the keys of namespaces, one after the other, in batches with their slots. Raises StorageError."""
+        """Yields the keys of several namespaces, one namespace after the other, in batches, each with the slots of its
+        keys. Raises StorageError.
+        """
         for namespace in namespaces:
             for part in self._runs(namespace, groups):
                 yield from super().scan_namespaces((namespace,), rows_max, part)
@@ -359,7 +376,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
     def drain_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn. Raises StorageError."""
+        """Yields the keys of several namespaces like `scan_namespaces`, and removes the rows of each batch when it is
+        yielded. Raises StorageError.
+        """
         for namespace in namespaces:
             for part in self._runs(namespace, groups):
                 drawn = [np.zeros(0, dtype=np.int32)]
@@ -372,9 +391,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
             self._space.settle()
 
     def freeze_changes(self) -> Sequence[FrozenState]:
-        """Freezes the rows to write, and the keys to remove.
+        """Freezes the changed rows and the removed keys, for writing them to the database.
 
-        From now on all namespaces with rows count as written. Namespaces without any row do not count any more.
+        From now on, all namespaces that have rows are recorded as stored, and namespaces without rows as not stored.
         """
         found = self._found()
         for namespace in [each for each in self._in_database if each not in found and each not in self._cold]:
@@ -391,7 +410,7 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         return chain(self._draining(self._take_removed_ranges()), super().changed(for_snapshot))
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i. Rows of other slots are in the database."""
+        """Renumbers slots: slot `kept[i]` becomes slot i. Rows of slots that are not in `kept` are in the database."""
         stays = np.zeros(slots, dtype=np.bool_)
         stays[kept] = True
         left: dict[int, list[NDArray[np.int32]]] = {}
@@ -408,7 +427,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         return NamespacedStore(session, state)
 
     def _look(self) -> None:
-        """Reads the stored namespaces, if the database began with files or rows were loaded. Raises StorageError."""
+        """Reads which namespaces have stored rows, if the database began with files or rows were loaded. Raises
+        StorageError.
+        """
         if not self._is_known:
             self._space.fix(self.cold.session.key_schema)
             for namespace, groups in self.cold.namespaces().items():
@@ -417,7 +438,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
             self._is_known = True
 
     def _runs(self, namespace: int, groups: range | None) -> Iterator[range]:
-        """Yields key groups, a few at a time, after all rows of a namespace in them are in memory."""
+        """Reads the rows of a namespace into memory, some key groups at a time. Yields each range of key groups after
+        its rows are in memory.
+        """
         self._look()
         wanted = self.cold.session.key_groups if groups is None else groups
         start = wanted.start
@@ -443,7 +466,7 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         return slots
 
     def _cold_groups(self, namespace: int, groups: range) -> list[int]:
-        """Returns the key groups where the database may have rows of a namespace that are not in memory."""
+        """Returns the key groups for which the database may have rows of a namespace that are not in memory."""
         marked = self._cold.get(namespace)
         if marked is None:
             return []
@@ -451,9 +474,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         return found
 
     def _drained(self, namespace: int, groups: range, slots: NDArray[np.int32]) -> None:
-        """Called when all rows of a namespace in some key groups were removed from memory.
+        """Records that all rows of a namespace in some key groups were removed from memory.
 
-        `slots`: the slots in which the rows were. If there are enough of them, the database removes them as a range.
+        `slots` are the slots of these rows. If there are enough rows, the database removes them as a range of keys.
         """
         assert self.dirty is not None
         marked = self._in_database.get(namespace)
@@ -468,7 +491,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
             self._clear_flags(self._in_database, namespace, groups)
 
     def _take_removed_ranges(self) -> list[tuple[int, list[int]]]:
-        """Returns and clears the namespaces and key groups to remove before the next write."""
+        """Returns and forgets the pairs of a namespace and its key groups whose stored rows must be removed before the
+        next write.
+        """
         removed, self._removed = self._removed, {}
         return [(namespace, np.flatnonzero(marked).tolist()) for namespace, marked in removed.items()]
 
@@ -520,5 +545,5 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
 
 
 def _beyond(upserted: Upserted, known: int) -> NDArray[np.int32]:
-    """Returns the first rows of keys whose slot is `known` or higher."""
+    """Returns the first rows of the keys whose slot is `known` or higher."""
     return upserted.first_rows[upserted.slots[upserted.first_rows] >= known]

@@ -64,7 +64,8 @@ class LogEntry:
 
     `nonce` identifies the write, so that a writer can distinguish its own repeated create from an equal decision of
     another writer. `first_event` is the number of the first event; the next events have the next numbers. `causes` has
-    for each event the number of the event that caused it, or None. Entries of older versions have neither.
+    for each event the number of the event that caused it, or None. Entries written by older versions lack these two
+    fields.
     """
 
     index: int
@@ -77,7 +78,9 @@ class LogEntry:
 
 
 class EventLog:
-    """The event log of one job in its checkpoint storage. Stateless, and thread-safe if the store is."""
+    """The event log of one job in its checkpoint storage. The object has no state, and is as thread-safe as its
+    store.
+    """
 
     def __init__(self, store: Store, job_id: JobId) -> None:
         self._store = store
@@ -149,7 +152,7 @@ class EventLog:
     def oldest(self) -> int:
         """Returns the smallest index from which the log has no hole.
 
-        Takeover entries that truncation has kept may come before.
+        Takeover entries with smaller indices, which truncation does not delete, may exist.
         """
         known = set(self.indices())
         oldest = max(known, default=0)
@@ -158,8 +161,8 @@ class EventLog:
         return oldest
 
     def history(self) -> list[LogEntry]:
-        """Returns all log entries from the oldest on, preceded by entries kept in segments that continue the log
-        without a hole.
+        """Returns all log entries from the oldest on. Entries that were copied to segments come first, as far as there
+        is no hole between them and the log.
 
         Safe while the log is truncated: the read starts again if truncation deletes entries meanwhile.
         """
@@ -262,7 +265,7 @@ class EventLog:
     def _still_there(self, indices: Iterable[int]) -> dict[int, bytes]:
         """Returns the bytes of the entry files that still exist, by index.
 
-        Another coordinator may truncate the log at the same time, and store the deleted entries itself.
+        Another coordinator may truncate the log at the same time, and copy the deleted entries to segments itself.
         """
         found = {}
         for index in indices:
@@ -324,7 +327,7 @@ _SEGMENTS_FOLDER = "kept"
 @wire
 @dataclass(frozen=True, slots=True)
 class EventSegment:
-    """The file format of a segment: the stored bytes of log entries, by their indices."""
+    """The file format of a segment: the stored bytes of several log entries, by their indices."""
 
     indices: tuple[int, ...]
     entries: tuple[bytes, ...]

@@ -209,7 +209,8 @@ def parse_savepoint_name(name: str) -> tuple[JobId, CheckpointId] | None:
 class CheckpointPointer:
     """Points to a checkpoint or a savepoint. The paths in its metadata are relative to `root`.
 
-    All checkpoints of a job share a root. A savepoint is a root of its own, so that its folder can be moved.
+    All checkpoints of a job share a root. For a savepoint, `root` is the savepoint's own folder, so that the folder can
+    be moved.
     """
 
     root: str

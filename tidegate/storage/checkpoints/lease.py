@@ -75,7 +75,9 @@ class Lease:
 
     @property
     def counts_until_ms(self) -> int:
-        """Returns the time at which the lease expires for every reader unless it is renewed, in ms since the epoch."""
+        """Returns the time, in ms since the epoch, at which the lease expires for every reader unless the job renews
+        it.
+        """
         return self.renewed_at_ms + self.lease_ms + CLOCKS_DIFFER_MS_MAX
 
     def renewed(self, at_ms: int) -> Lease:
@@ -88,7 +90,7 @@ class Lease:
 
 
 class Life(enum.Enum):
-    """State of a job according to its lease: alive, dead, or unknown."""
+    """The state of a job according to its lease: alive, dead, or unknown."""
 
     DEAD = "dead"
     UNKNOWN = "unknown"
@@ -181,17 +183,17 @@ def why_alive(store: Store, job_id: JobId) -> str | None:
 
 
 def hold_lease(token: str) -> None:
-    """Records that this process renews the lease with this token."""
+    """Records in this process that it renews the lease with the token `token`."""
     _held_tokens.add(token)
 
 
 def release_lease(token: str) -> None:
-    """Records that this process no longer renews the lease with this token."""
+    """Records in this process that it no longer renews the lease with the token `token`."""
     _held_tokens.discard(token)
 
 
 def _is_held(lease: Lease) -> bool | None:
-    """Returns whether the process that holds the lease exists, or None if this machine cannot find out."""
+    """Returns whether the process that holds a lease still exists, or None if this machine cannot find out."""
     there = is_there(lease.holder)
     own = there and lease.token and lease.holder.pid == os.getpid()
     return lease.token in _held_tokens if own else there

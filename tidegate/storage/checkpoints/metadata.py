@@ -86,7 +86,7 @@ class SavepointFormat(enum.Enum):
 
 @wire
 class StateKind(enum.Enum):
-    """How a state is redistributed over subtasks when the parallelism changes."""
+    """The way in which a state is redistributed over subtasks when the parallelism changes."""
 
     KEYED = "keyed"
     LIST = "list"
@@ -296,7 +296,9 @@ class SubtaskState:
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
-        """Returns all state handles of the subtask: exclusive state, layers and in-flight data."""
+        """Returns all state handles of the subtask: state of this checkpoint alone, layers of keyed state, and
+        in-flight data.
+        """
         return tuple(h for h in (self.handle, self.in_flight, *self.layers) if h is not None)
 
     @property
@@ -306,7 +308,9 @@ class SubtaskState:
 
     @property
     def marked_handles(self) -> tuple[tuple[int, StateHandle], ...]:
-        """Returns pairs of layer number and handle for the `state_handles`. Exclusive state has layer number 0."""
+        """Returns pairs of layer number and handle for the `state_handles`. State that belongs to this checkpoint alone
+        has layer number 0.
+        """
         return (*enumerate(self.layers), *(() if self.handle is None else ((0, self.handle),)))
 
     @property
@@ -347,7 +351,7 @@ class SubtaskState:
         return sum(h.size_bytes for h in self.handles) + sum(state.size_bytes for state in self.native)
 
     def moved(self, path: Callable[[str], str]) -> SubtaskState:
-        """Returns a copy of the state in which `path` has replaced the path of every file."""
+        """Returns a copy of the state in which each file path is replaced by the result of the function `path`."""
 
         def of_handle(handle: StateHandle) -> StateHandle:
             return handle if handle.path is None else replace(handle, path=path(handle.path))

@@ -23,7 +23,9 @@ from tidegate.storage.ids import CheckpointId, JobId
 
 @final
 class _Decision:
-    """The token that is needed to create a permit. It has a single instance."""
+    """The type of the token that is needed to create a permit. There is one instance, which only the invariants module
+    uses.
+    """
 
 
 _DECIDED: Final = _Decision()

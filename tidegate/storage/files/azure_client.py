@@ -39,7 +39,10 @@ _ENVIRONMENT = {
 
 @dataclass(slots=True)
 class _Upload:
-    """An upload in blocks. Each has ids of its own: a block replaces one of the same id of another writer."""
+    """An upload of a blob in blocks.
+
+    Each upload has separate block ids, because a block would replace a block of another writer with the same id.
+    """
 
     bucket: str
     name: str
@@ -156,12 +159,12 @@ def _is_folder(found: Any) -> bool:
 
 
 class _PastTheEndError(OSError):
-    """A range begins after the end of the object."""
+    """Raised if a byte range begins after the end of the object."""
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raises errors of Azure's library as OSError."""
+    """Returns a context that converts errors of Azure's library to OSError."""
     try:
         yield
     except ResourceExistsError as error:

@@ -37,7 +37,9 @@ class Files(Protocol):
     """True if the implementation retries transient errors for some seconds before an operation fails."""
 
     def place(self, key: str) -> str:
-        """Returns the name of the disk or server that decides conditional creates under the key. Never raises."""
+        """Returns a text that identifies the disk or server on which creates under the key exclude each other. Never
+        raises.
+        """
         ...
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
@@ -189,7 +191,7 @@ class RequestCounts:
         """Number of retries, on any storage."""
 
     def s3_request(self, again: bool) -> None:
-        """Counts a request to S3. `again` is True if it is a retry."""
+        """Counts a request to S3. `again` is True if the request is a retry."""
         with self._lock:
             self.s3_requests += 1
             self.retries += again

@@ -72,9 +72,8 @@ class FileSystemStore:
 
     @property
     def place(self) -> str:
-        """Name of the disk or server that decides conditional creates.
-
-        Stores on one disk, or in one bucket, have equal names.
+        """Returns a text that identifies the disk or server on which creates exclude each other. Stores on one disk, or
+        in one bucket, have equal texts.
         """
         return self._files.place(self._root)
 
@@ -384,7 +383,9 @@ def _open_hdfs(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
 
 
 def _limits(options: dict[str, object], url: str) -> tuple[dict[str, object], int, int]:
-    """Returns the options of a client, the limit of a request, and the limit of a whole write, both in ms."""
+    """Returns the options for a client without the time limits, the time limit of a request, and the time limit of a
+    whole write. Both limits are in ms.
+    """
     more = dict(options)
     timeout_ms = _milliseconds(more, "timeout_ms", TIMEOUT_MS_DEFAULT, url)
     return more, timeout_ms, _milliseconds(more, "write_timeout_ms", WRITE_TIMEOUT_MS_DEFAULT, url)

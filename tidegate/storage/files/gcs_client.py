@@ -164,7 +164,10 @@ def _info(path: str, item: dict[str, Any]) -> FileInfo:
 
 
 def _whole_seconds_ms(at: datetime) -> int:
-    """Returns when an object was written. Answers with its bytes have whole seconds only."""
+    """Returns when an object was written, in ms since the epoch, cut to whole seconds.
+
+    Answers that contain the object's bytes only have whole seconds.
+    """
     return int(at.timestamp()) * 1000
 
 
@@ -174,7 +177,9 @@ class _PastTheEndError(OSError):
 
 @contextmanager
 def _bucket_exists(bucket: str) -> Iterator[None]:
-    """Names the bucket in the error of a request that fails only if it is missing."""
+    """Returns a context that names the bucket in the error of a request which can only fail because the bucket is
+    missing.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -183,7 +188,7 @@ def _bucket_exists(bucket: str) -> Iterator[None]:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raises errors of gcsfs as OSError."""
+    """Returns a context that converts errors of gcsfs to OSError."""
     try:
         yield
     except HttpError as error:

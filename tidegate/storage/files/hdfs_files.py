@@ -52,7 +52,9 @@ class HdfsFiles:
     repeats_requests = False
 
     def __init__(self, nodes: NameNodes, user: str, timeout_ms: int, write_timeout_ms: int) -> None:
-        """`timeout_ms` bounds each wait for an answer; `write_timeout_ms` bounds a whole write."""
+        """Creates the object. `timeout_ms` limits each wait for an answer, in ms. `write_timeout_ms` limits a whole
+        write.
+        """
         self._addresses = nodes.addresses
         self._current = 0
         self._user = user
@@ -154,7 +156,9 @@ class HdfsFiles:
         return found
 
     def _listed(self, key: str, temporary: bool = False) -> Iterator[dict[str, Any]]:
-        """Yields what is directly under a folder, in parts that the NameNode bounds; nothing without a folder."""
+        """Yields the entries directly under a folder, in parts of a size that the NameNode limits. Yields nothing if
+        the folder is missing.
+        """
         after = ""
         while True:
             try:
@@ -210,7 +214,9 @@ class HdfsFiles:
         return temporary, size_bytes
 
     def _rename(self, temporary: str, key: str, option: str) -> None:
-        """Renames in one step. Raises FileExistsError with the option NONE if the name is taken."""
+        """Renames a temporary file to its final name, atomically. Raises FileExistsError with the option NONE if the
+        name is taken.
+        """
         try:
             self._name_node("PUT", temporary, "RENAME", destination=key, renameoptions=option)
         except OSError as error:
@@ -265,23 +271,23 @@ class HdfsFiles:
 
 
 class _PastTheEndError(OSError):
-    """A range begins after the end of the file."""
+    """Raised if a byte range begins after the end of the file."""
 
 
 class _FolderNotEmptyError(OSError):
-    """A folder was to be deleted as a file."""
+    """Raised if a folder with contents was to be deleted like a file."""
 
 
 class _StandbyError(OSError):
-    """The NameNode is on standby."""
+    """Raised if the NameNode that was called is on standby."""
 
 
 class _UnreachableError(OSError):
-    """A server did not take a connection, so that the request has had no effect."""
+    """Raised if a server did not accept a connection, so that the request had no effect."""
 
 
 def _named(answer: requests.Response) -> OSError:
-    """Returns the error of an answer, by the class of Hadoop's exception."""
+    """Returns the Python error for an HTTP answer, chosen by the class of Hadoop's exception in the answer."""
     try:
         found = answer.json()["RemoteException"]
         name, message = str(found["exception"]), str(found["message"]).partition("\n")[0]
@@ -322,7 +328,9 @@ def _address(url: str) -> str:
 
 
 def name_nodes(scheme: str, authority: str, url: str) -> NameNodes:
-    """Returns the NameNodes of `hdfs://`, `webhdfs://` or `swebhdfs://` and an authority. Raises ConfigurationError."""
+    """Returns the NameNodes of `hdfs://`, `webhdfs://` or `swebhdfs://` and the authority (host or name service) of a
+    URL. Raises ConfigurationError if they are unknown.
+    """
     if scheme == "hdfs":
         return _of_hadoop(_Settings(), authority, url)
     host, _, port = authority.partition(":")

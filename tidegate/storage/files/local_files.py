@@ -260,7 +260,7 @@ _BEGIN_ONLY = 2
 def write_synced(path: str, parts: Iterable[Buffer]) -> int:
     """Writes a new file and syncs it to the disk. Returns its size in bytes.
 
-    Raises OSError if the file exists or the disk fails. A partial file may be left then.
+    Raises OSError if the file exists or the disk fails. After an error, a partial file may remain.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

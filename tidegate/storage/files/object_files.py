@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a listing. `following` is the token of the next part, or None at the end."""
+    """One part (page) of a listing. `following` is the token of the next part, or None at the end."""
 
     files: tuple[FileInfo, ...]
     folders: tuple[str, ...]
@@ -48,8 +48,10 @@ class Page:
 
 
 class ObjectClient(Protocol):
-    """Requests to one service, as coroutines for `loop`. A failure raises OSError. It is a FileNotFoundError only if
-    the object is missing, and not if the bucket is.
+    """The interface of a client that makes the requests to one object storage service, as coroutines that run in
+    `loop`.
+
+    A failure raises OSError. It is a FileNotFoundError only if the object is missing, and not if the bucket is.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -59,33 +61,35 @@ class ObjectClient(Protocol):
     """Advice about credentials for a request that is refused or not answered. Empty if credentials were given."""
 
     async def put(self, bucket: str, name: str, data: bytes, mark: str | None) -> None:
-        """Writes an object in one request. With a `mark` raises FileExistsError if the name is taken."""
+        """Writes an object in one request. With a `mark`, which identifies the writer, raises FileExistsError if the
+        name is taken.
+        """
         ...
 
     async def begin(self, bucket: str, name: str) -> Any:
-        """Begins an upload in parts. Returns a handle of it."""
+        """Begins an upload in parts. Returns a handle for `add` and `give_up`."""
         ...
 
     async def add(self, upload: Any, data: bytearray, *, last: bool) -> None:
-        """Adds the next part. The last one makes the object visible."""
+        """Adds the next part to an upload. The last part makes the object visible."""
         ...
 
     async def give_up(self, upload: Any) -> None:
-        """Aborts an upload."""
+        """Aborts an upload. Its parts never become visible."""
         ...
 
     async def get(self, bucket: str, name: str, offset: int, length: int | None) -> tuple[bytes, FileInfo]:
-        """Returns a range of an object, empty after its end, and the object's description, without the path."""
+        """Returns a range of an object's bytes (empty after its end), and the object's description without the path."""
         ...
 
     async def head(self, bucket: str, name: str) -> tuple[FileInfo, str | None]:
-        """Returns the description of an object, without the path, and its mark."""
+        """Returns the description of an object without the path, and the mark with which it was written."""
         ...
 
     async def page(self, bucket: str, prefix: str, flat: bool, following: str | None) -> Page:
-        """Returns some objects whose names begin with `prefix`, by name.
+        """Returns one page of the objects whose names begin with `prefix`, sorted by name.
 
-        With `flat` False objects in folders below are not returned, and the folders are named.
+        With `flat`, objects in folders below are included. Otherwise the page has the names of these folders instead.
         """
         ...
 
@@ -95,12 +99,14 @@ class ObjectClient(Protocol):
 
 
 class ObjectFiles:
-    """Objects by `bucket/name`."""
+    """A `Files` for object storage, in which a key is `bucket/name`."""
 
     repeats_requests = True
 
     def __init__(self, client: ObjectClient, timeout_ms: int, write_timeout_ms: int) -> None:
-        """`timeout_ms` bounds each request, retries included; `write_timeout_ms` bounds a whole write."""
+        """Creates the object. `timeout_ms` limits each request including its retries, in ms. `write_timeout_ms` limits
+        a whole write.
+        """
         self._client = client
         self._timeout_s = timeout_ms / 1000
         self._write_timeout_s = write_timeout_ms / 1000
@@ -203,7 +209,7 @@ class ObjectFiles:
         return replace(self._wait(self._client.head(*_split(key)))[0], path=key)
 
     def _pages(self, key: str, *, flat: bool) -> Iterator[Page]:
-        """Yields all pages of a folder, with paths relative to it."""
+        """Yields all pages of the listing of a folder, with paths relative to the folder."""
         bucket, name = _split(key)
         prefix = f"{name.rstrip('/')}/" if name.rstrip("/") else ""
         following: str | None = None
@@ -227,7 +233,7 @@ class ObjectFiles:
         await asyncio.gather(*(one(bucket, name) for bucket, name in objects))
 
     def _wait(self, request: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of a request. Raises OSError."""
+        """Runs a request and returns its result. Raises OSError."""
 
         async def bounded() -> T:
             async with asyncio.timeout(self._timeout_s):

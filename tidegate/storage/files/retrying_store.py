@@ -99,7 +99,10 @@ class RetryingStore(WrappedStore):
 
 
 class _Replayed:
-    """Chunks that can be iterated several times, as long as their total size is at most `KEPT_BYTES_MAX`."""
+    """Chunks of a file to write, recorded so that a retry can iterate over them again.
+
+    Only possible while their total size is at most `KEPT_BYTES_MAX`.
+    """
 
     def __init__(self, chunks: Iterable[Buffer]) -> None:
         self._rest = iter(chunks)

@@ -68,7 +68,7 @@ class S3Files:
     def __init__(self, options: dict[str, Any], timeout_ms: int, write_timeout_ms: int) -> None:
         """`options` are the options of s3fs (`key`, `secret`, …).
 
-        `timeout_ms` bounds each request, retries included; `write_timeout_ms` bounds a whole write.
+        `timeout_ms` limits each request including its retries, in ms. `write_timeout_ms` limits a whole write.
         """
         self._requests = S3Requests(options, timeout_ms)
         self._server = " ".join(
@@ -369,7 +369,7 @@ class S3Requests:
     """
 
     def __init__(self, options: dict[str, Any], timeout_ms: int) -> None:
-        """`options` are the options of s3fs. `timeout_ms` bounds all attempts of a request together."""
+        """`options` are the options of s3fs. `timeout_ms` limits all attempts of a request together."""
         options = dict(options)
         _check_endpoint(options)
         if "region_name" in (options.get("client_kwargs") or {}):
@@ -390,8 +390,8 @@ class S3Requests:
     def call_decisive(self, operation: str, tries_max: int, not_applied: tuple[int, ...], **arguments: object) -> Any:
         """Makes a request that must not be repeated once it may have been applied, and returns the answer.
 
-        Only after an HTTP status in `not_applied`, which means that nothing was done, the request is tried again, up to
-        `tries_max` times.
+        The request is tried again, up to `tries_max` times, only after an HTTP status in `not_applied`, which shows
+        that it was not applied.
         """
         return self.wait_for(
             self._start(

@@ -33,7 +33,7 @@ def widened_type(data_type: pa.DataType) -> pa.DataType:
 def widened_schema(schema: pa.Schema) -> pa.Schema:
     """Returns the schema in which rows of a schema are stored (see `widened_type`).
 
-    Names, nullability and metadata stay.
+    Names, nullability and metadata do not change.
     """
     return pa.schema([field.with_type(widened_type(field.type)) for field in schema], metadata=schema.metadata)
 
@@ -194,9 +194,8 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def form_with_rows(data_type: pa.DataType) -> str | None:
-    """Returns advice for a type that Arrow's `take`, which all steps need, does not support.
-
-    Returns None for supported types.
+    """Returns an advice text for a type that Arrow's `take` does not support, so that steps cannot process it. Returns
+    None for supported types.
     """
     if pa.types.is_run_end_encoded(data_type):
         return "decode it first, with pyarrow.compute.run_end_decode"

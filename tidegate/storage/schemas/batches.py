@@ -111,9 +111,8 @@ def _is_mutable(array: pa.Array) -> bool:
 
 
 def _holds_more(data_type: pa.DataType) -> bool:
-    """Returns whether arrays of a type may keep values alive that none of their rows uses.
-
-    Views and dictionaries do.
+    """Returns whether arrays of a type may keep values in memory that none of their rows uses, as views and
+    dictionaries do.
     """
     kinds = pa.types
     if isinstance(data_type, pa.BaseExtensionType):

@@ -37,10 +37,9 @@ DELETED_COLUMN = own_name("deleted")
 
 
 def part_name(column: str, suffix: str) -> str:
-    """Returns the name of one stored part of a user's column, such as `_tidegate_price.sum`. `suffix` begins with a
-    dot.
+    """Returns the name of one stored part of a user's column, such as `_tidegate_price.sum`.
 
-    Without a suffix the name of the column is returned.
+    `suffix` begins with a dot. If it is empty, returns the name of the column.
     """
     if not suffix:
         return column

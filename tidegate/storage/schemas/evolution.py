@@ -38,7 +38,7 @@ _WIDER: frozenset[tuple[pa.DataType, pa.DataType]] = frozenset(
 
 
 def migrated(rows: pa.RecordBatch, expected: pa.Schema, state: str, uid: str) -> pa.RecordBatch:
-    """Converts stored rows of a state to the expected schema. Returns the same object if nothing changes.
+    """Converts stored rows of a state to the expected schema. Returns `rows` itself if nothing changes.
 
     Raises ConfigurationError if a type has changed to one that cannot hold the stored values, or a value does not fit.
     `state` and `uid` name the state and the operator in the error.

@@ -43,8 +43,8 @@ class InexactValueError(ValueError):
 def refusal_of(
     stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = False, may_drop: bool = True
 ) -> str | None:
-    """Returns why values of type `stored` cannot be cast to `wanted`, or None if some can. The text follows a column
-    name.
+    """Returns why no value of type `stored` can be cast to `wanted`, or None if some values can. The text continues a
+    sentence that begins with a column name.
 
     `may_lack`: fields of structs that the stored type lacks become null. `may_drop`: fields that only the stored type
     has are omitted.
@@ -171,7 +171,7 @@ def _within(where: str, reason: str | None) -> str | None:
 def _first_row(rows: int, fits: Callable[[int, int], bool]) -> int:
     """Returns the index of the first row that does not fit, by binary search.
 
-    `fits` tests a range of rows. There must be such a row.
+    `fits` returns whether all rows of a range fit. At least one row must not fit.
     """
     begin, end = 0, rows
     while end - begin > 1:

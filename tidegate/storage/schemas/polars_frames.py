@@ -134,7 +134,7 @@ def arrow_of(frame: pl.DataFrame) -> pa.Table:
 def check_polars_has(schema: pa.Schema, so: str | None = None) -> None:
     """Raises ConfigurationError for a column whose type polars does not have, so that expressions cannot read it.
 
-    `so` replaces the end of the error text: the consequence, and what to do.
+    `so` replaces the end of the error text, which has the consequence and what to do.
     """
     for field in schema:
         if not polars_has(field.type):
@@ -154,7 +154,7 @@ def _instead_of(dtype: pa.DataType) -> str:
 def with_types_of_polars(schema: pa.Schema) -> pa.Schema:
     """Returns the schema with substitutes for types that polars does not have.
 
-    It serves to find out which columns an expression selects.
+    Used to find out which columns an expression selects.
     """
     for at, field in enumerate(schema):
         if not polars_has(field.type):

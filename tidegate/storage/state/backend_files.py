@@ -161,9 +161,8 @@ def _fetch(store: Store, files: Iterable[NativeFile], folder: str) -> None:
 
 
 def _linked(store: Store, file: NativeFile, target: str) -> bool:
-    """Hard-links the verified copy of a file on this node to `target`.
-
-    Returns False if there is no copy, or linking fails.
+    """Hard-links the verified local copy of a file to the path `target`. Returns False if there is no copy, or if
+    linking fails.
     """
     copy = store.local_file(file.path) if isinstance(store, LocalFirstStore) else None
     if copy is None:

@@ -33,7 +33,9 @@ CHUNK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FrozenCanonical(FrozenChanged):
-    """A `FrozenState` that converts sorted keyed rows of `frozen` to the canonical format of savepoints."""
+    """A snapshot (`FrozenState`) that converts the sorted keyed rows of `frozen` to the canonical format of
+    savepoints.
+    """
 
     def chunks(self) -> Iterator[StateChunk]:
         """Yields the rows in chunks whose bounds depend only on the rows."""
@@ -41,7 +43,7 @@ class FrozenCanonical(FrozenChanged):
 
 
 def canonical_chunks(chunks: Iterable[StateChunk]) -> Iterator[StateChunk]:
-    """Splits sorted rows anew into chunks whose bounds depend only on the rows.
+    """Divides sorted rows again into chunks whose bounds depend only on the rows.
 
     Raises CorruptionError if the key groups of the rows do not ascend.
     """
@@ -170,7 +172,7 @@ def _dictionary(array: pa.DictionaryArray) -> pa.Array:
 
 
 def _list(array: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
-    """Returns the lists or maps without the values that are hidden below nulls."""
+    """Returns lists or maps without child values that belong to null entries."""
     offsets = _offsets(array)
     values = array.values
     if valid is None:
@@ -200,7 +202,7 @@ def _strings(array: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
 
 
 def _without(child: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
-    """Returns the child array with null wherever the parent (`valid` False) is null."""
+    """Returns the child array of a struct, with null wherever the struct is null (`valid` False)."""
     if valid is None:
         return child
     return child.take(pa.array(np.arange(len(child), dtype=np.int64), mask=~valid))

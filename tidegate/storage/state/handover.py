@@ -116,7 +116,7 @@ def _alike(one: StateTable, other: StateTable) -> bool:
 
 
 def _together(group: list[StateTable]) -> StateTable:
-    """Concatenates the tables of a group into one table, and empties the group."""
+    """Concatenates the tables in the list `group` into one table, and empties the list."""
     first = group[0]
     if len(group) > 1:
         first = replace(first, rows=pa.concat_batches([table.rows for table in group]))
@@ -125,7 +125,9 @@ def _together(group: list[StateTable]) -> StateTable:
 
 
 def taken(tables: Sequence[StateTable]) -> Iterator[StateTable]:
-    """Yields the tables to restore. A `Handover` drops each table afterwards. Any other sequence stays unchanged."""
+    """Yields the tables to restore. If `tables` is a `Handover`, each table is dropped after its turn. Any other
+    sequence is not changed.
+    """
     return tables.take() if isinstance(tables, Handover) else iter(tables)
 
 
@@ -169,7 +171,9 @@ class SpooledTables:
 
 
 class Spool:
-    """Keeps the restored tables of one operator in memory up to a limit, and in files of `folder` beyond it."""
+    """Stores the restored tables of one operator: in memory up to a limit, and in files of `folder` beyond the
+    limit.
+    """
 
     def __init__(self, folder: str, memory_bytes: int | None = None) -> None:
         self.folder = folder
@@ -177,9 +181,8 @@ class Spool:
         self._files = 0
 
     def keep(self, tables: Iterable[StateTable]) -> list[StateTable | SpooledTables]:
-        """Returns the tables in their order, in memory or as files with several tables.
-
-        Raises StorageError if the folder fails.
+        """Stores tables, and returns them in their order: in memory, or as files with several tables. Raises
+        StorageError if the folder cannot be used.
         """
         kept: list[StateTable | SpooledTables] = []
         run: _Run | None = None
@@ -212,7 +215,7 @@ class Spool:
 
 
 class _Run:
-    """A local file of consecutive tables (one state, layer and schema) that is being written."""
+    """A local file to which consecutive tables with one state, layer and schema are written."""
 
     def __init__(self, first: StateTable, path: str) -> None:
         head = StateTable(first.state, first.kind, first.rows.slice(0, 0), first.removed, first.layer)

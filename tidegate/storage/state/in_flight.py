@@ -35,7 +35,7 @@ _SECTION = re.compile(rf"(input|output):(\d+)>(\d+)(?:{_WATERMARKS})?", re.ASCII
 
 @dataclass(frozen=True, slots=True)
 class ChannelEnd:
-    """One end of a channel: the receiver's (`input`) or the sender's (`output`)."""
+    """One end of a channel: the input of the receiver (`input`) or the output of the sender (`output`)."""
 
     edge: str
     direction: Literal["input", "output"]
@@ -126,7 +126,7 @@ def _sections(held: InFlightRows) -> Iterator[_Held]:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The rows, or the watermarks, of one channel end as a `FrozenState`."""
+    """The rows, or the watermarks, of one channel end, in the form of a snapshot (`FrozenState`)."""
 
     state: str
     batches: Sequence[pa.RecordBatch]

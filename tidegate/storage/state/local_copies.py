@@ -98,7 +98,9 @@ class LocalCopies:
         return DuplicatingStore(primary, self, checkpoint_id)
 
     def confirmed(self, checkpoint_id: CheckpointId, still_needed: Collection[str] = ()) -> None:
-        """Deletes copies of checkpoints older than a completed one, except the paths in `still_needed`."""
+        """Deletes the local copies of checkpoints older than a completed one, except the files with the paths
+        `still_needed`.
+        """
         with self._lock:
             self._confirmed = max(self._confirmed, checkpoint_id)
             self._aborted = {number for number in self._aborted if number > checkpoint_id}
@@ -154,7 +156,7 @@ class LocalCopies:
             self._drop(copy, str(error))
 
     def _keep(self, copy: _Copy) -> None:
-        """Finishes a local copy after the primary storage has the file."""
+        """Makes a local copy final, because the primary storage now has the file."""
         if copy.file is None:
             return
         try:
@@ -211,7 +213,10 @@ class LocalCopies:
 
 @dataclass(slots=True)
 class _Copy:
-    """A file that is being copied to the local disk. `file` is None before it is started, and once it is dropped."""
+    """The state of a file that is being copied to the local disk.
+
+    `file` is None before the copy is started, and after it was dropped.
+    """
 
     checkpoint_id: CheckpointId
     path: str
@@ -223,7 +228,7 @@ class DuplicatingStore(WrappedStore):
     """A store that writes to the primary storage, and copies the same bytes to the local disk if there is space."""
 
     def __init__(self, primary: Store, copies: LocalCopies, checkpoint_id: CheckpointId) -> None:
-        """Use `LocalCopies.store_for` to create this store."""
+        """Creates the store. Use `LocalCopies.store_for` to create this store."""
         super().__init__(primary)
         self._copies = copies
         self._checkpoint_id = checkpoint_id
@@ -344,7 +349,7 @@ class LocalFirstStore(WrappedStore):
 
 
 class _LocalCopy:
-    """The local copy of one file. The first use verifies the copy."""
+    """The local copy of one file of a checkpoint. The first use verifies the copy."""
 
     def __init__(self, primary: Store, folder: NodeFolder, root: str | None, file: StateHandle | NativeFile) -> None:
         assert file.path is not None

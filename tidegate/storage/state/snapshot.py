@@ -30,9 +30,9 @@ from tidegate.storage.ids import CheckpointId, OperatorUid
 class Cut:
     """Describes the requested content of a snapshot.
 
-    With `base` the snapshot has only the changes since the snapshot of that checkpoint, which is then the layer below.
-    Otherwise it has the whole state. `canonical`: as rows, which every backend can read. Without `keyed` the keyed
-    state is not frozen, because the changelog has it.
+    With `base` the snapshot has only the changes since the snapshot of that checkpoint, which is then the layer below
+    this one. Otherwise it has the whole state. `canonical`: the state is written as rows that every backend can read.
+    Without `keyed`, keyed state is not included, because the changelog has it.
     """
 
     checkpoint_id: CheckpointId
@@ -42,8 +42,8 @@ class Cut:
 
     @property
     def in_order(self) -> bool:
-        """True for a savepoint in the canonical format: the whole state, sorted as in `canonical.py`, without
-        layers.
+        """Returns whether this is a savepoint in the canonical format: the whole state, sorted as in `canonical.py`,
+        without layers.
         """
         return self.canonical and self.base is None
 
@@ -67,7 +67,7 @@ class StateTable:
 
 @dataclass(frozen=True, slots=True)
 class StateChunk:
-    """A bounded number of rows of one state, on the way to storage.
+    """Some rows of one state, to be written to storage.
 
     Rows of keyed state are sorted by key group: group `first_group + i` has the rows `group_rows[i]:group_rows[i + 1]`.
     For other state `group_rows` is empty.
@@ -88,12 +88,12 @@ class FrozenState(Protocol):
 
     @property
     def kind(self) -> StateKind:
-        """How the state is redistributed when the parallelism changes."""
+        """Returns how the state is redistributed when the parallelism changes."""
         ...
 
     @property
     def removed(self) -> bool:
-        """Returns True if the rows are deleted keys."""
+        """Returns True if the rows of this snapshot are deleted keys."""
         ...
 
     def chunks(self) -> Iterator[StateChunk]:
@@ -154,17 +154,17 @@ class FrozenNative(Protocol):
 
     @property
     def backend(self) -> str:
-        """Name of the backend that can read the files."""
+        """Returns the name of the backend that can read the files."""
         ...
 
     @property
     def folder(self) -> str:
-        """Local folder of the frozen files, which do not change."""
+        """Returns the local folder with the files, which do not change."""
         ...
 
     @property
     def key_groups(self) -> tuple[int, int]:
-        """The key groups of the subtask: the first one, and the one after the last."""
+        """Returns the range of the subtask's key groups: the first one, and the one after the last."""
         ...
 
     def files(self) -> Mapping[str, tuple[int, int] | None]:
@@ -175,10 +175,7 @@ class FrozenNative(Protocol):
         ...
 
     def stored(self, base: NativeState) -> Mapping[str, NativeFile]:
-        """Returns the stored files of an older checkpoint that equal local files, by the local name.
-
-        Their sizes must be equal.
-        """
+        """Returns, by local name, the stored files of an older checkpoint that equal local files of the same size."""
         ...
 
     def description(self) -> bytes:

@@ -198,7 +198,7 @@ class _Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A chunk to read, and the range of its rows that were requested."""
+    """A chunk of a state file to read, and the range of its rows that were requested."""
 
     section: SectionRef
     chunk: ChunkRef
@@ -399,7 +399,7 @@ _TRAILER_BYTES = _FOOTER_SEAL.size + _DIGEST.size
 @wire
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """Locates a chunk of rows of one state in the file.
+    """Locates a chunk of rows of one state in a state file.
 
     For keyed state `group_rows` has the prefix sums of rows per key group, from `first_group` on.
     """
@@ -595,7 +595,7 @@ def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -
 
 
 class _Written:
-    """A file object that collects the buffers that Arrow writes, without copies."""
+    """A file object that collects the buffers that Arrow writes to it, without copying them."""
 
     closed = False
 

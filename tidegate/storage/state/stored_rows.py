@@ -57,12 +57,14 @@ def check_timers(rows: pa.RecordBatch, keys: pa.Schema) -> None:
 
 
 def domain_column(numbers: NDArray[Any]) -> pa.Array:
-    """Returns the clock column of timers, given the number of each timer's clock."""
+    """Returns the column of time domains for timers, given the number of each timer's domain."""
     return pa.array(DOMAINS, pa.string()).take(pa.array(numbers))
 
 
 def domain_numbers(column: pa.Array) -> NDArray[np.uint8]:
-    """Returns the number of each clock in a clock column. Raises CorruptionError for an unknown clock."""
+    """Returns the number of each time domain in a column of domain names. Raises CorruptionError for an unknown
+    name.
+    """
     names = column.dictionary_encode()
     known = names.dictionary.to_pylist()
     if names.null_count or any(name not in DOMAINS for name in known):
@@ -114,11 +116,11 @@ def with_watermarks(batches: Iterable[pa.RecordBatch], marks: Iterable[Mark]) ->
 
 
 def marks_as_rows(marks: Sequence[Mark]) -> pa.RecordBatch:
-    """Converts marks to a batch, the form in which they are stored."""
+    """Converts marks (positions and times of watermarks) to a batch, the form in which they are stored."""
     columns = zip(*marks, strict=True) if marks else ((), ())
     return pa.record_batch([pa.array(column, pa.int64()) for column in columns], schema=_MARKS_SCHEMA)
 
 
 def marks_of(rows: pa.RecordBatch) -> list[Mark]:
-    """Converts a batch of `marks_as_rows` back to marks."""
+    """Converts a batch of `marks_as_rows` back to marks (positions and times of watermarks)."""
     return [*zip(*(rows.column(name).to_pylist() for name in _MARKS_SCHEMA.names), strict=True)]

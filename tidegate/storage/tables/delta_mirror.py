@@ -138,7 +138,8 @@ class LogMirror:
     def _change(self, since: int | None, shows: Ranges | None = None) -> DeltaChange | None:
         """Returns the change from log entry `since` (None: from an empty table) to the files that the log shows now.
 
-        `shows` replaces these by the result of a planned claim. Returns None if there is no change.
+        With `shows`, the target is the result of a planned claim instead of these files. Returns None if there is no
+        change.
         """
         fold = self._fold
         if shows is None:
@@ -403,9 +404,8 @@ class DeltaMirror:
             )
 
     def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
-        """Returns whether the change has an effect on the Delta table.
-
-        Raises TableError if the change cannot be made.
+        """Returns whether the change would have an effect on the Delta table. Raises TableError if the change is not
+        possible.
         """
         if not change.removed:
             return True
@@ -723,7 +723,7 @@ def refusal(
 
 
 def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | None:
-    """Returns text about a property or column of the table whose requirements tidegate does not meet, or None."""
+    """Returns text about the first property or column of the table that tidegate does not support, or None."""
     mapping = properties.get("delta.columnMapping.mode", "none")
     if mapping.lower() != "none":
         return (

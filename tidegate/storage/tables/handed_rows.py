@@ -55,7 +55,9 @@ all its entries.
 @wire
 @dataclass(frozen=True, slots=True)
 class HandedMark:
-    """The content of a mark: the log entries that were handed on so far. `nonce` identifies the writer."""
+    """The content of a mark file, which records the log entries whose rows were handed on to the reader so far. `nonce`
+    identifies the writer.
+    """
 
     entries: Ranges
     nonce: str = ""
@@ -63,7 +65,7 @@ class HandedMark:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCommit:
-    """The files of one commit that was not handed on yet, and the number of its log entry."""
+    """A commit whose files were not handed on to the reader yet, with the number of its log entry."""
 
     number: int
     files: tuple[DataFile, ...]
@@ -80,9 +82,9 @@ def hold_path(job_id: JobId) -> str:
 
 
 def newest_mark(store: Store) -> tuple[int, HandedMark]:
-    """Returns the number and the content of the newest mark of the table at the store's root.
+    """Returns the number and the content of the newest mark file of the table at the store's root.
 
-    Without marks it returns 0 and an empty mark. Raises CorruptionError, CodecError, StorageError.
+    Without mark files, returns 0 and an empty mark. Raises CorruptionError, CodecError, StorageError.
     """
     for _ in range(_READS_MAX):
         numbers = [int(name) for name in store.list(HANDED_FOLDER) if name.isascii() and name.isdigit()]
@@ -100,12 +102,12 @@ def newest_mark(store: Store) -> tuple[int, HandedMark]:
 
 
 def encoded_mark(mark: HandedMark) -> bytes:
-    """Returns the content of the file of a mark."""
+    """Returns the bytes of a mark file."""
     return seal(_MAGIC, _VERSION, encode(mark))
 
 
 def mark_path(number: int) -> str:
-    """Returns the path of the file of the mark with this number."""
+    """Returns the path of the mark file with this number."""
     return f"{HANDED_FOLDER}/{number:0{_DIGITS}d}"
 
 
@@ -119,7 +121,10 @@ def _decoded(data: bytes, where: str) -> HandedMark:
 
 
 class HandedRows:
-    """Hands on the commits of the append table at the store's root, for the driver of one job. Thread-safe."""
+    """Hands the commits of an append table on to a reader, one by one, for the driver of one job. Thread-safe.
+
+    The table is at the store's root.
+    """
 
     def __init__(self, store: Store, job_id: JobId, *, remembered_max: int = ENTRIES_REMEMBERED_MAX) -> None:
         self.store = store
@@ -186,7 +191,7 @@ class HandedRows:
             return tuple(WaitingCommit(n, files) for n, files in sorted(self._pending.items()) if self._counts(n))
 
     def done(self, commit: WaitingCommit) -> None:
-        """Marks a commit as handed on, durably, and deletes its data files.
+        """Records durably that a commit was handed on, and deletes its data files.
 
         Raises FencedError if another driver hands on the rows of this table, StorageError if it is unknown whether the
         mark was written.
@@ -200,7 +205,9 @@ class HandedRows:
             self._delete(file.path for file in commit.files)
 
     def hold(self, held: bool) -> None:
-        """Pauses the sources of the job (`held`), or resumes them. Has no effect if they are already in that state."""
+        """Pauses the sources of the job (`held`), or resumes them. Has no effect if they are paused, or running,
+        already.
+        """
         with self._hold_lock:
             if held and not self._held:
                 self.store.write(hold_path(self._job_id), (b"",))
@@ -231,8 +238,8 @@ class HandedRows:
             self._pending[entry.seq] = files
 
     def _counts(self, number: int) -> bool:
-        """Returns whether the log entry is part of the table: it is newer than the newest claim, or the claim builds
-        on it.
+        """Returns whether the log entry is part of the table's present content: it is newer than the newest claim, or
+        the claim builds on it.
         """
         claim = self._claim
         return claim is not None and claim.claim is not None and (number > claim.seq or covers(claim.claim.own, number))
@@ -259,7 +266,7 @@ class HandedRows:
             self._delete([mark_path(self._marks - 2)])
 
     def _delete_left(self, handed: set[str]) -> None:
-        """Deletes the data files of commits that were handed on, if an earlier driver died before it could delete them.
+        """Deletes data files of commits that were handed on and that an earlier driver could not delete before it died.
 
         `handed` has the paths of these files.
         """

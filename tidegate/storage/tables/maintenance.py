@@ -131,7 +131,7 @@ class RunningCompaction:
         return self._units
 
     def _with(self, units: list[Unit], entries: Iterable[TableEntry]) -> list[Unit]:
-        """Returns the units after applying these newer entries of the owner."""
+        """Returns the compaction units after these newer entries of the owner are applied."""
         for entry in entries:
             if entry.rewrite is not None:
                 replaced = [n for n, unit in enumerate(units) if covers(entry.rewrite.replaces, unit.seq)]
@@ -242,8 +242,8 @@ class CompactionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A visible log entry as compaction sees it: its number, how often its rows were compacted (`level`), the number
-    of its files, and the total bytes of its small files.
+    """A visible log entry that may be compacted: its number, how often its rows were compacted (`level`), the number of
+    its files, and the total bytes of its small files.
     """
 
     seq: int
@@ -255,7 +255,7 @@ class Unit:
 def next_compaction(units: Sequence[Unit], settings: CompactionSettings) -> tuple[int, tuple[Unit, ...]]:
     """Returns the level of the result of the next compaction, and the adjacent units to compact.
 
-    No units if none is due.
+    Returns no units if there is nothing to compact.
     """
     levels = [_SEALED if unit.files >= FILES_A_UNIT_MAX else unit.level for unit in units]
     for at in range(len(levels) - 2, -1, -1):
@@ -338,7 +338,7 @@ def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
 
 
 def worth_it(rewrites: Sequence[Rewrite]) -> bool:
-    """Returns whether the rewrites would reduce the number of files."""
+    """Returns whether the planned rewrites would reduce the number of files."""
     return any(len(rewrite.files) > 1 for rewrite in rewrites)
 
 

@@ -203,7 +203,9 @@ def matching_files(
 
 
 def _test(info: PartitionedTable, given: PartitionFilter) -> tuple[int, _Test]:
-    """Returns the index of the filter's column among the partition columns, and a function that tests a value."""
+    """Returns the index of the filtered column among the partition columns, and a function that tests a value of the
+    column.
+    """
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ConfigurationError(
             f'filter {given!r}: give column, comparison and value, such as ("carrier", "=", "AA"), in a list of filters'

@@ -215,7 +215,7 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
 
 
 def compacted_name(mark: int, step: int) -> str:
-    """Returns the prefix of the file names that one step of a compaction writes. `mark` is unique to the process."""
+    """Returns the prefix of the file names that one step of a compaction writes. `mark` identifies the process."""
     return f"{mark:0{_MARK_DIGITS}d}-{step:06d}-"
 
 
@@ -267,8 +267,9 @@ def _decoded_file(data: Buffer) -> pa.Table:
 def _rows_of(file: pq.ParquetFile) -> pa.Table:
     """Returns all rows of a Parquet file, read by this thread alone.
 
-    Arrow's threads keep the Python buffer for a moment after a read has returned, and so do threads that read ahead
-    (`pre_buffer`). A thread that releases the buffer while the interpreter ends aborts the process.
+    Does not use Arrow's threads, or threads that read ahead (`pre_buffer`), because such threads keep the Python buffer
+    for a moment after a read has returned. A thread that releases the buffer while the interpreter ends aborts the
+    process.
     """
     return file.read(use_threads=False)
 
@@ -361,7 +362,7 @@ def shown_rows(table: pa.Table) -> pa.Table:
 
 
 def files_there(store: Store, paths: Iterable[str]) -> tuple[str, ...]:
-    """Returns the given paths that exist in the store. Raises StorageError."""
+    """Returns the paths among `paths` at which the store has a file. Raises StorageError."""
     wanted = set(paths)
     folders = sorted({path.rpartition("/")[0] for path in wanted})
     return tuple(path for folder in folders for name in store.list(folder) if (path := f"{folder}/{name}") in wanted)

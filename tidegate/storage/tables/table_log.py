@@ -552,7 +552,7 @@ class TableLog:
         raise self._lost_races("alter the table")
 
     def _check_not_gone(self, files: Collection[DataFile]) -> None:
-        """Raises TableError if a vacuum has deleted any of the files, which a restored checkpoint covers.
+        """Raises TableError if a vacuum has deleted any of the files `files` of a restored checkpoint.
 
         Another job that was restored from the same checkpoint may have committed the files, and later jobs may have
         hidden them.

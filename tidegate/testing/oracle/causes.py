@@ -91,14 +91,14 @@ class CausesOracle:
             del told[min(told)]
 
     def decided(self, number: int, instruction: do.CoordinatorInstruction) -> None:
-        """Records that an instruction follows from event `number`, which its coordinator begins to log."""
+        """Records that an instruction follows from event `number`, which the coordinator is about to log."""
         if isinstance(instruction, do.NotifyCompleted):
             self._unsent.setdefault(int(instruction.checkpoint_id), set()).add(number)
             if len(self._unsent) > ORDERS_MAX:
                 del self._unsent[min(self._unsent)]
 
     def of_tasks(self, event: CoordinatorEvent) -> frozenset[int] | None:
-        """Returns the numbers of the events from which the order followed that `event` answers.
+        """Returns the numbers of the events that caused the order to which `event` is an answer.
 
         Returns None if tasks do not send events of this kind.
         """
@@ -108,7 +108,7 @@ class CausesOracle:
         return frozenset() if isinstance(event, co.TaskReachedEndOfData | co.TaskFinished) else None
 
     def of_trigger(self, checkpoint_id: int) -> int | None:
-        """Returns the number of the event from which a checkpoint was triggered, or None."""
+        """Returns the number of the event that caused the trigger of a checkpoint, or None."""
         return max(self._told["trigger"].get(checkpoint_id, ()), default=None)
 
     def replayed(self, next_index: int, next_event: int) -> None:
@@ -120,9 +120,8 @@ class CausesOracle:
             self._next_event = next_event
 
     def logged(self, entry: LogEntry, true: Truths) -> None:
-        """Checks an entry that was written.
-
-        `true` has the actual causes of the events that its coordinator has received.
+        """Checks an entry that was written to the log. `true` has the actual causes of the events that its coordinator
+        has received.
         """
         number = entry.first_event
         if number is None or len(entry.causes) != len(entry.events):
@@ -179,7 +178,7 @@ class CausesOracle:
 
 
 class Truths:
-    """Stores the actual causes of events that one coordinator has received and not yet logged, in order of arrival."""
+    """The actual causes of the events that one coordinator has received and not logged yet, in order of arrival."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[CoordinatorEvent, frozenset[int] | None]] = deque()
@@ -187,7 +186,8 @@ class Truths:
     def heard(self, event: CoordinatorEvent, causes: frozenset[int] | None) -> None:
         """Adds a received event with its causes.
 
-        None if its order was not observed, for example because a test breaks the driver.
+        `causes` is None if the order that the event answers was not observed, for example because a test breaks the
+        driver.
         """
         self._heard.append((event, causes))
 
@@ -223,7 +223,7 @@ def _answered_by_task(event: CoordinatorEvent) -> _Told | None:
 
 @dataclass(slots=True, eq=False)
 class _Fact:
-    """An event that the state machine has handled, and the instructions that follow from it.
+    """An event that the state machine has handled, with the instructions that followed.
 
     `number` is the number of the event in the log, or None before it is logged.
     """
@@ -336,10 +336,7 @@ class Ledger:
                 del self._waiting[id(event)]
 
     def hear(self, event: CoordinatorEvent, cause: int | None) -> None:
-        """Delivers the answer to an instruction to the coordinator.
-
-        `cause` is the event from which the instruction followed.
-        """
+        """Passes the answer to an instruction to the coordinator. `cause` is the event that caused the instruction."""
         assert self._hear is not None
         self._answers = cause
         try:
@@ -348,9 +345,8 @@ class Ledger:
             self._answers = None
 
     def done(self, instruction: do.CoordinatorInstruction) -> int | None:
-        """Checks that an instruction may be executed: its event must be logged.
-
-        Returns the number of the event, or None if unknown.
+        """Checks that an instruction may be executed, because its event is logged. Returns the number of the event, or
+        None if unknown.
         """
         _, fact = self._follows.pop(id(instruction), (None, None))
         if fact is None:

@@ -37,7 +37,9 @@ class CommitsOracle:
         self._add(metadata, int(metadata.checkpoint_id))
 
     def ordered(self, rows: PreparedRows) -> None:
-        """Records that a task starts a commit. Raises InvariantViolated if no completed checkpoint has the rows."""
+        """Records that a task starts to commit these rows. Raises InvariantViolated if no completed checkpoint has the
+        rows.
+        """
         unknown = [key for key in _keys([rows]) if key not in self._covered]
         if unknown:
             raise InvariantViolated(6, f"sink {rows.uid!r} commits {unknown[0]}, which no completed checkpoint covers")

@@ -41,7 +41,10 @@ _ATTEMPT_IS_OVER = (CheckpointFailureReason.JOB_FAILOVER, CheckpointFailureReaso
 
 
 class Watch:
-    """Observes one simulated job. `restored` is the checkpoint from which the job was started, or None."""
+    """Observes one simulated job and passes its events to the oracles.
+
+    `restored` is the checkpoint from which the job was started, or None.
+    """
 
     def __init__(self, oracle: Oracle, coverage: Coverage, restored: CheckpointMetadata | None = None) -> None:
         self.oracle = oracle

@@ -59,7 +59,9 @@ Layers that are merged become unreferenced together.
 
 @dataclass(slots=True)
 class _Cut:
-    """The positions at which one checkpoint cuts the channels, from the snapshots that tasks have taken so far."""
+    """The positions in each channel at which one checkpoint separates rows, from the snapshots that tasks have taken so
+    far.
+    """
 
     attempt: int
     taken: dict[TaskId, dict[ChannelId, int]] = field(default_factory=dict)
@@ -192,7 +194,9 @@ class Oracle:
         self._sent_rows[frame.channel] = self._sent_rows.get(frame.channel, 0) + _rows(frame.elements)
 
     def before_turn(self, machine: TaskMachine) -> bool:
-        """Returns whether an output of a task is certainly full, so that the task must not take more input."""
+        """Returns whether an output of a task is certainly full, so that the task must not take more input in its next
+        turn.
+        """
         limit = machine.descriptor.limits.queue_bytes_max
         return any(
             sum(element.nbytes for element in output.queue if isinstance(element, pa.RecordBatch)) >= limit

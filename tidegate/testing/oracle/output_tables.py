@@ -73,9 +73,8 @@ class TablesOracle:
         self._origin = self._start = self.covered[job_id, checkpoint_id]
 
     def deployed(self, restored: int | None) -> None:
-        """Records the start of an attempt from a checkpoint of the job itself.
-
-        None means: from where the job was started.
+        """Records the start of an attempt from a checkpoint of the job itself. None means the checkpoint from which the
+        job was started.
         """
         own = None if restored is None else self.covered.get((self._job_id, CheckpointId(restored)))
         self._start = self._origin if own is None else own

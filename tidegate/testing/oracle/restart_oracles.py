@@ -155,7 +155,7 @@ class FailoverOracle:
     def _touched(self, tied: set[VertexId]) -> set[TaskId]:
         """Returns the failed tasks and all tasks connected to them by channels.
 
-        All tasks of a vertex in `tied` are connected.
+        All tasks of a vertex in `tied` are treated as connected.
         """
         found = set(self._failed)
         to_visit = list(self._failed)

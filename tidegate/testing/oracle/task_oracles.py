@@ -167,7 +167,7 @@ def _watermark_ms(machine: TaskMachine, split_id: str) -> int:
 
 
 class _Frame(NamedTuple):
-    """A frame that was sent and has not arrived yet."""
+    """A frame that was sent between subtasks of one process and has not arrived yet."""
 
     attempt: AttemptNumber
     channel: ChannelId

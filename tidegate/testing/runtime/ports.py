@@ -58,7 +58,7 @@ STORAGE = "storage"
 
 
 class JobInTheWorld(Protocol):
-    """The interface of `SimulatedJob` that the ports use."""
+    """The methods of `SimulatedJob` that the ports call."""
 
     world: World
     watch: Watch
@@ -300,7 +300,7 @@ def _cause(job: JobInTheWorld, event: CoordinatorEvent) -> int | None:
 
 
 class _Told(NamedTuple):
-    """A message to a task, and the number of the log event that caused it."""
+    """A message from the coordinator to a task, and the number of the log event that caused it."""
 
     task: TaskId
     event: ev.TaskEvent
@@ -435,7 +435,7 @@ class SimulatedCoordinatorPort:
         self.run_io(counted)
 
     def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
-        """Delivers an event that the coordinator has caused itself: a timer or the result of I/O."""
+        """Delivers an event to the coordinator that resulted from its own instruction: a timer or the result of I/O."""
         assert self.host is not None
         self._copies.heard(event)
         self._job.watch.oracle.savepoints.heard(event)

@@ -51,7 +51,7 @@ _NOT_BEGUN = (TaskStatus.CREATED, TaskStatus.READY)
 
 
 class JobOfProcesses(Protocol):
-    """The interface of `SimulatedJob` that processes and nodes use."""
+    """The methods of `SimulatedJob` that processes and nodes call."""
 
     world: World
     watch: Watch
@@ -68,7 +68,7 @@ class JobOfProcesses(Protocol):
 
 
 class SimulatedProcess(Worker):
-    """One process: the worker of a slot until it ends."""
+    """A simulated process, which runs the worker of one slot until it ends."""
 
     def __init__(self, job: JobOfProcesses, graph: JobGraph, wiring: Wiring, slot: WorkerId, name: str) -> None:
         super().__init__(graph, wiring)
@@ -86,7 +86,9 @@ class SimulatedProcess(Worker):
         self._takes_in_soon = False
 
     def obeys(self, generation: int) -> None:
-        """Records that a coordinator of this generation has sent a message to the process."""
+        """Records that a coordinator of this generation has sent a message to the process, which obeys no older
+        coordinator from then on.
+        """
         self.obeyed = max(generation, self.obeyed)
 
     def has(self, subtask: Subtask) -> bool:
@@ -158,7 +160,7 @@ class SimulatedProcess(Worker):
 
 
 class _Seen(NamedTuple):
-    """A process, with the attempts of its subtasks when it answered last."""
+    """A process as a coordinator last saw it: with the attempts of its subtasks at its last answer."""
 
     process: SimulatedProcess
     attempts: dict[TaskId, AttemptNumber]
@@ -246,7 +248,7 @@ class SimulatedProcesses:
             self._find_hung(self._job.coordinator, _Seen(process, process.unfinished))
 
     def silent(self, processes: Iterable[SimulatedProcess], still: Callable[[SimulatedProcess], bool]) -> None:
-        """Makes the coordinator consider processes as hung if they stay unreachable for `silence_ms`."""
+        """Makes the coordinator treat processes as hung if they stay unreachable for `silence_ms`."""
         seen = list(processes)
         if self._silence_ms:
             self._job.world.after(self._silence_ms, lambda: self._notice_silence(seen, still))
@@ -264,7 +266,7 @@ class SimulatedProcesses:
                 self._find_hung(coordinator, _Seen(process, process.unfinished))
 
     def cut_off(self, coordinator: CoordinatorDriver) -> None:
-        """Makes a coordinator that is cut off consider all processes as hung after `silence_ms`."""
+        """Makes a coordinator that is cut off from the network treat all processes as hung after `silence_ms`."""
         if self._silence_ms:
             seen = [_Seen(process, process.unfinished) for process in self.known if process.unfinished]
             self._job.world.after(self._silence_ms, lambda: self._find_all_hung(coordinator, seen))

@@ -63,7 +63,7 @@ Rows = dict[str, Counter[str]]
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """The classes that run the protocol. Tests of the oracle replace them by classes with errors."""
+    """The classes that run the protocol in a simulation. Tests of the oracle replace some by classes with errors."""
 
     task_machine: Callable[..., TaskMachine] = TaskMachine
     task_effects: Callable[..., TaskEffects] = WatchedEffects
@@ -143,7 +143,7 @@ class JobRun:
 
 
 class Simulation:
-    """One world, its disk, and the jobs that run in it."""
+    """A simulation: virtual world, disk, and the jobs that run on it."""
 
     def __init__(self, seed: int, faults: Faults, protocol: Protocol | None = None) -> None:
         self.seed = seed

@@ -456,6 +456,6 @@ class _Wiring:
 
 
 def _rows_are_next(machine: TaskMachine) -> bool:
-    """Returns whether the next turn of a task processes rows, its source or its timers, not a control element."""
+    """Returns whether the next turn of a task processes rows, its source or its timers, and not a control element."""
     channel = machine.inputs.next_channel(machine.checkpoints.blocks)
     return channel is None or bool(channel.recovered) or isinstance(channel.queue[0], pa.RecordBatch)

@@ -37,7 +37,7 @@ _Lane = tuple[str, int]
 
 
 class Ledger:
-    """The visible rows, and the tokens of each job and bucket."""
+    """The rows that a `LedgerSink` has made visible, and the commit tokens of each job and bucket."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -85,16 +85,16 @@ class Ledger:
             raise ConnectionError("the answer of the ledger is lost")
 
     def _fence(self, lane: _Lane) -> None:
-        """Ends the open transactions of earlier commits."""
+        """Ends the open transactions of earlier committers of a lane (one bucket of a job)."""
         self._end_open(lane)
 
     def _read_token(self, lane: _Lane) -> CommitToken | None:
-        """Returns the newest visible token, or None if there is none."""
+        """Returns the newest visible token of a lane (one bucket of a job), or None if there is none."""
         tokens = self._tokens.get(lane)
         return tokens[-1] if tokens else None
 
     def _end_open(self, lane: _Lane) -> None:
-        """Makes the open transactions visible."""
+        """Makes the rows of a lane's open transactions visible."""
         for token, rows in self._open.pop(lane, ()):
             self._visible.update(rows)
             self._tokens.setdefault(lane, []).append(token)

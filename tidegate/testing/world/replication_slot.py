@@ -18,7 +18,9 @@ from tidegate.storage.errors import ConfigurationError
 
 
 class ReplicationSlot:
-    """The rows of each split, and the number of its first row that is not deleted."""
+    """A simulated replication slot: the rows of each split, and the number of the split's first row that is not
+    deleted.
+    """
 
     def __init__(self, data: pa.Table, splits: int) -> None:
         self._data = MemorySource.of(data, splits)
@@ -29,7 +31,7 @@ class ReplicationSlot:
 
     @property
     def data(self) -> MemorySource:
-        """Every row, including the deleted ones."""
+        """Returns all rows of the slot, including the deleted ones."""
         return self._data
 
     def confirm(self, number: int, row: int) -> None:

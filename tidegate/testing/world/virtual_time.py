@@ -155,18 +155,22 @@ class World:
         heapq.heappush(self._queue, (self.now_ms + delay_ms, self._draw(), self._number, action))
 
     def after_in_order(self, line: Hashable, delay_ms: int, action: Callable[[], None]) -> None:
-        """Runs an action after a delay in ms, and after every earlier action of the same line."""
+        """Runs an action after a delay in ms, but not before the earlier actions of the same line. `line` identifies a
+        sequence of actions.
+        """
         due_ms = max(self.now_ms + delay_ms, self._fifo.get(line, 0))
         self._number += 1
         self._fifo[line] = due_ms
         heapq.heappush(self._queue, (due_ms, 2.0 + self._number, self._number, action))
 
     def forget_lines(self) -> None:
-        """Removes lines whose last action has run, so that long runs need little memory."""
+        """Removes the data about lines (sequences of actions) whose last action has run, so that long runs need little
+        memory.
+        """
         self._fifo = {line: due_ms for line, due_ms in self._fifo.items() if due_ms >= self.now_ms}
 
     def step(self) -> bool:
-        """Runs the next action. Returns False if there is none."""
+        """Runs the next action in virtual time. Returns False if there is none."""
         if not self._queue:
             return False
         self.now_ms, _, _, action = heapq.heappop(self._queue)

@@ -106,7 +106,7 @@ def checkpoint_details(job: SeenJob, checkpoint_id: int) -> dict[str, Any]:
 
 
 def _taking_part(job: SeenJob, found: EndedCheckpoint | PendingNow, vertex: str, parts: Mapping[Any, Any]) -> int:
-    """Returns how many subtasks of a vertex a checkpoint has.
+    """Returns how many subtasks of a vertex take part in a checkpoint.
 
     A pending checkpoint has the planned subtasks, a completed one the subtasks in its statistics, without finished
     subtasks, and a failed one all of them.
@@ -351,7 +351,9 @@ def summary(values: Iterable[int]) -> dict[str, Any]:
 
 
 def _percentile(numbers: Sequence[int], part: float) -> float:
-    """Interpolates between the two nearest numbers, like Apache Commons Math by default."""
+    """Returns the percentile `part` of numbers, interpolated between the two nearest numbers as in Apache
+    Commons Math.
+    """
     place = part * (len(numbers) + 1)
     if place < 1:
         return float(numbers[0])

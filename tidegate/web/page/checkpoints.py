@@ -82,7 +82,7 @@ class Checkpoint:
 
     @property
     def word(self) -> str:
-        """Returns the status in lower case, for text and for CSS classes."""
+        """Returns the status of the checkpoint in lower case, for text and for CSS classes."""
         return self.status.lower().replace("_", "-")
 
 
@@ -111,7 +111,7 @@ def checkpoint_of(given: Mapping[str, Any]) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The bar of one checkpoint. `x` and `width` are in percent, `y` and `height` in pixels."""
+    """The bar of one checkpoint in the duration chart. `x` and `width` are in percent, `y` and `height` in pixels."""
 
     checkpoint: Checkpoint
     x: float
@@ -222,7 +222,7 @@ def summary_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, li
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A phase of a subtask in the timeline. `x` and `width` are in percent of the scale."""
+    """A phase of a subtask's checkpoint in the timeline. `x` and `width` are in percent of the scale."""
 
     kind: str
     words: str
@@ -257,7 +257,7 @@ class Subtask:
 
 @dataclass(frozen=True, slots=True)
 class VertexPart:
-    """The part of a vertex in a checkpoint. `known`: whether its subtasks are still stored."""
+    """The part of a vertex in a checkpoint, for the page. `known`: whether its subtasks are still stored."""
 
     name: str
     acknowledged: int

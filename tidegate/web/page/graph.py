@@ -35,7 +35,9 @@ Node = int
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Sizes in pixels: of a box, and of the space between two boxes, along the ranks and across them."""
+    """Sizes in pixels for drawing the graph: of a box, and of the space between two boxes, along the ranks and across
+    them.
+    """
 
     width: int
     height: int
@@ -103,7 +105,9 @@ _WORD = re.compile(r"\S*?(?:->|[-_/]|(?=\s)|$)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """A vertex. `busy`, `back_pressured` and `idle` are parts of a second, each from the subtask with the largest one.
+    """A vertex in the picture of the job graph.
+
+    `busy`, `back_pressured` and `idle` are fractions of a second, each from the subtask with the largest value.
 
     They are None if unknown. `means` are the busy, back-pressured and idle parts, averaged over its subtasks.
     """
@@ -200,7 +204,7 @@ class Picture:
         return list(zip(vertices, self.layout.boxes, strict=True))
 
     def name(self, vertex: Vertex) -> list[str]:
-        """Returns up to two lines of a name. The first one leaves space for the parallelism."""
+        """Returns up to two lines of a vertex name. The first line leaves space for the parallelism."""
         line_em = (self.measures.width - 2 * self.edge) / self.font
         return wrap(vertex.name, (line_em - width_em(f" x{vertex.parallelism}"), line_em))
 
@@ -372,8 +376,9 @@ def _mean(places: Sequence[float], otherwise: float) -> float:
 
 
 def _curve(corners: Sequence[tuple[float, float]], along: float, across: float, downwards: bool) -> Curve:
-    """Draws an edge from the end of its first box to the start of its last one, straight through the places between
-    them.
+    """Draws the line of an edge from the end of its first box to the start of its last box.
+
+    The line is straight through the places of the ranks between them.
     """
     points: list[tuple[float, float]] = []
     for place, (rank, offset) in enumerate(corners):
@@ -428,7 +433,9 @@ def wrap(text: str, widths_em: Sequence[float]) -> list[str]:
 
 
 def _begin(text: str, line_em: float) -> str:
-    """Returns the first words that fit, or the part of a long word that fits; at least one character."""
+    """Returns the first words of a text that fit into a line, or the part of a long word that fits (at least one
+    character).
+    """
     taken = ""
     for word in _WORD.findall(text):
         if width_em((taken + word).rstrip()) > line_em:
@@ -446,7 +453,7 @@ def _cut(text: str, line_em: float) -> str:
 
 
 def _fitting(text: str, line_em: float) -> int:
-    """Returns how many characters fit into a line."""
+    """Returns how many characters of a text fit into a line of the width `line_em` (in font heights)."""
     used = 0.0
     for place, character in enumerate(text):
         used += _character_em(character)

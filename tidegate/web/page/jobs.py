@@ -224,7 +224,7 @@ def _headline(trace: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision of the coordinator. `trouble`: whether it needs attention."""
+    """A decision of the coordinator, for the page. `trouble`: whether a user should look at it."""
 
     at: object
     text: str
@@ -274,7 +274,9 @@ def settings_of(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart. `path` is empty if nothing was reported. `words` is a description for users who cannot see it."""
+    """A line chart. `path` is empty if nothing was reported. `words` is a description for users who cannot see the
+    chart.
+    """
 
     kind: str
     title: str
@@ -335,9 +337,8 @@ def _path(times: Sequence[int], values: Sequence[float | None], most: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a recovery.
-
-    `x` and `width` are in percent of the scale; `duration` is None until the part has ended.
+    """A part of a recovery, for the page. `x` and `width` are in percent of the scale. `duration` is None until the
+    part has ended.
     """
 
     name: str

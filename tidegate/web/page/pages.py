@@ -65,7 +65,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class JobAnswers:
-    """The results of the model about one job."""
+    """The results of the model's functions about one job, for its page."""
 
     details: Answer
     rates: Mapping[str, Answer]
@@ -79,7 +79,7 @@ class JobAnswers:
 
 
 class Views(Protocol):
-    """The source of the data for the pages, such as a `JobWatch`."""
+    """The source of the state of jobs for the pages, such as a `JobWatch`."""
 
     async def view(self) -> View:
         """Returns the current state of all jobs. Raises NotReachedError."""
@@ -239,7 +239,7 @@ def problem_page(title: str, text: str, base: str) -> str:
 
 
 def render(template: str, **values: object) -> str:
-    """Returns the text of a template with these values."""
+    """Renders a template with these values, and returns the text."""
     return _environment().get_template(template).render(values)
 
 

@@ -69,7 +69,7 @@ def rate(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """Returns a fraction as text in percent."""
+    """Returns a fraction (0 to 1) as text in percent."""
     part = number(value)
     return UNKNOWN if part is None else f"{100 * part:.0f} %"
 

@@ -198,14 +198,14 @@ def _damaged(schema: pa.Schema) -> CorruptionError:
 
 
 def moment_bytes(domain: int, moment: int) -> bytes:
-    """Returns the bytes that follow the head in the key of a timer: its clock (`domain`) and its time in ms
+    """Returns the part of a timer's key that follows the head: its time domain (`domain`) and its time in ms
     (`moment`).
     """
     return MOMENT.pack(domain, moment + _SIGN)
 
 
 def end_of_moment(domain: int, moment: int) -> bytes:
-    """Returns the smallest bytes that are greater than every timer key of a clock up to and including the time
+    """Returns the smallest bytes that sort after all timer keys of a time domain with times up to and including
     `moment` (ms).
     """
     last = moment + _SIGN == _WORD_MAX
@@ -213,7 +213,7 @@ def end_of_moment(domain: int, moment: int) -> bytes:
 
 
 def moment_of(data: bytes, position: int) -> tuple[int, int]:
-    """Returns the clock and the time (ms) in the key of a timer. `position` is the end of the key's head."""
+    """Returns the time domain and the time (ms) in the key of a timer. `position` is the end of the key's head."""
     domain, moment = MOMENT.unpack_from(data, position)
     return domain, moment - _SIGN
 
@@ -261,7 +261,7 @@ class TimerKeys:
 
 
 def timer_rows(rows: Sequence[bytes], keys: pa.Schema) -> pa.RecordBatch:
-    """Decodes timers into a batch: key columns, clock and time. `rows` are RocksDB keys without their heads.
+    """Decodes timers into a batch: key columns, time domain and time. `rows` are RocksDB keys without their heads.
 
     Raises CorruptionError for malformed bytes.
     """

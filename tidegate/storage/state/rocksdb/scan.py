@@ -107,7 +107,7 @@ def scan_keys(
 
 
 def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
-    """Moves the cursor to the row of a key, or to the row's first entry. Returns whether the key has a row."""
+    """Moves the cursor to the row of a key, which may consist of several entries. Returns whether the key has a row."""
     with reported("read RocksDB", folder):
         cursor.seek(key)
         if cursor.valid():
@@ -118,7 +118,9 @@ def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Rows that have been read: their encoded keys, and the encoded values, which `_columns` decodes."""
+    """Rows that were read from RocksDB and are not decoded yet: their encoded keys and values. `_columns` decodes the
+    values.
+    """
 
     first_group: int
     keys: list[bytes] = field(default_factory=list)
@@ -154,7 +156,7 @@ def _row_reader(description: RocksDescription, state: RocksState) -> _Take:
 
 
 def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
-    """Reads one row, which is the single entry at the cursor, into a chunk."""
+    """Reads one row from the cursor into a chunk. The row consists of a single entry."""
     with reported("read RocksDB", folder):
         key, value = cursor.key(), cursor.value()
     chunk.keys.append(key[len(prefix) :])
@@ -164,9 +166,8 @@ def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder:
 
 
 def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
-    """Reads entries, each of which is one row, until the chunk is full.
-
-    Returns False if the prefix has no more entries.
+    """Reads entries from the cursor, each of which is one row, until the chunk is full. Returns False if the prefix has
+    no more entries.
     """
     head = len(prefix)
     keys, values = chunk.keys, chunk.values
@@ -187,9 +188,8 @@ def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder
 
 
 class _Pieces:
-    """Reads rows that consist of several entries: lists and maps.
-
-    The key of each entry begins with the key of the row.
+    """Reads rows that consist of several entries, such as lists and maps. The key of each entry begins with the key of
+    the row.
     """
 
     def __init__(self, state: RocksState, end: RowLength) -> None:

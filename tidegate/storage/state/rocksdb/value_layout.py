@@ -80,7 +80,7 @@ _MALFORMED = (
 
 @wire
 class RocksForm(enum.Enum):
-    """How the rows of a state are stored in the database. The module's docstring describes each form."""
+    """The form in which the rows of a state are stored in the database. The module's docstring describes each form."""
 
     TABLE = "table"
     VALUE = "value"
@@ -164,7 +164,9 @@ def describe(native: NativeState) -> RocksDescription:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Layout of a TABLE row with fixed-width columns: validity bits, then each column in its width."""
+    """The encoding of a TABLE row whose columns all have a fixed width: validity bits, then the value of each
+    column.
+    """
 
     schema: pa.Schema
     dtype: np.dtype[Any]
@@ -182,12 +184,12 @@ class TableLayout:
         return [self._column(rows, bits[:, position], position) for position in range(len(self.schema))]
 
     def packed(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """Encodes columns into one bytes object for each row."""
+        """Encodes value columns as one bytes object for each row."""
         data, width = self.encoded(columns).tobytes(), self.dtype.itemsize
         return [data[start : start + width] for start in range(0, len(data), width)]
 
     def encoded(self, columns: Sequence[pa.Array]) -> NDArray[np.uint8]:
-        """Encodes columns into an array of shape (rows, bytes per row)."""
+        """Encodes value columns as an array of shape (rows, bytes in each row)."""
         rows = np.empty(len(columns[0]), dtype=self.dtype)
         for position, column in enumerate(columns):
             name = f"c{position}"
@@ -212,7 +214,7 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True)
 class VaryingLayout:
-    """Layout of a TABLE row with a variable-width column: all columns are encoded as in keys."""
+    """The encoding of a TABLE row with a variable-width column, in which all columns are encoded as in keys."""
 
     schema: pa.Schema
 
@@ -241,7 +243,7 @@ def table_layout(schema: pa.Schema) -> TableLayout | VaryingLayout:
 
 
 def physical(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch with each column cast to a type that keys may have. No bit of a value is lost."""
+    """Returns the batch with each column cast to a type that keys may have, without losing a bit of any value."""
     arrays = [_to_physical(column) for column in rows.columns]
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 

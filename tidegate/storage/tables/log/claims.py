@@ -124,7 +124,10 @@ class ClaimHistory:
         return self._goes_on(first.line, self.covered(*restored_from))
 
     def shown_by_line(self) -> dict[JobId, list[int]]:
-        """Returns the numbers of the visible entries, grouped by the line of jobs that wrote them."""
+        """Returns the numbers of the visible log entries, grouped by the line of jobs that wrote them.
+
+        A line is a sequence of jobs, each restored from the one before.
+        """
         line_of = {e.job_id: e.claim.line for e in self._entries if e.claim is not None}
         found: dict[JobId, list[int]] = {}
         for seq in self._bearing:
@@ -133,9 +136,8 @@ class ClaimHistory:
         return found
 
     def compaction(self, line: JobId) -> TableClaim:
-        """Returns the claim for compacting the visible rows of a line.
-
-        Raises TableError if a pending claim will change these rows.
+        """Returns the claim for compacting the visible rows that one line of jobs wrote. Raises TableError if a pending
+        claim will change these rows.
         """
         fold = self._fold
         # Equal sets may have different ranges, because entries without files are ignored.
@@ -195,7 +197,11 @@ class ClaimHistory:
         )  # fmt: skip
 
     def _goes_on(self, line: JobId, own: frozenset[int]) -> TableClaim:
-        """Returns the claim of a job that continues a line from a checkpoint that covers the log entries `own`."""
+        """Returns the claim of a job that continues a line of jobs, from a checkpoint that covers the log entries
+        `own`.
+
+        A line is a sequence of jobs, each restored from the one before.
+        """
         claims = [e for e in self._entries if e.claim is not None and e.claim.line == line]
         jobs = {entry.job_id for entry in claims}
         root = claims[0]
@@ -244,7 +250,7 @@ class ClaimHistory:
         )
 
     def _whole(self, members: Collection[int], line: JobId | None) -> frozenset[int]:
-        """Returns entries that contain the rows of the entries `members`, compacted entries if possible.
+        """Returns entries that contain the rows of the entries `members`. Compacted entries are preferred.
 
         Raises TableError if a vacuum has deleted some of the rows.
         """

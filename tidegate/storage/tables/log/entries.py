@@ -163,7 +163,7 @@ class TableCut:
 class TableEntry:
     """An entry of a table's log.
 
-    The first entry and alterations have `info`, commits a checkpoint, claims a `claim`, compactions a `rewrite`,
+    The first entry and alterations have `info`, commits a checkpoint, claims have a `claim`, compactions a `rewrite`,
     vacuums a `vacuum`, and cuts a `cut`.
 
     - Files of a claim are files that the restored checkpoint covers and that were not committed.
@@ -191,7 +191,7 @@ class TableEntry:
 
     @property
     def position(self) -> int:
-        """Position of the entry's rows in the order of the table."""
+        """Returns the position of the entry's rows in the order of the table."""
         return self.seq if self.rewrite is None else self.rewrite.position
 
 
@@ -222,8 +222,9 @@ def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
 
 
 def joined(members: Iterable[int]) -> Ranges:
-    """Returns a set of entry numbers as ranges of consecutive numbers, if it is unknown which other entries have
-    files.
+    """Returns a set of entry numbers as ranges of consecutive numbers.
+
+    Used if it is unknown which entries between them have files.
     """
     found: list[tuple[int, int]] = []
     for seq in sorted(members):
@@ -336,12 +337,12 @@ class TableFold:
 
     @property
     def shown_next(self) -> Ranges:
-        """The entries that will be visible after the next commit, in addition to that commit."""
+        """Returns the entries that will be visible after the next commit, besides the commit itself."""
         return self.claim.shows if self.pending and self.claim is not None else self.shown
 
     @property
     def switches(self) -> bool:
-        """Returns True if the next commit changes the visible rows even if it has no files."""
+        """Returns whether the next commit changes the visible rows even if it has no files."""
         return self.shown_next != self.shown
 
     def may_compact(self, job_id: JobId, nonce: str, replaced: Iterable[int]) -> bool:

@@ -137,7 +137,7 @@ class TableTail:
         )
 
     def expect(self, seq: int) -> None:
-        """Records that entry `seq` is part of the log, as another process of the job has reported."""
+        """Records that entry `seq` is part of the log, because another process of the job has seen it."""
         if seq >= 0 and (self._newest is None or self._newest[0] < seq):
             self._newest = seq, ""
 
@@ -217,10 +217,10 @@ class TableTail:
             expected += 1
 
     def _read_on(self) -> None:
-        """Reads all further entries, and then checks that the last entry read before (or else the first entry) still
-        exists.
+        """Reads all further entries of the log.
 
-        Raises _OvertakenError if the log was truncated meanwhile.
+        Then checks that the last entry read before (or else the first entry) still exists. Raises _OvertakenError if
+        the log was truncated meanwhile.
         """
         known = self.fold
         while True:
@@ -334,9 +334,8 @@ class TableTail:
         return [entry for entry in self._entries(part for part in self.parts if part.last > seq) if entry.seq > seq]
 
     def entries_in(self, shown: Ranges) -> list[TableEntry]:
-        """Returns the entries of a set that have files, in the order of the table's rows.
-
-        Call this inside `with_parts`.
+        """Returns the entries of the set `shown` that have files, in the order of the table's rows. Call this inside
+        `with_parts`.
         """
         parts = [part for part in self.parts if any(first <= part.last and part.first <= last for first, last in shown)]
         return sorted((e for e in self._entries(parts) if e.files and covers(shown, e.seq)), key=in_order)
@@ -421,7 +420,7 @@ class TableState:
 @wire
 @dataclass(frozen=True, slots=True)
 class PartColumns:
-    """The content of a part: commits as columns (one tuple per field), other entries unchanged."""
+    """The content of a log part: the fields of commits as columns (tuples), and all other entries unchanged."""
 
     jobs: tuple[JobId, ...] = ()
     seqs: tuple[int, ...] = ()
@@ -658,7 +657,7 @@ class TableParts:
                 self._store.delete(f"{PARTS_FOLDER}/{name}")
 
     def delete_entry(self, seq: int) -> None:
-        """Deletes an entry that was created at a number that truncation had removed."""
+        """Deletes an entry file that was created under a number which truncation had removed before."""
         self._store.delete(entry_path(seq))
 
     def _write_part(self, part: TablePart, columns: PartColumns) -> None:

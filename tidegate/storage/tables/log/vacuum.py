@@ -181,7 +181,9 @@ def dropped_files(entries: Sequence[TableEntry], cut: TableCut) -> dict[str, Dat
 
 
 def _place(entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> tuple[int, int] | None:
-    """Returns the entry at which to cut the log, and the newest commit up to it, or None for no cut."""
+    """Returns the number of the entry at which to cut the log, and the number of the newest commit up to it. Returns
+    None for no cut.
+    """
     oldest = -1 if fold.cut is None else fold.cut.commit
     commits = [e.seq for e in entries if e.kind is TableEntryKind.COMMITTED and e.seq >= oldest]
     seq = start_of(entries, fold, retention.since_ms)
@@ -211,7 +213,7 @@ def _always_kept(before: Sequence[TableEntry]) -> Iterator[int]:
 
 
 def _bases(url: str, before: Sequence[TableEntry], fold: TableFold, shown: set[int]) -> list[TableBase]:
-    """Returns, for each line of jobs, its newest job that had committed.
+    """Returns, for each line of jobs (each restored from the one before), its newest job that had committed.
 
     A line is omitted if its visible rows are not exactly the rows of that job's commit.
     """

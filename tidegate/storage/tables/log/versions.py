@@ -256,7 +256,7 @@ def _time(at_ms: int) -> dt.datetime:
 
 
 class LogRewrites:
-    """The compactions in a log: which entries each compaction replaces."""
+    """The compactions in a table's log: which entries each compaction replaces."""
 
     def __init__(self, entries: Sequence[TableEntry], cut: TableCut | None) -> None:
         bearing = [entry.seq for entry in entries if entry.files]
@@ -289,9 +289,8 @@ class LogRewrites:
         return self._replaced
 
     def compacted(self, members: Collection[int], line: JobId | None = None) -> set[int]:
-        """Returns the set of entries with all entries replaced that were compacted.
-
-        `line` limits this to compactions of one line.
+        """Returns the set of entries in which entries that were compacted are replaced by the compacted entry. `line`
+        limits this to the compactions of one line of jobs.
         """
         found = set(members)
         for seq, replaced in self._replaced.items():
@@ -313,7 +312,9 @@ class LogRewrites:
         return None if any(covers(gone, seq) for seq in found) else found
 
     def holders(self, members: Collection[int]) -> dict[int, int]:
-        """Returns, for each entry whose rows the set contains, the member of the set that has the rows."""
+        """Returns, for each original entry whose rows are in the set `members`, the member of the set that has these
+        rows.
+        """
         found = {seq: seq for seq in members}
         for seq in reversed(self._replaced):
             if seq in found:
@@ -321,7 +322,7 @@ class LogRewrites:
         return found
 
     def originals(self, members: Collection[int]) -> set[int]:
-        """Returns the set of entries with each compaction replaced by the original entries."""
+        """Returns the set of entries in which each compaction is replaced by the entries that it compacted."""
         found = set(members)
         for seq in reversed(self._replaced):
             if seq in found:
