@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
 
 import tidegate as tg
-from tidegate.testing import Faults
+from tidegate.testing import Faults, SimulatedPipeline, SimulationReport
 
 HARSH = Faults(
     crash=0.01,
@@ -48,6 +49,18 @@ def stateless(env: tg.StreamEnvironment) -> None:
 
 
 PIPELINES = {"keyed": keyed, "two_stages": two_stages, "stateless": stateless}
+
+
+@cache
+def pipeline(name: str) -> SimulatedPipeline:
+    """Returns one of `PIPELINES`. All tests of a process share it, because its run without faults is made once."""
+    return SimulatedPipeline(PIPELINES[name])
+
+
+@cache
+def harsh_run(name: str, seed: int) -> SimulationReport:
+    """Returns the report of a seed of one of `PIPELINES` under `HARSH`. Several tests look at the same report."""
+    return pipeline(name).run(seed, HARSH)
 
 
 def _above_three(row: Any) -> bool:

@@ -9,18 +9,19 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
-from broken import BROKEN, Break
-from drawn_pairs import all_pairs, pairs_of
-from pipelines import keyed
+from broken import BROKEN, Break, seeds_until_caught
+from drawn_pairs import Pair, all_pairs, pairs_of
+from pipelines import pipeline
 from random_jobs.draw import CONTRADICTIONS, Scenario, draw
 from random_jobs.ledger_topologies import COMMITS_IN_TASKS
 from random_jobs.scenarios import simulate_random, simulate_scenario
 
 from tidegate.cli.seed_runs import quiet
-from tidegate.testing import Faults, SimulationReport, simulate
+from tidegate.testing import Faults, SimulationReport
 from tidegate.testing.oracle.coverage import EFFECTS
 
 SEEDS = (*range(20), 23, 33, 46, 50, 57, 103, 120, 178, 317, 517, 545)
@@ -47,6 +48,8 @@ _STOP_AFTER_PARTLY_FINISHED = Scenario(
     },
     rows=39, widths=(1, 1, 1, 1), then_widths=(1, 2, 2, 3), ask_at_ms=462, end_at_ms=278, aligned_timeout_ms=200,
 )  # fmt: skip
+BROKEN_RULE = "gaps are ignored"
+"""A break of which reports of violations are tested."""
 SEEDS_ELSEWHERE = (2, 5, 11)
 ELSEWHERE_HASH_SEED = "20131225"
 """Hash seed of the other process, in which sets have another order."""
@@ -125,8 +128,9 @@ def test_seeds_that_once_violated_an_invariant_with_some_values_chosen(seed: int
 
 def test_a_violation_can_be_sent_to_another_process() -> None:
     """With its whole history: a run of many seeds has several processes."""
-    broken = BROKEN["gaps are ignored"]
-    report = next(report for seed in range(100) if not (report := broken.simulate(seed)).ok)
+    broken = BROKEN[BROKEN_RULE]
+    seeds = seeds_until_caught(BROKEN_RULE, range(100))
+    report = next(report for seed in seeds if not (report := broken.simulate(seed)).ok)
     sent = pickle.loads(pickle.dumps(report.portable()))
     assert sent.trace == report.trace
     assert sent.sequence() == report.sequence()
@@ -162,16 +166,20 @@ def test_the_page_explains_every_effect() -> None:
     assert rows == EFFECTS
 
 
+@cache
+def drawn_pairs() -> frozenset[Pair]:
+    """The pairs of values that some hundred seeds draw together."""
+    return pairs_of(draw(seed) for seed in range(SEEDS_FOR_ALL_PAIRS))
+
+
 def test_the_draw_covers_every_pair() -> None:
     """Any two values of different dimensions that may go together are drawn together within some hundred seeds."""
-    found = pairs_of(draw(seed) for seed in range(SEEDS_FOR_ALL_PAIRS))
-    assert not sorted(map(str, all_pairs() - found))
+    assert not sorted(map(str, all_pairs() - drawn_pairs()))
 
 
 def test_what_contradicts_is_never_drawn() -> None:
     """A scenario is one that a submission accepts."""
-    found = pairs_of(draw(seed) for seed in range(SEEDS_FOR_ALL_PAIRS))
-    assert not found & set(CONTRADICTIONS)
+    assert not drawn_pairs() & set(CONTRADICTIONS)
 
 
 def test_a_seed_is_a_scenario() -> None:
@@ -200,7 +208,7 @@ def test_every_lost_message_is_in_the_trace() -> None:
     """
     lost = 0
     for seed in range(3):
-        report = simulate(keyed, seed=seed, faults=Faults(drop=0.02, duration="2s"))
+        report = pipeline("keyed").run(seed, Faults(drop=0.02, duration="2s"))
         told = [line for line in report.trace if re.search(r" is lost( \(from event \d+\))?$", line)]
         assert report.faults_happened == len(told)
         lost += sum("grant of" in line for line in told)
@@ -209,9 +217,10 @@ def test_every_lost_message_is_in_the_trace() -> None:
 
 def test_a_violation_is_shown_by_a_shorter_run() -> None:
     """The report needs no more faults than the first violating run, still violates, and describes how."""
-    broken = BROKEN["gaps are ignored"]
+    broken = BROKEN[BROKEN_RULE]
+    seeds = seeds_until_caught(BROKEN_RULE, range(100))
     seed, first = next(
-        (seed, report) for seed in range(100) if not (report := broken.simulate(seed)).ok and report.faults_happened > 1
+        (seed, report) for seed in seeds if not (report := broken.simulate(seed)).ok and report.faults_happened > 1
     )
     shortest = broken.simulate(seed, shrink=True)
     assert not shortest.ok

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
-from pipelines import HARSH, PIPELINES, keyed
+from pipelines import HARSH, PIPELINES, pipeline
 
 import tidegate as tg
-from tidegate.testing import Faults, simulate
+from tidegate.testing import Faults
 
 MOMENT = re.compile(r" *(?P<ms>\d+) coordinator -> \S+ Checkpoint(?P<event>Triggered|Completed)\((?P<checkpoint>\d+)\)")
 """Matches a line of a trace, which begins with the milliseconds since the start, whatever the clocks show."""
@@ -20,7 +20,7 @@ MOMENT = re.compile(r" *(?P<ms>\d+) coordinator -> \S+ Checkpoint(?P<event>Trigg
 @pytest.mark.parametrize("seed", range(2))
 def test_no_seed_violates_an_invariant_where_the_clock_is_set(name: str, clock: str, seed: int) -> None:
     """Among all other faults; a job is over as long after the last of them as any."""
-    report = simulate(PIPELINES[name], seed=seed, faults=replace(HARSH, clock=clock))
+    report = pipeline(name).run(seed, replace(HARSH, clock=clock))
     assert report.ok, f"{report}\n" + "\n".join(report.trace[-60:])
 
 
@@ -30,7 +30,7 @@ def test_checkpoints_go_on_while_the_clock_is_set(seed: int) -> None:
 
     A checkpoint takes longer here than the interval, so the next one begins when one is complete.
     """
-    report = simulate(keyed, seed=seed, faults=Faults(clock="1h", delay="0ms..50ms"))
+    report = pipeline("keyed").run(seed, Faults(clock="1h", delay="0ms..50ms"))
     moments: dict[tuple[str, int], int] = {}
     for line in report.trace:
         if (found := MOMENT.match(line)) is not None:

@@ -6,27 +6,30 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from broken import BROKEN, FAST
-from pipelines import HARSH, PIPELINES, ROWS, keyed
+from broken import BROKEN, FAST, seeds_until_caught
+from pipelines import HARSH, PIPELINES, ROWS, harsh_run, pipeline
 
 import tidegate as tg
 from tidegate.testing import Faults, SimulatedPipeline, simulate
+from tidegate.testing.runtime import run
 
 SEEDS_A_PIPELINE = 6
 SEEDS_UNTIL_CAUGHT = range(4, 29)
+STEPS_OF_A_BREAK_MAX = 6_000
+"""Eight rows take fewer steps. A break that makes a job hang would take as many steps as a simulation allows."""
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("seed", range(SEEDS_A_PIPELINE))
 def test_no_seed_violates_an_invariant(name: str, seed: int) -> None:
     """Crashes, delays, duplicates, losses and failing storage change neither the rows nor the protocol."""
-    report = simulate(PIPELINES[name], seed=seed, faults=HARSH)
+    report = harsh_run(name, seed)
     assert report.ok, f"{report}\n" + "\n".join(report.trace[-60:])
 
 
 def test_faults_happen() -> None:
     """These runs do contain crashes, restarts and checkpoints."""
-    reports = [simulate(keyed, seed=seed, faults=HARSH) for seed in range(3)]
+    reports = [harsh_run("keyed", seed) for seed in range(3)]
     assert sum(report.crashes for report in reports) > 0
     assert sum(report.coordinator_crashes for report in reports) > 0
     assert all(report.checkpoints >= 2 for report in reports)
@@ -35,26 +38,28 @@ def test_faults_happen() -> None:
 
 def test_one_seed_gives_one_run() -> None:
     """A seed replays: the same events at the same virtual times."""
-    first, second = (simulate(keyed, seed=41, faults=HARSH) for _ in range(2))
+    first, second = (pipeline("keyed").run(41, HARSH) for _ in range(2))
     assert first.trace == second.trace
-    assert first.trace != simulate(keyed, seed=42, faults=HARSH).trace
+    assert first.trace != harsh_run("keyed", 0).trace
 
 
 @pytest.mark.parametrize("rule", FAST)
 def test_the_oracle_sees_a_broken_rule(rule: str) -> None:
     """Each rule of the protocol, broken on purpose, shows as a violation within a few seeds."""
-    for seed in SEEDS_UNTIL_CAUGHT:
+    seeds = seeds_until_caught(rule, SEEDS_UNTIL_CAUGHT)
+    for seed in seeds:
         report = BROKEN[rule].simulate(seed)
         if not report.ok:
             assert report.violation is not None
             assert f"seed {seed}: VIOLATED" in str(report)
             return
-    pytest.fail(f"nobody noticed in {len(SEEDS_UNTIL_CAUGHT)} seeds that {rule}")
+    pytest.fail(f"nobody noticed in {len(seeds)} seeds that {rule}")
 
 
 @pytest.mark.parametrize("rule", sorted(BROKEN.keys() - set(FAST)))
-def test_a_break_fits_the_code(rule: str) -> None:
+def test_a_break_fits_the_code(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each patched function is still called as it was. An error of the break itself would prove nothing."""
+    monkeypatch.setattr(run, "STEPS_MAX", STEPS_OF_A_BREAK_MAX)
     broken = replace(BROKEN[rule], fixed={**BROKEN[rule].fixed, "rows": 8})
     try:
         broken.simulate(0)
@@ -82,9 +87,8 @@ def firsts(env: tg.StreamEnvironment) -> None:
 
 def test_output_that_depends_on_the_order_of_rows_is_no_violation() -> None:
     """The output differs without any fault. The report names the rows and the step that makes them."""
-    pipeline = SimulatedPipeline(firsts)
-    reports = [pipeline.run(seed, HARSH) for seed in range(6)]
-    found = next(report for report in reports if not report.ok)
+    race = SimulatedPipeline(firsts)
+    found = next(report for seed in range(6) if not (report := race.run(seed, HARSH)).ok)
     assert found.violation is None
     assert found.order_dependence is not None
     assert found.order_dependence.startswith("sim://out differs between two runs without any fault: ")
@@ -126,8 +130,8 @@ def test_rows_that_only_faults_change_are_a_violation() -> None:
         rows = env.from_batches(pa.table({"k": range(40)}))
         rows.map(remembers, schema=pa.schema([("k", pa.int64()), ("again", pa.bool_())])).collect()
 
-    pipeline = SimulatedPipeline(build)
-    found = next(report for report in (pipeline.run(seed, HARSH) for seed in range(20)) if not report.ok)
+    remembering = SimulatedPipeline(build)
+    found = next(report for seed in range(20) if not (report := remembering.run(seed, HARSH)).ok)
     assert found.order_dependence is None
     assert "invariant 6" in str(found.violation)
 

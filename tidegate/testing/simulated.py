@@ -108,12 +108,7 @@ class SimulatedPipeline:
         expected, virtual_ms = self._expected(seed)
         simulation = Simulation(seed, faults, protocol)
         settle_ms_max = max(SETTLE_MS_MIN, SETTLE_FACTOR * virtual_ms)
-        setting = self._setting
-        run = simulation.run(
-            JobSetting(
-                setting.build, setting.parallelism, setting.checkpoints, setting.options, settle_ms_max=settle_ms_max
-            )
-        )
+        run = simulation.run(replace(self._setting, settle_ms_max=settle_ms_max))
         violation = run.violation
         order = None
         if violation is None and run.reports_loss:
