@@ -1,6 +1,6 @@
 """Settings of the whole suite: examples of Hypothesis, what runs beside what, and the kinds of tests.
 
-`--kinds "unit, local jobs"` runs tests of these kinds alone.
+`--kinds "unit, local jobs"` runs tests of these kinds alone. `--examples 20` tries more examples in property tests.
 """
 
 from __future__ import annotations
@@ -43,13 +43,17 @@ _SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _NEW_OBJECTS, _YOUNG, _MIDDLE = 50_000, 20, 20
 """When garbage is looked for: after so many objects, and in the older ones after so many looks at the younger."""
 _ROOM_BYTES_MIN = 4 * 1024**3
+_SETTINGS = "_hypothesis_internal_use_settings"
+"""The attribute in which Hypothesis, and its plugin for pytest, keep the settings of a test."""
 _SERVERS = (spreading.RAY, spreading.S3, spreading.KAFKA, spreading.POSTGRES)
 _KINDS = {"unit", "property", "contract", *_SERVERS, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Kinds can be chosen."""
+    """Adds the options that choose kinds, and the number of examples."""
     kinds = ", ".join(sorted(_KINDS))
+    times = "try this many times as many examples in property tests, and other examples each time"
+    parser.addoption("--examples", metavar="TIMES", type=int, default=1, help=times)
     parser.addoption("--kinds", metavar="KINDS", help=f"run tests of these kinds alone, with commas between: {kinds}")
 
 
@@ -114,7 +118,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted != _KINDS:
         config.hook.pytest_deselected(items=[item for item in items if kinds[item] not in wanted])
         items[:] = [item for item in items if kinds[item] in wanted]
+    if (times := config.getoption("examples")) > 1:
+        _try_more_examples(items, times)
     spreading.spread(config, items)
+
+
+def _try_more_examples(items: list[pytest.Item], times: int) -> None:
+    """Multiplies the number of examples of each property test. They are drawn anew in each run, to search for errors.
+
+    A usual run tries the same few examples each time.
+    """
+    for test in {function for item in items if (function := getattr(item, "obj", None)) is not None}:
+        if (usual := getattr(test, _SETTINGS, None)) is not None:
+            setattr(test, _SETTINGS, settings(usual, max_examples=times * usual.max_examples, derandomize=False))
 
 
 @pytest.fixture(autouse=True)

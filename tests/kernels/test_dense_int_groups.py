@@ -50,7 +50,7 @@ def batches(draw: st.DrawFn) -> list[list[Column]]:
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(batches())
 def test_groups_are_those_of_a_dict(parts: list[list[Column]]) -> None:
     """Whatever the batch before was like, and only keys that are too far apart have none."""

@@ -135,7 +135,7 @@ class Finding:
         return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=5), st.integers(1, 90))))
 def test_what_is_forgotten_in_vain_is_bounded(history: list[tuple[list[tuple[int, int]], int]]) -> None:
     """However slices and ranges take turns; and when one remains, it is found again."""

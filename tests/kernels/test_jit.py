@@ -254,7 +254,7 @@ def calls(draw: st.DrawFn) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(calls())
 def test_images_do_what_numba_does(case: tuple[tuple[Any, list[Any]], list[Any]]) -> None:
     """To the bit: in what they return, and in each array that they are given."""

@@ -33,7 +33,7 @@ def test_partition_equals_reference(hashes: list[int], max_parallelism: int, par
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 9) | st.integers(32_760, 32_767) | st.just(65_535), min_size=1, max_size=60))
 def test_rows_by_group_equal_reference(groups: list[int]) -> None:
     """Every row of every group, in order; groups between that have no rows too."""

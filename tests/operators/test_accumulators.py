@@ -65,7 +65,7 @@ class Accumulators:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(rows(), min_size=1, max_size=4))
 def test_merged_parts_are_the_whole(parts: list[list[dict[str, Any]]]) -> None:
     """Each part of the rows in a table of its own, merged one after the other: the results are those of all rows."""

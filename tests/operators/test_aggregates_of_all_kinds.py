@@ -34,7 +34,7 @@ def _make() -> KeyedAggregate:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(rows(), max_size=5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4))
 def test_all_kinds_equal_plain_python(parts: list[list[dict[str, Any]]], before: int, after: int, cut_at: int) -> None:
     """Of all types, with nulls and NaN and conditions, after a restore at another parallelism."""

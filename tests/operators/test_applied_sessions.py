@@ -73,7 +73,7 @@ def sessions(
 
 
 @pytest.mark.slow
-@settings(max_examples=70)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 25), st.booleans(), st.sampled_from([1, 3, 100]), STEPS)
 def test_changes_come_to_what_a_plain_program_has(
     gap_ms: int, lateness_ms: int, keyed: bool, batch_rows: int, steps: list[tuple[str, Any]]

@@ -135,7 +135,7 @@ SPECS = st.sampled_from([Tumbling(10), Sliding(20, 5), Sliding(9, 6, 2), Cumulat
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(SPECS, st.booleans(), STEPS)
 def test_each_window_is_given_once_with_all_its_rows(spec: Spec, keyed: bool, steps: list[tuple[str, Any]]) -> None:
     """In the order in which they came, also when a checkpoint comes between two steps."""

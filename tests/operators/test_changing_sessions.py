@@ -104,7 +104,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 25), st.sampled_from(["final", "changes"]), st.booleans(), STEPS)
 def test_changes_come_to_what_a_plain_program_has(
     gap_ms: int, lateness_ms: int, emit: EmitMode, keyed: bool, steps: list[tuple[str, Any]]

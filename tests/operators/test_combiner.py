@@ -52,7 +52,7 @@ def test_many_kinds_are_combined() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(rows(), st.booleans()), min_size=1, max_size=6),
     st.sampled_from(["update", "final", "changes"]),

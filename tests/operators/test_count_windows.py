@@ -93,7 +93,7 @@ def sliding(size: int, slide: int, keyed: bool, rows: list[Row], at_end: bool) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [False, True])
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(st.integers(2, 12), st.data(), st.booleans(), st.booleans(), STEPS)
 def test_sliding_windows_are_those_of_a_plain_program(
     function: bool, size: int, data: Any, keyed: bool, fires_at_end: bool, steps: list[Any]
@@ -177,7 +177,7 @@ TIMED_STEPS = st.lists(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [False, True])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.integers(1, 7), st.booleans(), st.booleans(), TIMED_STEPS)
 def test_windows_with_a_timeout_are_those_of_a_plain_program(
     function: bool, size: int, keyed: bool, fires_at_end: bool, steps: list[Any]

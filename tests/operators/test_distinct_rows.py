@@ -75,7 +75,7 @@ def test_names_that_are_taken() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(rows(), max_size=6), st.integers(1, 3), st.integers(0, 5))
 def test_everything_equals_plain_python(parts: list[list[dict[str, Any]]], width: int, cut_at: int) -> None:
     """Batches that several subtasks have made rows of, merged by one that was restored in the midst."""

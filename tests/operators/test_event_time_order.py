@@ -102,8 +102,9 @@ def test_late_rows_leave_aside_and_are_counted() -> None:
     operator.close()
 
 
-def test_many_rows_leave_in_few_steps() -> None:
+def test_many_rows_leave_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of steps stays bounded, because each step scans all waiting rows."""
+    monkeypatch.setattr(event_time_order, "OUTPUT_ROWS_MAX", 1_000)
     operator = EventTimeOrder(("k",), "t", ROWS)
     operator.open(context(0, 1, 16), ())
     count = 40 * event_time_order.OUTPUT_ROWS_MAX

@@ -88,7 +88,7 @@ STEPS = st.lists(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [False, True])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.just(0) | st.integers(1, 25),
     st.sampled_from(["final", "changes"]),

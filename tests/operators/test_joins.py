@@ -169,7 +169,7 @@ def _joined(
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     steps=_STEPS,
     how=st.sampled_from(get_args(JoinHow)),
@@ -193,7 +193,7 @@ def test_window_joins_are_nested_loops(steps: list[Any], how: JoinHow, window: A
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     steps=_STEPS,
     how=st.sampled_from(get_args(JoinHow)),

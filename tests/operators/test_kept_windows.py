@@ -193,7 +193,7 @@ def by_key(windows: Windows, keyed: bool) -> dict[Any, list[tuple[Any, ...]]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(SPECS, st.sampled_from([0, 3, 15]), st.booleans(), st.sampled_from([1, 2, 1000]), STEPS)
 def test_state_and_timers_of_windows_are_those_of_the_model(
     spec: Spec, lateness_ms: int, keyed: bool, timers_max: int, steps: list[tuple[str, Any]]
@@ -218,7 +218,7 @@ def pace(windows: Windows, timers_max: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(SPECS, st.lists(st.tuples(ROWS, st.integers(-30, 80), st.integers(0, 3), st.booleans()), max_size=8))
 def test_the_last_result_of_a_window_has_all_its_rows(spec: Spec, steps: list[tuple[Any, ...]]) -> None:
     """Also where late rows come between two steps of a watermark, after a restore: no row is lost, none comes twice."""

@@ -108,7 +108,7 @@ def _by_key(keys: tuple[str, ...], batches: list[pa.RecordBatch]) -> dict[tuple[
     return result
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(cases(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
 def test_union_of_subtasks_equals_plain_grouping(
     case: tuple[tuple[str, ...], list[pa.RecordBatch]], before: int, after: int, cut_at: int

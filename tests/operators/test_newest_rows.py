@@ -36,7 +36,7 @@ def _batch(steps: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, _SCHEMA)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(_BATCH | _RESTART, max_size=9))
 def test_it_comes_to_what_a_model_comes_to(steps: list[Any]) -> None:
     """Only rows that are there are retracted, and a version that is there already changes nothing."""

@@ -109,7 +109,7 @@ def by_key(names: tuple[str, ...], rows: list[Row]) -> dict[str, list[str]]:
     return dict(told)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(histories())
 def test_restored_runs_equal_an_uninterrupted_run(case: tuple[tuple[str, ...], list[tuple[str, Any]]]) -> None:
     """Snapshots are taken of a run that goes on for a while (all that is lost again), then of the restored one."""

@@ -49,7 +49,7 @@ def _joined(left: Counter[Row], right: Counter[Row], how: str) -> Counter[Row]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["inner", "left", "right", "full"]), st.tuples(st.booleans(), st.booleans()), _STEPS)
 def test_it_comes_to_what_nested_loops_give(how: JoinHow, changing: tuple[bool, bool], steps: list[Any]) -> None:
     """Rows come to both sides, and go again on those with changes, through restores at any parallelism."""

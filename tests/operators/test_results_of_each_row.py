@@ -70,7 +70,7 @@ def _so_far(found: Sequence[Row]) -> dict[Any, list[Row]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(rows() | _RESTARTS, max_size=7))
 def test_all_kinds_equal_plain_python(steps: list[Any]) -> None:
     """Of all types, with nulls and NaN and conditions; state goes on at another parallelism and in another backend."""

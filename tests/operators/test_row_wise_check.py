@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.operators.functions.expressions import FilterExpr, Select, WithColumns, check_row_wise
@@ -227,6 +227,7 @@ def test_what_works_row_by_row_is_taken(expression: pl.Expr) -> None:
     check_row_wise(expression, "select")
 
 
+@settings(max_examples=30)
 @given(rows=st.lists(_ROWS, min_size=1, max_size=12), cuts=st.lists(st.integers(0, 12), max_size=3))
 def test_what_is_taken_does_not_depend_on_how_batches_are_cut(rows: list[dict[str, Any]], cuts: list[int]) -> None:
     """Evaluated on a batch, and on its slices one after the other."""

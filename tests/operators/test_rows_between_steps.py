@@ -86,7 +86,7 @@ KINDS: dict[str, tuple[Callable[..., Operator], EventTimeWindow, int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(STEPS)
 def test_they_find_what_they_find_after_the_last_step(kind: str, steps: list[tuple[Any, ...]]) -> None:
     """At any parallelism: the same windows come out, and the same rows are late."""

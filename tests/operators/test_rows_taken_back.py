@@ -131,7 +131,7 @@ def tables(driven: Driven) -> list[tuple[str, list[Row]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batches=st.lists(ROWS.filter(bool), min_size=1, max_size=3))
 def test_a_row_that_fails_has_never_been(
     tmp_path_factory: pytest.TempPathFactory, backend: str, batches: list[list[Row]]
@@ -179,7 +179,7 @@ class OneTimer(AllStates):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["columnar", "crowded"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(moments=st.lists(st.tuples(st.sampled_from("ab"), st.integers(1_000, 1_999)), min_size=1, max_size=12))
 def test_a_timer_that_fails_has_never_been(
     tmp_path_factory: pytest.TempPathFactory, backend: str, moments: list[tuple[str, int]]

@@ -76,7 +76,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.integers(1, 12), st.booleans(), STEPS)
 def test_sessions_are_those_of_a_plain_program(gap_ms: int, keyed: bool, steps: list[tuple[str, Any]]) -> None:
     """Each once, also when a checkpoint comes between two steps."""

@@ -210,7 +210,7 @@ class Run:
 
 
 @pytest.mark.parametrize("backend", sorted(OPTIONS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=_STEPS)
 def test_a_program_is_the_same_on_every_backend(backend: str, steps: list[tuple[str, Any]]) -> None:
     """What it tells after each row, whenever snapshots are taken and wherever it is restored."""

@@ -110,7 +110,7 @@ def _outcome(operator: Operator, inputs: list[pa.RecordBatch]) -> list[Any]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(_MAPS), batches())
 def test_a_traced_map_gives_what_the_function_gives(
     function: Callable[[dict[str, Any]], dict[str, Any]], inputs: list[pa.RecordBatch]

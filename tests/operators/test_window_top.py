@@ -86,7 +86,7 @@ MOVE = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(SPECS), st.booleans(), st.integers(1, 3), st.booleans(), st.lists(ROWS | TIME | MOVE, max_size=10)
 )

@@ -61,13 +61,13 @@ BACKENDS: dict[str, MakeBackend] = {
 """Every backend that has to pass the contract tests."""
 
 EXAMPLES = {
-    "columnar": 150,
-    "rocksdb": 30,
-    "rocksdb with cache": 40,
-    "rocksdb with a small cache": 40,
-    "rocksdb with files": 40,
-    "rocksdb with changelog": 40,
-    "rocksdb with changelog and cache": 40,
+    "columnar": 60,
+    "rocksdb": 20,
+    "rocksdb with cache": 20,
+    "rocksdb with a small cache": 20,
+    "rocksdb with files": 20,
+    "rocksdb with changelog": 20,
+    "rocksdb with changelog and cache": 20,
 }
 """Random programs to try on each; opening a database takes time."""
 

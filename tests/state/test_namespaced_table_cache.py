@@ -84,7 +84,7 @@ def model_of(tables: list[StateTable]) -> Model:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*ROOM])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=st.lists(PUT | DRAIN | OTHERS, max_size=14))
 def test_snapshots_have_the_rows_of_their_moment(
     kind: str, steps: list[tuple[str, object]], tmp_path_factory: pytest.TempPathFactory

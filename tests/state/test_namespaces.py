@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frozen_tables import tables_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from namespaces_model import GROUPS, KEYS, ROOM, Namespaces, check
 
@@ -16,6 +16,7 @@ from tidegate.storage.state.snapshot import Cut, StateTable
 
 
 @pytest.mark.parametrize("kind", ["columnar", *ROOM])
+@settings(max_examples=40)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["put", "remove"]), st.lists(KEYS, min_size=1, max_size=12, unique=True))
@@ -57,6 +58,7 @@ def test_each_namespace_has_its_rows(
 
 
 @pytest.mark.parametrize("kind", ROOM)
+@settings(max_examples=40)
 @given(
     rounds=st.lists(
         st.tuples(st.lists(KEYS, min_size=1, max_size=12, unique=True), st.none() | st.integers(-3, 3)),

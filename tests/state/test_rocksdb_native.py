@@ -88,7 +88,7 @@ def test_checkpoints_of_files_hold_their_moment(
     """Random programs: whatever is built on what, every checkpoint has the state of its freeze; a restore goes on from
     there, and its key groups can be split between backends of either kind."""
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(
         rounds=st.lists(
             st.tuples(_BATCHES[kind], _BATCHES[kind], st.booleans()),

@@ -147,7 +147,7 @@ def test_tables_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_NOTED, _steps(_TABLE_BATCHES), st.sampled_from([0, 700, 3_000, _ENOUGH]))
 def test_tables_with_values_of_any_width_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """A table with texts and lists likewise, where what nobody needs is let go of at once."""
@@ -157,7 +157,7 @@ def test_tables_with_values_of_any_width_go_back(noted: int, steps: list[tuple[s
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_NOTED, _steps(VALUE_BATCHES), st.sampled_from([0, 700, 3_000, _ENOUGH]))
 def test_values_by_the_batch_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """Values that are read and written by the batch likewise."""
@@ -171,7 +171,7 @@ def test_cells_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> Non
     _run(ObjectState, undo_bytes_max, steps)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps=_steps(ROW_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
 def test_row_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """Row tables likewise."""

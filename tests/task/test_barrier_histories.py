@@ -124,7 +124,7 @@ def _draw_queue(data: st.DataObject, options: str, lossless: bool) -> list[Queue
 
 @pytest.mark.parametrize("exactly_once", [True, False])
 @given(data=st.data())
-@settings(max_examples=80)
+@settings(max_examples=30)
 def test_no_history_breaks_a_rule(exactly_once: bool, data: st.DataObject) -> None:
     """Ids of snapshots only grow, each checkpoint ends in one way, and aligned snapshots are exact cuts.
 

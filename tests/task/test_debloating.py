@@ -126,7 +126,7 @@ receivers = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(receivers, receivers, st.sampled_from([0.0, 1.0, 5.0]), st.integers(0, 2**32))
 @example(FixedCost(100.0, 1e-5), FixedCost(0.0, 0.01), 1.0, 1)
 @example(FixedCost(0.0, 0.01), FixedCost(100.0, 1e-5), 1.0, 2)

@@ -173,7 +173,7 @@ def test_a_split_becomes_idle_in_time_whatever_a_read_waits_for() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_every_row_of_every_split_comes_once_and_in_order(data: st.DataObject) -> None:
     """However rows come, and however far each read gets. A pause begins only when every split has just had nothing."""
     count = data.draw(st.integers(1, 5), "splits")

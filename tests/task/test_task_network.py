@@ -93,7 +93,7 @@ def live(
     target_ms=st.sampled_from([0, 10, 200]),
     options=st.lists(st.sampled_from(OPTIONS), min_size=1, max_size=3, unique=True),
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_a_job_that_is_restored_again_and_again_loses_and_repeats_nothing(
     seed: int,
     sources: int,

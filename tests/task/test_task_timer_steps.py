@@ -289,7 +289,7 @@ def scripts(draw: st.DrawFn) -> list[Element]:
 MANY = pa.record_batch({"x": list(range(4)) * 5, "t": list(range(1, 21))})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(scripts(), scripts(), st.integers(1, 4), st.integers(0, 40))
 @example([MANY, Watermark(100)], [Watermark(1)], 1, 27)
 def test_a_snapshot_between_any_two_steps_restores_to_the_uninterrupted_result(
