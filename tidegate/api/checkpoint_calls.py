@@ -72,9 +72,8 @@ The string argument describes the call in logs and errors.
 @dataclass(frozen=True, slots=True)
 class CheckpointFunction:
     """The arguments of `for_each_checkpoint`: the function, how often a failed call is repeated (`retries`), and how
-    many commits may wait for the function (`max_behind`).
-
-    `rows` identifies the table of the rows.
+    many commits may wait for the function (`max_behind`). `rows` identifies the table with the rows that the function
+    gets.
     """
 
     fn: FunctionOfRows
@@ -84,7 +83,7 @@ class CheckpointFunction:
 
     @property
     def text(self) -> str:
-        """Returns how logs and errors name the function."""
+        """Returns the name of the function in logs and errors."""
         return f"for_each_checkpoint (uid {self.rows.uid!r})"
 
 
@@ -124,7 +123,10 @@ def check_functions(functions: Sequence[CheckpointFunction], config: CheckpointC
 
 
 def call_with_arrow(fn: FunctionOfRows, rows: HandedRows, commit: WaitingCommit, what: str) -> None:
-    """Calls a function with the rows of a commit as an Arrow table. `what` is not used."""
+    """Calls a user's function with the rows of a commit as an Arrow table.
+
+    `what` is not used, but other `MakeCall` functions need it.
+    """
     fn(read_files(rows.store, rows.info, commit.files), commit.number)
 
 
@@ -227,9 +229,8 @@ class CheckpointCalls(DriverService):
                 return
 
     def _look(self) -> bool:
-        """Reads new entries of the table's log, and returns whether there were any.
-
-        Raises FencedError if another job has taken over the table.
+        """Reads new entries of the table's log. Returns whether there were any. Raises FencedError if another job has
+        taken over the table.
         """
         found = self._rows.refresh()
         if not self._rows.owned:
@@ -299,9 +300,9 @@ class CheckpointCalls(DriverService):
         return False
 
     def _mark(self, commit: WaitingCommit) -> None:
-        """Marks the commit as done in the table.
+        """Records in the table that the function has received a commit.
 
-        Tries again after a StorageError, when it is not known whether the mark was written.
+        After a StorageError it is unknown whether that was recorded, so it is tried again.
         """
         for pause_s in (*_MARK_PAUSES_S, None):
             try:

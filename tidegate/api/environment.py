@@ -1044,7 +1044,7 @@ def _settings(
 
 
 def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:
-    """Returns an argument, or `otherwise` if it is None."""
+    """Returns the argument `given`, or `otherwise` if it is None."""
     return otherwise if given is None else given
 
 

@@ -101,7 +101,7 @@ def stop_progress(runtime: object | None = None) -> None:
 
 
 class Shown(Protocol):
-    """Displays the progress of one job."""
+    """Base class of the displays of one job's progress."""
 
     def update(self, now_s: float, reading: Reading) -> None:
         """Shows the progress `reading`. `now_s` is the current time in seconds."""
@@ -111,8 +111,9 @@ class Shown(Protocol):
 
 
 class Follower:
-    """Requests the progress of one job and shows it, until the job is over, its coordinator no longer answers, or
-    `stopped` is set.
+    """Requests the progress of one job and shows it.
+
+    Ends when the job is over, its coordinator no longer answers, or `stopped` is set.
     """
 
     def __init__(self, running: RunningJob, meter: ProgressMeter, shown: Shown) -> None:
@@ -146,7 +147,7 @@ def _forget(follower: Follower) -> None:
 
 
 class Lines:
-    """Prints lines about one job at growing intervals."""
+    """Shows the progress of one job by printing lines at growing intervals."""
 
     def __init__(self, name: str, write: Callable[[str], None]) -> None:
         self._name = name
@@ -156,7 +157,9 @@ class Lines:
         self._wrote = False
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """Prints a line if one is due, or if the job is over and a line was printed before."""
+        """Prints a line with the progress if the interval has passed, or if the job is over and a line was printed
+        before.
+        """
         if self._due_s is None:
             self._due_s = now_s + self._apart_s
         over = reading.status in _OVER
@@ -215,7 +218,7 @@ class Bars:
 
 
 class Bar:
-    """The bar of one job."""
+    """Shows the progress of one job as a bar."""
 
     def __init__(self, bars: Bars, progress: Progress, task: TaskID) -> None:
         self._bars, self._progress, self._task = bars, progress, task
@@ -281,7 +284,9 @@ def bounded_input(submission: Submission) -> BoundedInput | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Progress of a job at one time: rows read, rate, and remaining time. Numbers that are not known are None."""
+    """The progress of a job at one time: rows read, rate in rows per second, and remaining time. Unknown values are
+    None.
+    """
 
     status: str
     rows: int

@@ -51,7 +51,7 @@ class JobWithServices:
         self._watcher = threading.Thread(target=self._await_end, name="tidegate-driver-services", daemon=True)
 
     def start(self, before: Iterable[JobWithServices] = ()) -> None:
-        """Starts the services, after the services of the earlier jobs `before` have ended.
+        """Starts the services of the job, after the services of the earlier jobs `before` have ended.
 
         If a service cannot start, the job is cancelled and the error is raised.
         """
@@ -81,9 +81,8 @@ class JobWithServices:
             log.warning("cannot determine whether a cancelled job is over: %s", error)
 
     def make_way(self) -> None:
-        """Notifies the services if the job is over, and waits for services that are stopping.
-
-        Called before the next job of the environment starts.
+        """Waits for services of this job that are stopping, and notifies them if the job is over. Called before the
+        next job of the environment starts.
         """
         end = self._alone.wait(0.0)
         if end is not None:
@@ -111,7 +110,7 @@ class JobWithServices:
             )
 
     def progress(self) -> JobProgress:
-        """Returns the current progress of the job. The job counts as running until its services have ended."""
+        """Returns the current progress of the job. Its status is running until its services have ended."""
         progress = self._alone.progress()
         if progress.status not in _OVER:
             return progress

@@ -197,7 +197,7 @@ class Views:
         return None if found is None else found[1]
 
     def listed(self) -> str:
-        """Returns the names of all views as a text, for errors."""
+        """Returns the names of all views as one text, for errors."""
         return ", ".join(sorted(name for name, _ in self._views.values())) or "none yet"
 
 

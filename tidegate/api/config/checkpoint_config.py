@@ -427,7 +427,7 @@ class CheckpointConfig(Section):
             raise refuse("standbys", "rewind_memory", why)
 
     def heartbeats(self) -> HeartbeatSettings:
-        """Returns the settings that decide when a process of the job counts as hung.
+        """Returns the settings that decide when a process of the job is treated as hung.
 
         Without `call_timeout` a call may take half of a checkpoint's timeout. Barriers wait for the call, so a longer
         call would probably fail the checkpoint. Without periodic checkpoints no barrier waits, and calls have no time

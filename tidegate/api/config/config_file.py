@@ -107,7 +107,8 @@ Layer = Sequence[Given]
 class Config:
     """The values of all settings.
 
-    `origins` has the place where each value was given, by the name of a setting or the key of a restart strategy.
+    `origins` has the place where each value was given (file and line, or variable), by the name of a setting or the key
+    of a restart strategy.
     """
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -183,7 +184,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
     """Returns the result of `make()`.
 
-    If it raises a SettingError, adds where its settings were given (file and line, or variable).
+    If it raises a SettingError, adds to the error where its settings were given (file and line, or variable).
     """
     try:
         return make()
@@ -195,7 +196,7 @@ def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
 
 
 def _by_name(layer: Layer) -> dict[str, Given]:
-    """Returns the settings of one layer by name, without keys of restart strategies.
+    """Returns the settings of one layer by name. Keys of restart strategies are omitted.
 
     Raises ConfigurationError for an unknown key or one that is given twice.
     """
@@ -294,8 +295,9 @@ _COMMAND_LINE: list[tuple[str | None, Layer]] = []
 
 @contextmanager
 def of_command_line(path: str | None, settings: Layer) -> Iterator[None]:
-    """Returns a context manager in which every configuration uses the file `path` as its lowest layer and `settings` as
-    its highest layer.
+    """Returns a context manager for a run of the command line.
+
+    In its block every configuration uses the file `path` as its lowest layer and `settings` as its highest layer.
     """
     _COMMAND_LINE.append((path, settings))
     try:
@@ -360,7 +362,7 @@ def of_variables(environ: Mapping[str, str]) -> Layer:
 
 
 def of_words(words: Sequence[str]) -> Layer:
-    """Returns the settings of `--set key=value` options."""
+    """Returns the settings of `--set` options as a layer. `words` are the texts `key=value`."""
     found: list[Given] = []
     for word in words:
         key, separator, text = word.partition("=")

@@ -115,7 +115,7 @@ def keys_of(strategy: RestartStrategy) -> dict[str, object]:
 
 
 def default_of(key: str) -> object:
-    """Returns the default of a key of a restart strategy. Durations are in ms."""
+    """Returns the default value of a key of a restart strategy. Durations are in ms."""
     kind = KIND_OF[key]
     return keys_of(_KINDS[kind].make(**_KINDS[kind].defaults))[key]
 

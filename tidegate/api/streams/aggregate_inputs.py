@@ -76,9 +76,7 @@ def added_inputs(
 
 
 def counted_column(aggregate: Aggregate) -> ColumnLike:
-    """Returns the expression with the values that a distinct count counts: null where the aggregate's condition is not
-    true.
-    """
+    """Returns the expression whose values a distinct count counts: null where the aggregate's condition is not true."""
     assert aggregate.column is not None, "a count of distinct values without a column"
     if aggregate.condition is None:
         return aggregate.column

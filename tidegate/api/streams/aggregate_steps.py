@@ -187,16 +187,18 @@ def _aggregated(
 
 
 def _gives_other_times(aggregates: Mapping[str, Aggregate], time: str | None) -> bool:
-    """Returns whether an aggregate has the name of the event-time column and does not copy the time of the row."""
+    """Returns whether one of the aggregates has the name of the event-time column, but does not copy the time of the
+    row.
+    """
     aggregate = None if time is None else aggregates.get(time)
     return aggregate is not None and aggregate != Aggregate(AggregateKind.LAST, str(time))
 
 
 def _rows_at_once(aggregates: Mapping[str, Aggregate]) -> tuple[int, int] | None:
-    """Returns the least and most rows of one call for `emit="each"` with list aggregates, so that the emitted lists
-    stay small.
+    """Returns the smallest and the largest number of rows in one call for `emit="each"` with list aggregates, so that
+    the emitted lists stay small.
 
-    None without such aggregates.
+    None without list aggregates.
     """
     limits = [aggregate.limit for aggregate in aggregates.values() if aggregate.limit is not None]
     return (1, max(1, _LISTED_MAX // max(limits))) if limits else None
@@ -417,7 +419,7 @@ def _with_distinct_values(
 
 
 def _given(aggregates: Mapping[str, Aggregate]) -> set[str]:
-    """Returns the names of the input columns that aggregates read."""
+    """Returns the names of the input columns that the aggregates read."""
     return {column for aggregate in aggregates.values() for column in aggregate.columns if isinstance(column, str)}
 
 
@@ -426,7 +428,7 @@ def _marked_apart(
 ) -> tuple[Stream, dict[str, Aggregate]]:
     """Adds, for each counted column, an operator with its own set of distinct values.
 
-    A value counts as null where the aggregate's condition is not true.
+    A value is treated as null where the aggregate's condition is not true.
     """
     from tidegate.api.streams.aggregate_inputs import counted_column, plain_inputs
 
@@ -514,17 +516,17 @@ def _marked_under_conditions(
 
 
 def _parts(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
-    """Divides the mark columns of a counted column among operators, because one operator supports up to `VIEWS_MAX`
-    conditions.
+    """Divides the mark columns of a counted column into groups, one for each operator, because an operator supports up
+    to `VIEWS_MAX` conditions.
 
-    `flags` maps each mark to its condition.
+    `flags` maps each mark column to its condition.
     """
     pairs = list(flags.items())
     return [dict(pairs[first : first + VIEWS_MAX]) for first in range(0, len(pairs), VIEWS_MAX)]
 
 
 def kept_columns(stream: Stream, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the columns that an aggregate step keeps even if no aggregate reads them: keys and event time."""
+    """Returns the columns that an aggregate step needs even if no aggregate reads them: keys and event time."""
     return (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
 
 

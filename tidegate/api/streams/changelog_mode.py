@@ -68,11 +68,9 @@ class ChangelogMode:
         )
 
     def parallelism(self, operator: str, asked: int | None, before: int) -> int | None:
-        """Returns the parallelism of a following operator. `asked` is the requested one, and `before` the parallelism
-        of the previous step.
-
-        Without keys it is 1, or `before` if earlier steps have dropped the keys, so that rows stay in order. Raises
-        ConfigurationError if another parallelism was requested.
+        """Returns the parallelism that a following operator must have. `asked` is the requested parallelism, and
+        `before` the parallelism of the previous step. Without keys the result is 1, or `before` if earlier steps have
+        dropped the keys, so that rows stay in order. Raises ConfigurationError if another parallelism was requested.
         """
         if self.keys:
             return asked

@@ -73,9 +73,8 @@ def with_columns(
 
 
 def _own_columns(stream: Stream) -> set[str]:
-    """Returns the names of all columns of a stream.
-
-    If its schema is not known, returns only the keys of its changelog and the event-time column.
+    """Returns the names of all columns of a stream or, if its schema is unknown, of the keys of its changelog and the
+    event-time column.
     """
     if stream.schema is not None:
         return set(stream.schema.names)

@@ -153,7 +153,7 @@ def gives_other_times(expressions: Sequence[pl.Expr | str], column: str, schema:
 def _changes(expression: pl.Expr, column: str, data_type: pa.DataType) -> bool:
     """Returns whether an expression of the time column changes one of a few example times.
 
-    False if the expression cannot be evaluated on them.
+    False if polars cannot evaluate the expression on these times.
     """
     import polars as pl
 

@@ -225,12 +225,14 @@ def aggregates_and_options(
 
 
 def _is_for_several(name: str) -> bool:
-    """Returns whether polars interprets a name as several columns: `*`, or a regular expression."""
+    """Returns whether polars interprets a column name as a pattern for several columns: `*`, or a regular
+    expression.
+    """
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
 def _flat(given: Sequence[Any]) -> Iterator[Any]:
-    """Yields positional arguments, with lists replaced by their items: `select(["a", "b"])`."""
+    """Yields positional arguments one by one, with lists replaced by their items, as in `select(["a", "b"])`."""
     for item in given:
         yield from item if isinstance(item, list | tuple) else (item,)
 
@@ -256,7 +258,7 @@ More than one, because a filter may drop the first rows.
 
 
 class Columns(Protocol):
-    """A stream as this module uses it: its schema, and the steps that produce its rows."""
+    """The attributes of a stream that this module uses: its schema, and the steps that produce its rows."""
 
     @property
     def schema(self) -> pa.Schema | None: ...

@@ -329,7 +329,7 @@ def _has_changes(stream: Stream) -> bool:
 
 
 def _signed_ms(bound: str | timedelta | int, setting: str) -> int:
-    """Returns a duration, which may be negative, in ms."""
+    """Returns a duration in ms. The duration may be negative."""
     if isinstance(bound, str) and bound.lstrip().startswith("-"):
         return -parse_duration_ms(bound.lstrip()[1:], setting=setting)
     if isinstance(bound, timedelta) and bound < timedelta():

@@ -166,8 +166,9 @@ def _parts_of_changes(
 
 
 def _check_one_place(layout: RecordLayout, partitioner: str, changelog: ChangelogMode) -> None:
-    """Raises ConfigurationError if records of one key could be written to several partitions, between which there is no
-    order.
+    """Raises ConfigurationError if records with the same key could be written to several partitions.
+
+    Records of different partitions have no order.
     """
     for part, column in (("topic", layout.topic), ("partition", layout.partition)):
         if column is not None and column not in layout.key:

@@ -1099,9 +1099,8 @@ def check_changes(form: ReadFormat, topics: Sequence[str], timestamp: object, di
 
 
 def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str | list[str]:
-    """Returns the argument `files` of `from_files` as a path, or a list of paths.
-
-    Raises ConfigurationError for other values.
+    """Returns the argument `files` of `from_files` as one path, or a list of paths. Raises ConfigurationError for other
+    values.
     """
     if isinstance(files, str | os.PathLike):
         return os.fspath(files)

@@ -121,7 +121,7 @@ def window_text(spec: WindowSpec) -> str:
 
 
 def time_text(time: str | Clock | None) -> str:
-    """Returns the canonical text of a time: an event-time column, processing time, or "none"."""
+    """Returns the canonical text for the time that a step uses: an event-time column, processing time, or "none"."""
     if time is None:
         return "none"
     if isinstance(time, Clock):

@@ -196,7 +196,9 @@ class WindowedStream(OtherNames):
         return self._aggregated(found, emission, step["errors_to"], options)
 
     def _emission(self, emit: Any, every: Any, every_time: Any, name: str) -> _Emission:
-        """Returns when results are emitted. Raises ConfigurationError for options that these windows do not support."""
+        """Returns when and how often windows emit results, from the options. Raises ConfigurationError for options that
+        these windows do not support.
+        """
         spec = self._spec
         every_ms = None if every is None else parse_duration_ms(every, setting="emit_every")
         if every_ms == 0:

@@ -97,7 +97,7 @@ _RETENTION = {
 class Rehearsal:
     """How well the operators of a program fit the state in a checkpoint.
 
-    To find out, the operators were opened on the schemas of this state, without running.
+    Found by opening the operators on the schemas of this state, without running them.
     """
 
     restore: RestorePoint
@@ -105,7 +105,7 @@ class Rehearsal:
 
     @property
     def dropped_states(self) -> tuple[tuple[OperatorUid, str], ...]:
-        """Pairs of operator uid and state name: states of functions that the restore drops because the user set
+        """Returns pairs of operator uid and state name: states of functions that the restore drops because the user set
         `allow_non_restored_state`.
         """
         return tuple((each.uid, state) for each in self.found for state in each.dropped_states)
@@ -649,10 +649,10 @@ def assigned_sources(
 
 
 def _two_parts(assigned: AssignedSource, source: TwoPartSource) -> AssignedSource:
-    """Returns the source with the splits of its first part before the splits of its second part.
+    """Adds the two parts of a source to the `AssignedSource`: puts the splits of the first part first, and stores their
+    number.
 
-    Such a source is for example a history that is followed by a stream. The result also has the number of splits in the
-    first part.
+    A source has two parts if, for example, a stream follows a history.
     """
     is_second = [source.is_second(SourceSplit(s.split_id, s.payload, s.rows)) for s in assigned.splits]
     order = sorted(range(len(is_second)), key=is_second.__getitem__)

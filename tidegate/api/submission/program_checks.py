@@ -83,7 +83,7 @@ def _travels(value: object) -> bool:
 def _culprit(value: Any, path: tuple[str, ...], depth: int) -> tuple[tuple[str, ...], Any]:
     """Finds the innermost part of a function that cannot be sent to a task.
 
-    Returns the names that lead to this part, and the part.
+    Returns the path of names to this part, and the part.
     """
     if depth < _DEPTH_MAX:
         for name, part in _parts(value):
@@ -193,7 +193,7 @@ def endless_source(nodes: Sequence[StreamNode]) -> str | None:
 def _of_timers(operator: ProcessOperator, node: StreamNode, made: dict[int, Operator | None]) -> Iterator[str]:
     """Yields a warning if a step sets event-time timers and one of its inputs has no event time.
 
-    Without event time an input has no watermarks, so the timers fire only when that input ends, or never.
+    Such an input has no watermarks, so the timers fire only when the input ends, or never.
     """
     if (name := _that_registers(operator.function)) is None:
         return
@@ -218,7 +218,7 @@ def _operator(node: StreamNode) -> Operator | None:
 
 
 def _of_seconds(operator: WatermarkGenerator, node: StreamNode) -> Iterator[str]:
-    """Yields a warning if the event times of a source in memory are in seconds, although they should be in ms.
+    """Yields a warning if the event times of an in-memory source are in seconds instead of ms.
 
     Event times of other sources are checked when the job reads them.
     """
@@ -266,9 +266,7 @@ def _that_registers(function: object) -> str | None:
 
 
 def _names(code: CodeType) -> bool:
-    """Returns whether the code, or a function defined within it, refers to the method that registers event-time
-    timers.
-    """
+    """Returns whether the code, or a function defined in it, calls the method that registers event-time timers."""
     if any(each.argval == _REGISTERS for each in dis.get_instructions(code)):
         return True
     return any(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType))

@@ -167,8 +167,8 @@ def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | 
 def _lost(store: Store, name: str) -> Iterator[str]:
     """Yields a text for each earlier run of this job whose state is lost.
 
-    Such a run completed checkpoints, or was restored from one, and they no longer exist, or its event log cannot be
-    read. After one of them the job must not start without a checkpoint.
+    Such a run completed checkpoints or was restored from one. Now its checkpoints no longer exist, or its event log
+    cannot be read. After a lost run the job must not start without a checkpoint.
     """
     for job_id in map(JobId, store.list("")):
         if not is_of_job(store, job_id, name):

@@ -64,10 +64,10 @@ class _Fate(enum.Enum):
 
 
 class TemporaryJob:
-    """Keeps the temporary folder of one job as long as this object is referred to. Each object that reads from the
-    folder holds a reference.
+    """Keeps the temporary folder of one job from being deleted, as long as this object is referenced.
 
-    `keeps` is True if the user asked to keep the checkpoints of the job for good.
+    Each object that reads from the folder refers to it. `keeps` is True if the user asked to keep the checkpoints of
+    the job for good.
     """
 
     def __init__(self, root: str, job_id: JobId, *, keeps: bool = False) -> None:
@@ -79,7 +79,7 @@ class TemporaryJob:
         release.atexit = True
 
     def restored_from(self, job_id: JobId) -> None:
-        """Keeps the folder of an earlier job, from which this job was restored, as long as the folder of this job
+        """Also keeps the folder of an earlier job, from which this job was restored, as long as the folder of this job
         exists.
 
         Does nothing if the earlier job is not in the root. Raises StorageError.
@@ -155,7 +155,7 @@ def _sweep(store: Store, root: str) -> None:
 
 
 def _delete(store: Store, root: str, job_id: JobId) -> _Fate:
-    """Deletes the folder of a job that this process does not need, unless the folder has to stay.
+    """Deletes the folder of a job that this process does not need, if that is allowed.
 
     Returns whether the folder was deleted, is kept for good or for a time, or is still needed.
     """
@@ -212,7 +212,7 @@ def _lease(store: Store, job_id: JobId) -> Lease | None:
 def _age_ms(root: str, job_id: JobId, lease: Lease | None) -> int:
     """Returns how long ago the job was last active, in ms, according to its lease.
 
-    Without a lease the modification time of the folder counts. Returns 0 if the folder is gone.
+    Without a lease, uses the modification time of the folder. Returns 0 if the folder is gone.
     """
     if lease is not None:
         return now_ms() - lease.renewed_at_ms

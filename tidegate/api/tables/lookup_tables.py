@@ -70,7 +70,7 @@ def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str],
 
 
 def _at(url: str) -> OutputTable | Callable[[], pa.Table]:
-    """Returns what `reader_of` needs to read the URL: a function that reads a Delta Lake table or Parquet files, or an
+    """Returns an object that reads the table at a URL: a function for a Delta Lake table or Parquet files, or an
     `OutputTable`.
     """
     store = open_store(url)

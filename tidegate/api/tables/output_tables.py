@@ -529,8 +529,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TableVacuumed:
-    """The files that a vacuum has deleted, or would delete in a dry run: their number, total bytes, and paths in the
-    table.
+    """The result of a vacuum: the files that it has deleted, or would delete in a dry run, with their number, total
+    bytes, and paths in the table.
 
     `readable_from` is the number of the first commit that can still be read. Checkpoints from this commit on can still
     be restored.
@@ -603,7 +603,7 @@ _PREFIX = "compaction_"
 
 @dataclass(frozen=True, slots=True)
 class TableCompaction:
-    """The number of files of a table before and after the compaction."""
+    """The result of a compaction: the number of files of the table before and after."""
 
     files_before: int
     files_after: int
@@ -662,9 +662,9 @@ def _compact(store: Store, log: TableLog, job_id: JobId, files: tuple[DataFile, 
 
 
 def _sweep(store: Store, own: JobId) -> bool:
-    """Deletes the files of earlier compactions that did not commit.
+    """Deletes the files of earlier compactions that were not committed. Returns True.
 
-    They can no longer commit, because the compaction `own` has claimed the table. Returns True.
+    They can no longer be committed, because the compaction `own` has claimed the table.
     """
     for name in store.list(DATA_FOLDER):
         if name.startswith(_PREFIX) and name != own:
