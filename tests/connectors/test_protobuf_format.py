@@ -415,25 +415,81 @@ def test_what_has_no_columns_is_refused_by_name() -> None:
             ProtobufFormat(registry=registry.url).for_reading(None, READING)
 
 
-def test_files_that_are_imported_come_from_references() -> None:
-    """On reading. They cannot be registered by writing."""
-    lines = file_of(message("Line", field("item", 1, KIND.TYPE_STRING)), name="lines.proto")
-    orders = file_of(
-        message("Order", field("line", 1, KIND.TYPE_MESSAGE, type_name=".shop.Line")),
-        name="o.proto",
-        imports=("lines.proto",),
+def shop_with_imports(**of_item: Any) -> list[Any]:
+    """Three files, of which each imports the one before, and the first a file of Google."""
+    item = message(
+        "Item", field("name", 1, KIND.TYPE_STRING, **of_item), field("at", 2, KIND.TYPE_MESSAGE, type_name=TIMESTAMP)
     )
-    made = classes_of(lines, orders)["Order"]
+    line = message("Line", field("item", 1, KIND.TYPE_MESSAGE, type_name=".shop.Item"))
+    order = message("Order", field("line", 1, KIND.TYPE_MESSAGE, type_name=".shop.Line"))
+    return [
+        file_of(item, name="shop/item.proto", imports=("google/protobuf/timestamp.proto",)),
+        file_of(line, name="shop/line.proto", imports=("shop/item.proto",)),
+        file_of(order, name="order.proto", imports=("shop/line.proto",)),
+    ]
+
+
+TIMESTAMP = ".google.protobuf.Timestamp"
+
+
+def test_files_that_are_imported_come_from_references() -> None:
+    """And a sink writes with the registered schema, if it is the same."""
+    files = shop_with_imports()
+    made = classes_of(*files)["Order"]
     with registry_server() as registry:
-        registry.add("lines", registered(lines), "PROTOBUF")
-        columns = pa.schema([("line", pa.struct([("item", pa.string())]))])
-        with pytest.raises(ConfigurationError, match=r"imports 'lines\.proto', and is not registered"):
-            ProtobufFormat(made, registry=registry.url).for_writing(columns, WRITING)
-        references = [{"name": "lines.proto", "subject": "lines", "version": 1}]
-        number = registry.add("orders-value", registered(orders), "PROTOBUF", references)
-        payload = with_id(number, b"\0", json_format.ParseDict({"line": {"item": "a"}}, made()).SerializeToString())
+        registry.add("items", registered(files[0]), "PROTOBUF")
+        of_item = [{"name": "shop/item.proto", "subject": "items", "version": 1}]
+        registry.add("lines", registered(files[1]), "PROTOBUF", of_item)
+        of_line = [{"name": "shop/line.proto", "subject": "lines", "version": 1}]
+        number = registry.add("orders-value", registered(files[2]), "PROTOBUF", of_line)
+        values = {"line": {"item": {"name": "a", "at": "2026-01-01T00:00:00Z"}}}
+        payload = with_id(number, b"\0", json_format.ParseDict(values, made()).SerializeToString())
         read = ProtobufFormat(registry=registry.url).for_reading(None, READING)
         found = read.decoder().decode([payload])
-        assert found.batch.to_pylist() == [{"line": {"item": "a"}}]
+        assert found.batch["line"].to_pylist()[0]["item"]["name"] == "a"
         write = ProtobufFormat(made, registry=registry.url).for_writing(read.schema, WRITING)
         assert write.encoder().encode(found.batch, "orders").payloads.to_pylist() == [payload]
+        assert list(registry.subjects) == ["items", "lines", "orders-value"]
+
+
+def test_files_that_are_imported_are_registered_before() -> None:
+    """Each once, under the path of its import, with its version as a reference; then they are found again."""
+    files = shop_with_imports()
+    made = classes_of(*files)["Order"]
+    columns = ProtobufFormat(made).for_reading(None, READING).schema
+    with registry_server() as registry:
+        with pytest.raises(ConfigurationError, match=r"does not have /subjects/shop%2Fitem\.proto"):
+            ProtobufFormat(made, registry=registry.url, subject="record", auto_register=False).for_writing(
+                columns, WRITING
+            )
+        registry.add("shop/item.proto", registered(file_of(message("Other"))), "PROTOBUF")
+        write = ProtobufFormat(made, registry=registry.url).for_writing(columns, WRITING)
+        assert list(registry.subjects) == ["shop/item.proto", "shop/line.proto", "orders-value"]
+        number = registry.subjects["orders-value"][0]
+        assert registry.schemas[number]["references"] == [
+            {"name": "shop/line.proto", "subject": "shop/line.proto", "version": 1}
+        ]
+        assert registry.schemas[registry.subjects["shop/line.proto"][0]]["references"] == [
+            {"name": "shop/item.proto", "subject": "shop/item.proto", "version": 2}
+        ]
+        row = pa.RecordBatch.from_pylist([{"line": {"item": {"name": "a"}}}], columns)
+        payload = write.encoder().encode(row, "orders").payloads[0].as_py()
+        assert payload.startswith(with_id(number, b"\0", b""))
+        read = ProtobufFormat(registry=registry.url).for_reading(None, READING)
+        assert read.decoder().decode([payload]).batch.to_pylist() == row.to_pylist()
+        known = len(registry.schemas)
+        for subject in ("topic", "record"):
+            ProtobufFormat(made, registry=registry.url, subject=subject).for_writing(columns, WRITING)
+        assert len(registry.schemas) == known
+        assert registry.subjects["shop.Order"] == [number]
+
+
+def test_a_changed_import_is_another_schema() -> None:
+    """Its field would be lost for readers that have the registered one."""
+    files, changed = shop_with_imports(), shop_with_imports(json_name="title")
+    with registry_server() as registry:
+        for each in (files, changed):
+            made = classes_of(*each)["Order"]
+            columns = ProtobufFormat(made).for_reading(None, READING).schema
+            ProtobufFormat(made, registry=registry.url).for_writing(columns, WRITING)
+        assert [len(versions) for versions in registry.subjects.values()] == [2, 2, 2]

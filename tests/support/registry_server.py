@@ -51,13 +51,22 @@ class RegistryServer:
         if method == "POST" and parts[2:] == ["versions"]:
             if subject in self.incompatible:
                 return 409, {"error_code": 409, "message": "Schema being registered is incompatible"}
-            return 200, {"id": self.add(subject, body["schema"], body.get("schemaType", "AVRO"))}
+            references = body.get("references") or []
+            for each in references:
+                if not 1 <= each["version"] <= len(self.subjects.get(each["subject"], [])):
+                    return 422, {"error_code": 42201, "message": f"Invalid schema: no reference {each['name']!r}"}
+            return 200, {"id": self.add(subject, body["schema"], body.get("schemaType", "AVRO"), references)}
         versions = self.subjects.get(subject)
         if versions is None:
             return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
         if method == "POST":
-            same = [number for number in versions if self.schemas[number]["schema"] == body["schema"]]
-            return (200, {"id": same[0]}) if same else (404, {"error_code": 40403, "message": "Schema not found"})
+            wanted = (body["schema"], body.get("references") or [])
+            same = [
+                {"subject": subject, "id": number, "version": version, **self.schemas[number]}
+                for version, number in enumerate(versions, 1)
+                if (self.schemas[number]["schema"], self.schemas[number]["references"]) == wanted
+            ]
+            return (200, same[0]) if same else (404, {"error_code": 40403, "message": "Schema not found"})
         version = len(versions) if parts[3] == "latest" else int(parts[3])
         number = versions[version - 1]
         return 200, {"subject": subject, "id": number, "version": version, **self.schemas[number]}

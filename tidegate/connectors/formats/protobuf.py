@@ -51,6 +51,7 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
 )
 from tidegate.connectors.formats.registry import (
+    ImportedSchema,
     RegisteredSchema,
     RegistryClient,
     SchemaRegistry,
@@ -163,26 +164,26 @@ class ProtobufFormat(Format):
         written = None
         if self._registry is not None:
             known = {topic: found.schema_id for topic, found in newest.items() if message.is_same_as(found)}
-            if set(known) != set(use.topics) or not known:
-                self._check_registering(message, where)
-            register = self.auto_register
+            if (set(known) != set(use.topics) or not known) and not self.auto_register and self.subject == "topic":
+                raise ConfigurationError(
+                    f"{where}: the newest schema of the topic is not the file of {message.name!r}. Register it, or "
+                    "give ProtobufFormat(auto_register=True)"
+                )
+            *imported, file = message.files()
             written = WrittenSchema(
-                self._registry, "PROTOBUF", message.text(), message.name, self.subject, register, use, known
+                self._registry,
+                "PROTOBUF",
+                file.text,
+                message.name,
+                self.subject,
+                self.auto_register,
+                use,
+                known,
+                file.imports,
+                tuple(imported),
             )
             written.check()
         return ProtobufWrite(tuple(columns.names), message, self.timestamp_unit, written)
-
-    def _check_registering(self, message: MessageSchema, where: str) -> None:
-        if not self.auto_register and self.subject == "topic":
-            raise ConfigurationError(
-                f"{where}: the newest schema of the topic is not the file of {message.name!r}. Register it, or give "
-                "ProtobufFormat(auto_register=True)"
-            )
-        if imports := message.imports():
-            raise ConfigurationError(
-                f"{where}: the file of {message.name!r} imports {imports[0]!r}, and is not registered with it. "
-                "Register both by your own tools before"
-            )
 
     @property
     def _registry(self) -> SchemaRegistry | None:
@@ -284,23 +285,38 @@ class MessageSchema:
         return (names.index(descriptor.name), *found)
 
     def is_same_as(self, registered: RegisteredSchema) -> bool:
-        """Returns whether a registered schema has an equal message at the same position in its file."""
+        """Returns whether a registered schema has an equal message at the same position in its file.
+
+        The types of its fields are compared, too: they can be in imported files.
+        """
         try:
             other = MessageSchema.registered(registered, self.name)
         except UnfitSchemaError:
             return False
-        return other.path() == self.path() and _proto_of(other.descriptor()) == _proto_of(self.descriptor())
+        return other.path() == self.path() and _types_of(other.descriptor()) == _types_of(self.descriptor())
 
-    def imports(self) -> list[str]:
-        """Returns the files that the file of the message imports, except Google's standard files."""
-        return [name for name in self._file().dependency if not name.startswith(("google/protobuf/", "google/type/"))]
+    def files(self) -> list[ImportedSchema]:
+        """Returns the files to register, dependencies first. The last one declares the message.
 
-    def text(self) -> str:
-        """Returns the file of the message in the encoding that a registry accepts."""
-        return base64.b64encode(self._file().SerializeToString()).decode()
+        Without standard files, which every registry has. Texts have the encoding that a registry accepts.
+        """
+        files = {file.name: file for file in _files(self.descriptors)}
+        found: dict[str, ImportedSchema] = {}
 
-    def _file(self) -> Any:
-        return _file_of(self.descriptors, self.descriptor().file.name)
+        def add(file: Any) -> None:
+            imports = tuple(name for name in file.dependency if not name.startswith(_IN_EVERY_REGISTRY))
+            for name in imports:
+                if name not in found:
+                    add(files[name])
+            text = base64.b64encode(file.SerializeToString()).decode()
+            found[file.name] = ImportedSchema(file.name, text, imports)
+
+        add(files[self.descriptor().file.name])
+        return list(found.values())
+
+
+_IN_EVERY_REGISTRY = ("google/protobuf/", "google/type/", "confluent/")
+"""Folders of the files that Confluent's registry provides itself."""
 
 
 def _library(name: str) -> Any:
@@ -321,10 +337,21 @@ def _file_of(descriptors: bytes, name: str) -> Any:
     return next(file for file in _files(descriptors) if file.name == name)
 
 
-def _proto_of(descriptor: Any) -> bytes:
-    found = _library("google.protobuf.descriptor_pb2").DescriptorProto()
-    descriptor.CopyToProto(found)
-    return bytes(found.SerializeToString(deterministic=True))
+def _types_of(descriptor: Any) -> dict[str, bytes]:
+    """Returns the declarations of a message and of all types that it contains, by their full names."""
+    library = _library("google.protobuf.descriptor_pb2")
+    found: dict[str, bytes] = {}
+    open_types = [descriptor]
+    while open_types:
+        each = open_types.pop()
+        if each.full_name in found:
+            continue
+        proto = library.DescriptorProto() if hasattr(each, "fields") else library.EnumDescriptorProto()
+        each.CopyToProto(proto)
+        found[each.full_name] = bytes(proto.SerializeToString(deterministic=True))
+        for field in getattr(each, "fields", ()):
+            open_types += [below for below in (field.message_type, field.enum_type) if below is not None]
+    return found
 
 
 def _set_of(file: Any) -> bytes:

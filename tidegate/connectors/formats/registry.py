@@ -125,6 +125,18 @@ class RegisteredSchema:
     references: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedSchema:
+    """A schema that others use by its `name`, which is also its subject, as in Confluent's serializers.
+
+    `imports`: names of the schemas that it uses itself.
+    """
+
+    name: str
+    text: str
+    imports: tuple[str, ...] = ()
+
+
 class RegistryClient:
     """Sends requests to a schema registry, and caches schemas and ids."""
 
@@ -177,19 +189,40 @@ class RegistryClient:
         answer = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions/latest{self._query}")
         return self._registered(_integer(answer, "id"), answer)
 
-    def id_of(self, subject: str, kind: SchemaType, text: str, *, register: bool) -> int:
+    def id_of(
+        self,
+        subject: str,
+        kind: SchemaType,
+        text: str,
+        *,
+        register: bool,
+        imports: Sequence[str] = (),
+        imported: Sequence[ImportedSchema] = (),
+    ) -> int:
         """Returns the id that a schema has under a subject. With `register`, a missing schema is registered.
 
-        Raises UnknownSchemaError if the schema is missing, ConfigurationError if the registry refuses it,
+        `imports`: the names of the schemas that it uses. `imported`: these schemas, and the schemas that they use,
+        dependencies first; a missing one is registered under its name.
+
+        Raises UnknownSchemaError if a schema is missing, ConfigurationError if the registry refuses it,
         RegistryError.
         """
         with self._lock:
             if (known := self._ids.get((subject, text))) is not None:
                 return known
-            body: dict[str, object] = {"schema": text}
-            if kind != "AVRO":
-                body["schemaType"] = kind
-            path = f"/subjects/{quote(subject, safe='')}"
+            references: dict[str, dict[str, object]] = {}
+            for each in imported:
+                path, body = _looked_up(each.name, kind, each.text, [references[name] for name in each.imports])
+                try:
+                    answer = self._request("POST", path, body)
+                except UnknownSchemaError:
+                    if not register:
+                        raise
+                    self._request("POST", f"{path}/versions", body)
+                    answer = self._request("POST", path, body)
+                version = _integer(answer, "version")
+                references[each.name] = {"name": each.name, "subject": each.name, "version": version}
+            path, body = _looked_up(subject, kind, text, [references[name] for name in imports])
             found = _integer(self._request("POST", f"{path}/versions" if register else path, body), "id")
             _remember(self._ids, (subject, text), found)
             return found
@@ -286,6 +319,18 @@ def _message(data: bytes) -> str:
         return data[:200].decode("utf-8", "replace")
 
 
+def _looked_up(
+    subject: str, kind: SchemaType, text: str, references: list[dict[str, object]]
+) -> tuple[str, dict[str, object]]:
+    """Returns the path of a subject, and the body of a request that looks a schema up there or registers it."""
+    body: dict[str, object] = {"schema": text}
+    if kind != "AVRO":
+        body["schemaType"] = kind
+    if references:
+        body["references"] = references
+    return f"/subjects/{quote(subject, safe='')}", body
+
+
 def _integer(answer: Mapping[str, Any], name: str) -> int:
     if not isinstance(answer.get(name), int):
         raise RegistryError(f"the registry returned no {name}: {_shown(answer)}")
@@ -358,6 +403,8 @@ class WrittenSchema:
     - `record`: the full name of its record, for subject names.
     - `register`: whether the schema is registered under a subject that does not have it.
     - `known`: ids that were found at submission, by topic.
+    - `imports`: names of the schemas that it uses.
+    - `imported`: these schemas, and the schemas that they use, dependencies first.
     """
 
     registry: SchemaRegistry
@@ -368,6 +415,8 @@ class WrittenSchema:
     register: bool
     use: PayloadUse
     known: Mapping[str, int] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
+    imported: tuple[ImportedSchema, ...] = ()
 
     def check(self) -> None:
         """Requests the ids for the topics that are known at submission, to detect errors.
@@ -393,7 +442,14 @@ class SubjectIds:
             return schema.known[topic]
         subject = subject_of(schema.strategy, topic, schema.record, schema.use)
         try:
-            return self._client.id_of(subject, schema.kind, schema.text, register=schema.register)
+            return self._client.id_of(
+                subject,
+                schema.kind,
+                schema.text,
+                register=schema.register,
+                imports=schema.imports,
+                imported=schema.imported,
+            )
         except UnknownSchemaError as error:
             raise ConfigurationError(
                 f"{schema.use.method}(format={FORMAT_NAMES[schema.kind]!r}): {error}. Register the schema, or set "
