@@ -14,6 +14,12 @@ from repository import PACKAGE, ROOT, files
 PLACED = re.compile(r"`(\w+(?:\.\w+)*)`[\s,(]+`((?:\w+/)+\w+\.py)`")
 """A name and, right after it, the module that it is in: `name` (`path.py`), or (`name`, `path.py`)."""
 
+ROW_NAMES = re.compile(r"`([\w./]+\.py)` \(((?:`\w+(?:\.\w+)*`(?:, )?)+)\)")
+"""A module in the README of a folder, and the names to look for in it: `path.py` (`name`, `name`)."""
+
+ROW_PATH = re.compile(r"`([\w./]+\.(?:py|html|css))`")
+"""A file in the README of a folder: below the folder, or a path from the root."""
+
 MEMBER = re.compile(r"`([A-Z]\w+\.[a-z_]\w*)(?:\(\))?`")
 """A class and a member of it, with or without a module."""
 
@@ -149,6 +155,54 @@ def test_the_first_name_of_a_step_is_in_its_file(name: str) -> None:
     named = [(path, found[1]) for path, found in first if found is not None and found[1] not in NOT_OURS]
     assert len(named) > len(first) * 3 // 4
     assert [(path, member) for path, member in named if member not in modules()[ROOT / path].names] == []
+
+
+READMES = sorted(PACKAGE.rglob("README.md"))
+NEED_NO_ROW = {"__init__.py", "__main__.py", "lazy_names.py"}
+
+
+def place(readme: Path, path: str) -> Path:
+    """The file that a README names: from the root of the repository, or else below the folder of the README."""
+    return ROOT / path if path.startswith(("tidegate/", "tests/")) else readme.parent / path
+
+
+def wrong_rows(readme: Path, text: str) -> list[str]:
+    """Files that a README names and that are not there, and names that are not in the module before them."""
+    found = [path for path in ROW_PATH.findall(text) if "/" in path and not place(readme, path).is_file()]
+    for path, names in ROW_NAMES.findall(text):
+        module = modules().get(place(readme, path))
+        known = set() if module is None else module.names
+        found += [f"{name} in {path}" for name in CODE_OR_MEMBER.findall(names) if name not in known]
+    return found
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda page: str(page.parent.relative_to(ROOT)))
+def test_rows_of_folders_name_files_and_functions_that_exist(readme: Path) -> None:
+    """A reader who is sent to a function of a module finds it there."""
+    assert wrong_rows(readme, readme.read_text()) == []
+
+
+def test_every_module_is_in_the_readme_of_its_folder() -> None:
+    """A module that no row names is not found by a reader who has never seen the code."""
+    named = {place(readme, path) for readme in READMES for path in ROW_PATH.findall(readme.read_text())}
+    assert sorted(str(path.relative_to(ROOT)) for path in {*modules()} - named if path.name not in NEED_NO_ROW) == []
+
+
+def test_contributing_leads_to_every_readme() -> None:
+    """The index of folders is complete."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [str(readme.relative_to(ROOT)) for readme in READMES if f"({readme.relative_to(ROOT)})" not in page] == []
+
+
+def test_a_wrong_row_is_found() -> None:
+    """The rules bite: a file that went, a name that is in another module."""
+    readme = PACKAGE / "storage/README.md"
+    assert wrong_rows(
+        readme, "| x | `files/attic.py` |\n| y | `codec.py` (`encode`, `attic`), `ids.py` (`JobId`) |"
+    ) == [
+        "files/attic.py",
+        "attic in codec.py",
+    ]
 
 
 def _architecture() -> str:
