@@ -132,6 +132,15 @@ def test_changes_become_upserts_and_tombstones(kafka_server: KafkaServer, tmp_pa
     }
 
 
+def test_a_column_row_kind_of_plain_rows_is_written(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Only changes have it for the kind of a change."""
+    with tg.StreamEnvironment.local(1) as env:
+        rows = env.from_batches(pa.table({"id": [1], "row_kind": ["-D"]}), splits=1)
+        rows.to_kafka(kafka_server.servers, topic="kinds", key="id", create=True, uid="kinds")
+        finish(env, tmp_path / "c")
+    assert dict(read(kafka_server.servers, "kinds")) == {b'{"id":1}': b'{"id":1,"row_kind":"-D"}'}
+
+
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_rows_that_cannot_be_records_go_aside(kafka_server: KafkaServer, tmp_path: Path, delivery: str) -> None:
     """With the reason: too large, no name of a topic, no such topic or partition, NaN in JSON, before 1970."""

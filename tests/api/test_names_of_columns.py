@@ -357,3 +357,34 @@ def test_a_column_that_a_result_would_have_twice_is_refused() -> None:
             keyed.window(tg.Tumbling("1h")).aggregate(window_end=tg.count())
         with pytest.raises(ConfigurationError, match=r"all are columns of the result; rename \['row_kind'\]"):
             keyed.window(tg.Session("1h")).aggregate(row_kind=tg.count(), emit="changes")
+
+
+def test_a_column_row_kind_of_plain_rows_is_a_column_like_others(tmp_path: Path) -> None:
+    """A join of plain rows keeps it. A join that makes changes refuses it, whichever side has it."""
+    marked = pa.table({"k": [1, 2], "row_kind": ["-D", "sold"]})
+    unmarked = pa.table({"k": [1, 2], "w": [5, 6]})
+    with local(1) as env:
+        rows, others = env.from_batches(marked, splits=1), env.from_batches(unmarked, splits=1)
+        counted = others.key_by("k").aggregate(n=tg.count(), emit="changes")
+        refused: list[Callable[[], object]] = [
+            lambda: rows.join(others, on="k", how="left"),
+            lambda: others.join(rows, on="k", how="full"),
+            lambda: rows.join(counted, on="k"),
+            lambda: counted.join(rows, on="k"),
+        ]
+        for join in refused:
+            with pytest.raises(ConfigurationError, match="a column of the rows is called 'row_kind'"):
+                join()
+    with local(1) as env:
+        rows, others = env.from_batches(marked, splits=1), env.from_batches(unmarked, splits=1)
+        kept = rows.join(others, on="k").collect()
+        twice = rows.join(env.from_batches(marked, splits=1), on="row_kind").collect()
+        assert env.execute("join", checkpoints=config(tmp_path / "c"), restart=NO_RESTART).wait("1min") == "finished"
+    assert sorted(kept.to_arrow().to_pylist(), key=str) == [
+        {"k": 1, "row_kind": "-D", "w": 5},
+        {"k": 2, "row_kind": "sold", "w": 6},
+    ]
+    assert sorted(twice.to_arrow().to_pylist(), key=str) == [
+        {"k": 1, "row_kind": "-D", "k_right": 1},
+        {"k": 2, "row_kind": "sold", "k_right": 2},
+    ]

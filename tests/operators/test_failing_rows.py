@@ -60,7 +60,13 @@ def test_nothing_of_a_row_that_fails_is_in_the_output() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "error"), [(lambda row: 7, "iterable of rows, not int"), (lambda row: [7], "a row must be a dict, not int")]
+    ("fn", "error"),
+    [
+        (lambda row: 7, "iterable of rows, not int"),
+        (lambda row: [7], "a row must be a dict, not int"),
+        (lambda row: {}, "returned one row"),
+        (lambda row: "", "iterable of rows, not str"),
+    ],
 )
 def test_what_is_no_row_fails_for_its_row_alone(fn: Callable[[Any], Any], error: str) -> None:
     """As an error of the function does."""

@@ -57,6 +57,12 @@ def test_rows_may_be_any_mapping() -> None:
         owned_row([1])
 
 
+def test_a_value_that_cannot_be_copied_is_named() -> None:
+    """A generator is no value of a column."""
+    with pytest.raises(TypeError, match="a row has a generator, which is not a value of a column"):
+        owned_row({"a": (n for n in range(2))})
+
+
 @pytest.mark.parametrize("value", [pa.scalar(5), np.float32(1), "text", None])
 def test_values_that_cannot_be_changed_are_not_copied(value: object) -> None:
     """They are shared."""

@@ -199,6 +199,22 @@ def test_a_query_that_is_nested_too_deeply_is_refused(query: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "where"),
+    [
+        ("SELECT 1e3+1, missing FROM t", "line 1, column 15"),
+        ("SELECT 1e3-1e2-1\n, missing + 1e3-1 FROM t", "line 2, column 3"),
+        ("SELECT '1e3+1', 1e1+1e1+missing FROM t", "line 1, column 25"),
+    ],
+)
+def test_an_error_behind_sums_of_doubles_has_its_place(query: str, where: str) -> None:
+    """`1e3+1` is read as a number, a sign and a number, and later words keep their columns."""
+    with tg.StreamEnvironment.local(1) as env:
+        env.create_temporary_view("t", env.from_batches(pa.table({"x": [1]})))
+        with pytest.raises(tg.ConfigurationError, match=f"SQL, {where}: missing"):
+            env.sql(query)
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"emit": "often"}, 'emit must be "changes", "update" or "final"'),

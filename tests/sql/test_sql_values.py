@@ -29,6 +29,9 @@ ROW = pa.table(
 )
 
 NUMBERS: dict[str, tuple[Any, str]] = {
+    "1e3+2": (1002.0, "double"),
+    "1E2-1e1-1": (89.0, "double"),
+    "0.5e0+0.25e0": (0.75, "double"),
     "1 + 1": (2, "int32"),
     "i + 1": (8, "int64"),
     "i / 2": (3.5, "double"),

@@ -45,7 +45,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from types import NoneType
+from types import GeneratorType, NoneType
 from typing import Any
 
 import numpy as np
@@ -398,7 +398,15 @@ def owned_value(value: Any) -> Any:
         return bytes(value)
     if is_record(value):
         return {name: owned_value(part) for name, part in _fields_of(value).items()}
-    return value if isinstance(value, _LEFT_ALONE) else copy.deepcopy(value)
+    if isinstance(value, _LEFT_ALONE):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except TypeError as error:
+        raise TypeError(
+            f"a row has a {kind.__name__}, which is not a value of a column and cannot be copied ({error}); return a "
+            "number, a text, a list, a dict or another value that a column has"
+        ) from error
 
 
 def owned_result(result: Any) -> Any:
@@ -427,6 +435,22 @@ def _may_change(data_type: pa.DataType) -> bool:
         or kinds.is_decimal(data_type)
         or kinds.is_temporal(data_type)
     )
+
+
+def returned_rows(returned: object) -> Iterable[Any]:
+    """Returns the result of a function that returns several rows.
+
+    Raises TypeError if it is one row, a text, or not iterable. The keys of a dict would be taken for rows, and an empty
+    dict for no rows.
+    """
+    kind = type(returned)
+    if kind is list or kind is GeneratorType:
+        return returned  # type: ignore[return-value]
+    if isinstance(returned, Mapping) or is_record(returned):
+        raise TypeError("the function returned one row; return an iterable of rows, or yield each row")
+    if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
+        raise TypeError(f"the function must return an iterable of rows, not {kind.__name__}; return [] for no rows")
+    return returned
 
 
 def is_record(value: object) -> bool:

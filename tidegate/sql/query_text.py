@@ -7,6 +7,8 @@ sqlglot.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -77,7 +79,7 @@ def parse(text: str) -> exp.Expr:
         raise ConfigurationError(f"sql takes the text of a query, not {type(text).__name__}")
     dialect = _Dialect()
     try:
-        tokens = _plain(dialect.tokenize(text))
+        tokens = _plain(_tokens(dialect, text))
         statements = [each for each in dialect.parser().parse(tokens, text) if each is not None]
     except ParseError as error:
         (first, *_) = error.errors or [{}]
@@ -91,6 +93,40 @@ def parse(text: str) -> exp.Expr:
     if len(statements) != 1:
         raise ConfigurationError(f"sql takes one statement, not {len(statements)}; call it for each")
     return statements[0]
+
+
+_JOINED = re.compile(r"(?:\d+\.?\d*|\.\d+)[eE]\d+(?=[+-])")
+"""A number with an exponent, at the start of a token that also has the sum or the difference behind it."""
+
+
+def _tokens(dialect: Spark, text: str) -> list[Token]:
+    """Returns the tokens of a text, with their places in it.
+
+    sqlglot reads `1e3+2` as one number, and `1e3-1e2` as a name. Such a number is split from what follows it, as in
+    `1e3 +2`.
+    """
+    blanks: list[int] = []  # where blanks were added, as places in `split`
+    split = text
+    while True:
+        tokens: list[Token] = list(dialect.tokenize(split))
+        found = [
+            _JOINED.match(split, token.start, token.end + 1)
+            for token in tokens
+            if token.token_type in (TokenType.NUMBER, TokenType.VAR)
+        ]
+        places = [match.end() for match in found if match is not None]
+        if not places:
+            break
+        blanks = [place + bisect_left(places, place + 1) for place in blanks]
+        blanks = sorted([*blanks, *(place + number for number, place in enumerate(places))])
+        split = " ".join(split[start:end] for start, end in pairwise([0, *places, len(split)]))
+    for token in tokens if blanks else ():
+        line = split.rfind("\n", 0, token.end) + 1
+        before, after = bisect_left(blanks, token.start), bisect_left(blanks, token.end)
+        token.col -= after - bisect_left(blanks, line)
+        token.start -= before
+        token.end -= after
+    return tokens
 
 
 def _plain(tokens: Iterable[Token]) -> list[Token]:

@@ -84,7 +84,8 @@ def to_kafka(
     topic, topic_column = _topic(parts.topic)
     parts = _parts_of_changes(parts, topic_column, changelog, given.delivery)
     target = _target(servers, topic, given)
-    layout = replace(_layout(schema, topic, topic_column, parts), replaces=changelog is not None)
+    deletes = changelog is not None and changelog.changes
+    layout = replace(_layout(schema, topic, topic_column, parts, deletes), replaces=changelog is not None)
     layout.check(schema)
     target.keyed, target.timed = bool(layout.key), layout.timestamp is not None
     if changelog is not None:
@@ -97,7 +98,6 @@ def to_kafka(
                 "after a failure a key that was deleted before its change comes again could stay in the topic; use "
                 'delivery="exactly_once"',
             )
-    deletes = changelog is not None and changelog.changes
     tag = None if errors_to is None else error_tag(errors_to, schema, "to_kafka")
     uid = stream._program.new_uid(options.name, options.uid)
     rows = stream if changelog is None else partitioned_by_key(stream, layout.key, options.parallelism)
@@ -246,14 +246,21 @@ def _target(servers: str, topic: str | None, given: KafkaOptions) -> KafkaTarget
     )
 
 
-def _layout(schema: pa.Schema, topic: str | None, topic_column: str | None, parts: RecordParts) -> RecordLayout:
+def _layout(
+    schema: pa.Schema, topic: str | None, topic_column: str | None, parts: RecordParts, changes: bool
+) -> RecordLayout:
+    """Returns which columns records are made of. `changes` is whether the rows are changes, so that the column
+    `row_kind` is no value.
+    """
     headers = parts.headers
     if headers is not None and not isinstance(headers, str | Mapping):
         raise ConfigurationError(
             f"to_kafka(headers={headers!r}): give {{header: column}}, or the name of a column of headers"
         )
     key = column_names(parts.key, "to_kafka: key=")
-    aside = {topic_column, parts.partition, headers if isinstance(headers, str) else None, CHANGE}
+    aside = {topic_column, parts.partition, headers if isinstance(headers, str) else None}
+    if changes:
+        aside.add(CHANGE)
     value = (
         tuple(name for name in schema.names if name not in aside)
         if parts.value is None

@@ -30,7 +30,7 @@ from tidegate.operators.functions.traceable_code import UntraceableError
 from tidegate.operators.operator import Emit, FunctionContext, Operator, OperatorContext, OperatorFactory
 from tidegate.operators.operator_errors import Blame, blame, blame_call, own_copy
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
-from tidegate.operators.row_values import python_rows
+from tidegate.operators.row_values import python_rows, returned_rows
 from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.batches import memory_of, owned_batch
@@ -146,7 +146,7 @@ class FlatMap(Operator):
         """Yields the result of the function for each row. Stores the index of the current row in `at`, for errors."""
         fn, own_row = self._fn, self._pinned.own_row
         for at[0], row in enumerate(rows):
-            for result in fn(row):
+            for result in returned_rows(fn(row)):
                 yield own_row(result)
 
 

@@ -33,7 +33,7 @@ from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.operators.operator import Emit, Operator, OperatorContext, OperatorFactory
 from tidegate.operators.operator_errors import blame, is_failure
 from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
-from tidegate.operators.row_values import python_rows
+from tidegate.operators.row_values import python_rows, returned_rows
 from tidegate.operators.state.undo import StateUndo
 from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import RECORDS_IN_ERRORS, ErrorTag, OutputTag
@@ -212,9 +212,7 @@ class GuardedFlatMap(Operator):
         self._failing.leave(batch, self.context)
 
     def _own_rows(self, returned: object) -> list[Row]:
-        if not isinstance(returned, Iterable):
-            raise TypeError(f"the function must return an iterable of rows, not {type(returned).__name__}")
-        return list(map(self._pinned.own_row, returned))
+        return list(map(self._pinned.own_row, returned_rows(returned)))
 
     def _emit(self, ready: list[tuple[int, list[Row]]], emit: Emit) -> None:
         rows = [row for _, results in ready for row in results]

@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import GeneratorType
 from typing import Any
 
 import pyarrow as pa
@@ -65,7 +64,7 @@ from tidegate.operators.operator_errors import (
     own_copy,
 )
 from tidegate.operators.output_schema import PinnedSchema
-from tidegate.operators.row_values import is_record, python_rows
+from tidegate.operators.row_values import python_rows, returned_rows
 from tidegate.operators.state.keyed_state import KeyedState, StateNames
 from tidegate.operators.state.keyed_state_store import KeyedStates
 from tidegate.operators.state.keys import KeyCodec, KeyScope, check_owner, key_columns, key_schema
@@ -365,7 +364,7 @@ class ProcessOperator(Operator):
             yield
         self._timers.drop(TimeDomain.PROCESSING_TIME)
         with blame_call(self.context, "finish"):
-            rows = iter(self._function.finish(self._ask) or ())
+            rows = iter(returned_rows(self._function.finish(self._ask) or ()))
         while True:
             with blame_call(self.context, "finish"):
                 self._collect(itertools.islice(rows, OUTPUT_ROWS_MAX))
@@ -590,14 +589,8 @@ class ProcessOperator(Operator):
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
         if rows is None:
             return
-        if (
-            type(rows) is not GeneratorType
-            and type(rows) is not list
-            and (isinstance(rows, Mapping) or is_record(rows))
-        ):
-            raise TypeError("the function returned one row; return an iterable of rows, or yield each row")
         append, own_row = self._rows.append, self._pinned.own_row
-        for row in rows:
+        for row in returned_rows(rows):
             append(own_row(row))
 
     def _emit_rows(self, emit: Emit, rows_min: int) -> None:

@@ -70,7 +70,8 @@ class RegularJoin(JoinOperator):
     """Joins two inputs without windows, and stores all rows of both.
 
     `changing` has, for each input, whether it is a stream of changes. `ttl_ms` is the time to live in ms, or None.
-    Raises ConfigurationError for columns that `JoinSides` refuses.
+    Raises ConfigurationError for columns that `JoinSides` refuses, and for a column `row_kind` of plain rows if the
+    result has changes.
     """
 
     drops_late_rows = False
@@ -89,7 +90,10 @@ class RegularJoin(JoinOperator):
             raise ConfigurationError(
                 'join: ttl must be greater than 0, such as ttl="1h"; to keep rows without a limit remove ttl='
             )
-        plain = tuple(pa.schema([f for f in schema if f.name != CHANGE]) for schema in schemas)
+        plain = tuple(
+            pa.schema([f for f in schema if f.name != CHANGE]) if changes else schema
+            for schema, changes in zip(schemas, changing, strict=True)
+        )
         super().__init__(sides, (plain[LEFT], plain[RIGHT]), how)
         for schema, changes in zip(plain, changing, strict=True):
             if changes:
@@ -98,6 +102,11 @@ class RegularJoin(JoinOperator):
         self._ttl_ms = ttl_ms
         self.retracts = how != "inner" or any(changing)
         """True if the result is a stream of changes."""
+        if self.retracts and CHANGE in self.schema.names:
+            raise ConfigurationError(
+                f"join: a column of the rows is called {CHANGE!r}, but that column of the result has the kind of each "
+                "change; rename it before the join with select"
+            )
         self.output = with_kind(self.schema) if self.retracts else self.schema
         """The columns of the result."""
         self._keeps = (how in ("left", "full"), how in ("right", "full"))

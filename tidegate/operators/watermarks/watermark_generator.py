@@ -59,6 +59,7 @@ from numpy.typing import NDArray
 
 from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.operators.operator_errors import blame
+from tidegate.operators.row_values import returned_rows
 from tidegate.operators.source_splits import Due, as_they_are
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.kernels.columns import fixed_values, plain, valid_mask
@@ -500,7 +501,7 @@ class EventTimeCheck:
 
         def checked(row: dict[str, Any]) -> Iterator[Row]:
             time = row.get(column)
-            for result in fn(row):
+            for result in returned_rows(fn(row)):
                 if column in result and type(result[column]) is type(time) and not _same(time, result[column]):
                     raise self._changed(time, result[column])
                 yield result
