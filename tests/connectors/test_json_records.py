@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.json_decoder import JsonDecoder
 from tidegate.storage.errors import ConfigurationError
 
 DECODER = JsonDecoder(pa.schema([("x", pa.int64()), ("f", pa.float32())]))

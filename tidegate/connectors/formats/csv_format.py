@@ -1,5 +1,5 @@
-"""`CsvFormat`: each payload is one CSV record, without a header. `csv.py` decodes the records; this module encodes
-them.
+"""`CsvFormat`: each payload is one CSV record, without a header. `csv_decoder.py` decodes the records; this module
+encodes them.
 
 Rules:
 
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.connectors.formats.csv import CsvDecoder
+from tidegate.connectors.formats.csv_decoder import CsvDecoder
 from tidegate.connectors.formats.format import (
     DecodedRecords,
     EncodedRecords,

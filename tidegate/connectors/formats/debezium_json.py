@@ -7,7 +7,7 @@ Rules:
 - A schema in the event is compared with the columns: scale and unit must be equal, and no column may be missing.
   Without a schema they cannot be compared, except that a missing column is found in each event.
 - All events of a batch are parsed by Arrow at once.
-- Bytes are Base64. Everything else that has no wire form (`debezium_values.py`) is as in JSON (`json.py`).
+- Bytes are Base64. Everything else that has no wire form (`debezium_values.py`) is as in JSON (`json_decoder.py`).
 - Events are written without schemas. A row with a value that no event can hold, such as NaN, is bad. If it is the row
   before a change, the event has only the keys of this row, as from a table without `REPLICA IDENTITY FULL`.
 """
@@ -38,7 +38,7 @@ from tidegate.connectors.formats.debezium_values import (
     wire_type,
 )
 from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, good_payloads
-from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.json_decoder import JsonDecoder
 from tidegate.connectors.formats.json_format import json_objects, json_texts
 from tidegate.storage.clock import now_ms
 

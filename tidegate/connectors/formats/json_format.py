@@ -1,4 +1,4 @@
-"""`JsonFormat`: each payload is one JSON object. `json.py` decodes them; this module encodes them.
+"""`JsonFormat`: each payload is one JSON object. `json_decoder.py` decodes them; this module encodes them.
 
 Rules of the writer:
 
@@ -33,7 +33,7 @@ from tidegate.connectors.formats.format import (
     good_payloads,
     required_columns,
 )
-from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.json_decoder import JsonDecoder
 from tidegate.storage.errors import ConfigurationError
 
 

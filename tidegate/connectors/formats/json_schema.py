@@ -2,9 +2,9 @@
 
 Rules:
 
-- Values are decoded as in `json.py`, into the columns of the program. The id in each payload must be the id of a JSON
-  Schema, and is not used otherwise, because JSON names its members. Keywords that restrict values are not applied to
-  values that are read: a value is bad only if its column cannot store it.
+- Values are decoded as in `json_decoder.py`, into the columns of the program. The id in each payload must be the id of
+  a JSON Schema, and is not used otherwise, because JSON names its members. Keywords that restrict values are not
+  applied to values that are read: a value is bad only if its column cannot store it.
 - Columns are compared with the newest schema of the topic when the job is submitted: each must be a property, of a
   compatible type.
 - The schema for writing is derived from the columns, or given, or the newest schema of the topic. In the last two cases
@@ -33,7 +33,7 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
     good_payloads,
 )
-from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.json_decoder import JsonDecoder
 from tidegate.connectors.formats.json_format import JsonEncoder, check_json_types
 from tidegate.connectors.formats.registry import (
     RegisteredSchema,
