@@ -179,7 +179,7 @@ class HybridSource:
 
     @property
     def ends(self) -> bool:
-        """True if the second source ends by itself."""
+        """Returns True if the second source ends by itself."""
         return not never_ends(self.second)
 
     @property
@@ -300,7 +300,7 @@ class _HybridReader:
                 reader.checkpoint_completed(_of_part(prefix, splits))
 
     def close(self) -> None:
-        """Closes the open readers."""
+        """Closes the open readers of both sources."""
         while self._readers:
             _, reader = self._readers.popitem()
             reader.close()

@@ -62,7 +62,7 @@ class MemorySource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the data."""
+        """Returns the schema of the data."""
         return self._schema
 
     def column(self, name: str) -> pa.ChunkedArray | None:

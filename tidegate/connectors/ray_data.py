@@ -470,5 +470,5 @@ def _newest(
 
 
 def _hashes(rows: pa.Table, info: TableInfo) -> NDArray[np.uint64]:
-    """Returns the hash of the key of each row."""
+    """Returns the hash of the key columns of each row."""
     return hash_columns(one_batch(rows.select(list(info.keys)), "table.to_ray"), info.keys)

@@ -109,7 +109,7 @@ class Source(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of every batch."""
+        """Returns the schema of every batch of the source."""
         ...
 
     def splits(self) -> Sequence[SourceSplit]:

@@ -272,7 +272,7 @@ class FunctionContext:
 
     @property
     def subtask(self) -> int:
-        """Index of this subtask, from 0."""
+        """Returns the index of this subtask, from 0."""
         return self._operator.subtask
 
     @property

@@ -23,7 +23,7 @@ GRACE_MS_DEFAULT = 3_600_000
 
 
 class WalkableStore(Store, Protocol):
-    """A store that can list all files below a folder."""
+    """A store that can list all files in a folder and its subfolders."""
 
     def walk(self, prefix: str) -> Sequence[FileInfo]:
         """Returns every file in a folder and its subfolders, by its path relative to the folder."""

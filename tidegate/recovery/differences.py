@@ -124,7 +124,7 @@ def diff(old: str, new: str, *, keys: bool = False, open_store: OpenStore = open
 
 
 class _Comparison:
-    """Compares two checkpoints operator by operator."""
+    """Compares the states and splits of two checkpoints, operator by operator."""
 
     def __init__(self, old: CheckpointReport, new: CheckpointReport, open_store: OpenStore, keys: bool) -> None:
         self._old = old

@@ -115,7 +115,7 @@ class StateSelection:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the returned rows."""
+        """Returns the schema of the returned rows."""
         if self.column is None:
             return self.stored
         shown = self._shown(pa.RecordBatch.from_arrays([pa.array([], f.type) for f in self.stored], schema=self.stored))

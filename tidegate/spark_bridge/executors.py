@@ -112,7 +112,7 @@ class NodePlan:
 
     @property
     def slots(self) -> int:
-        """The number of task slots of all nodes together."""
+        """Returns the number of task slots of all nodes together."""
         return self.nodes * self.slots_per_node
 
     def bundles(self) -> list[dict[str, float]]:
@@ -240,7 +240,7 @@ def look_at_hosts(spark: SparkSession, executors: Sequence[Executor], timeout_s:
 
 
 def here() -> Surroundings:
-    """Returns the environment of this process, the driver."""
+    """Returns the environment of this process, which is the driver."""
     (row,) = _probe(_PACKAGES)(())
     return Surroundings(**row)
 

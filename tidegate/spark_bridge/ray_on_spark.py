@@ -376,7 +376,7 @@ class SparkGuard(DriverService):
         self._begin("tidegate guards a job", lambda: self._look(fail))
 
     def job_ended(self, status: str) -> None:
-        """Stops the thread."""
+        """Stops the thread that checks Spark, because the job has ended."""
         self.stop()
 
     @property

@@ -280,7 +280,7 @@ class Steps:
         return f"{self._prefix}-{kind}-{self._made[kind]}"
 
     def computed(self, stream: Stream, columns: Mapping[str, pl.Expr]) -> Stream:
-        """Returns the stream with additional computed columns."""
+        """Returns the stream with further columns, which are computed by expressions."""
         if not columns:
             return stream
         expressions = [expr.alias(name) for name, expr in columns.items()]
@@ -289,7 +289,7 @@ class Steps:
         return stream._with_columns(expressions, options, are_keys=True)
 
     def filtered(self, stream: Stream, condition: pl.Expr) -> Stream:
-        """Returns the rows for which a condition is true."""
+        """Returns the stream with only the rows for which a condition is true."""
         wide = stream._input_parallelism
         return stream.filter(condition, name="sql where", uid=self.uid("where"), parallelism=wide)
 

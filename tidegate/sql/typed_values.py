@@ -45,7 +45,7 @@ class Typed:
 
     @property
     def is_null(self) -> bool:
-        """True for the literal NULL."""
+        """Returns True for the literal NULL."""
         return isinstance(self.type, pl.Null)
 
 

@@ -301,7 +301,7 @@ class ProcessHarness:
         return self._watermark_ms
 
     def close(self) -> None:
-        """Closes the function."""
+        """Closes the user's function."""
         self._ended = True
         if self._order is not None:
             self._order.close()

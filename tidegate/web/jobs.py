@@ -81,7 +81,7 @@ class Jobs(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends all pending requests."""
+        """Ends all requests to jobs that are still pending."""
         ...
 
 
@@ -128,7 +128,7 @@ class View:
         return self.jobs.get(JobId(job_id))
 
     def at(self, now_ms: int) -> View:
-        """Returns the same jobs at another time."""
+        """Returns the same jobs, seen at another time."""
         return View({name: replace(job, now_ms=now_ms) for name, job in self.jobs.items()}, now_ms)
 
 

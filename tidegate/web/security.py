@@ -442,7 +442,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Closes the connection immediately."""
+        """Closes the connection to the client immediately."""
         self._stop_waiting()
         self.transport.abort()
 

@@ -36,7 +36,7 @@ class Summary:
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: int) -> Summary:
-        """Returns a new summary that also counts `value`."""
+        """Returns a new summary that includes one more number, `value`."""
         if not self.count:
             return Summary(1, value, value, value)
         return Summary(self.count + 1, self.total + value, min(self.min, value), max(self.max, value))

@@ -53,7 +53,7 @@ class Importance(enum.Enum):
 
 
 class _Event:
-    """The base of all events."""
+    """Base class of the coordinator's events."""
 
     __slots__ = ()
     begins: ClassVar[bool] = False
@@ -451,7 +451,7 @@ class CheckpointAcknowledged(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointDeclined(_Event):
-    """A task cannot take part in a checkpoint."""
+    """A task has declined a checkpoint, because it cannot take part."""
 
     at_ms: int
     attempt: AttemptNumber

@@ -159,7 +159,7 @@ class Restarts:
         self._context = context
 
     def runs(self, at_ms: int) -> None:
-        """Records that all tasks of the attempt are running."""
+        """Records the time from which all tasks of the attempt are running, for the restart strategy."""
         self._context.state.running_since_ms = at_ms
 
     @property

@@ -25,7 +25,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 
 
 class _Instruction:
-    """The base of all instructions."""
+    """Base class of the coordinator's instructions."""
 
     __slots__ = ()
 

@@ -574,7 +574,7 @@ class InlinedState:
         return replace(metadata, subtasks=subtasks)
 
     def keep(self, pending: Collection[CheckpointId]) -> None:
-        """Drops the bytes of all checkpoints except these."""
+        """Drops the state bytes of all checkpoints except the pending ones."""
         for checkpoint_id in [number for number in self._bytes if number not in pending]:
             del self._bytes[checkpoint_id]
 

@@ -81,7 +81,7 @@ class LineFormatter(logging.Formatter):
         self._known = known
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line, without a line end."""
+        """Returns the log record as one line of text, without a line end."""
         message = one_line(logged_text(bounded_text(record.getMessage())))
         stack = one_line(logged_text(bounded_text(self.formatException(record.exc_info)))) if record.exc_info else None
         if not self._as_json:

@@ -44,7 +44,7 @@ class OutageNotes:
 
     @property
     def away(self) -> bool:
-        """Returns whether the last attempt has failed."""
+        """Returns whether the last attempt to reach the target has failed."""
         return self._since_ms is not None
 
     def failed(self, error: object, meanwhile: str) -> int:

@@ -51,7 +51,7 @@ class TaskPort(Protocol):
         ...
 
     def grant_credit(self, grant: GrantCredit) -> None:
-        """Sends a credit grant, without waiting for an answer."""
+        """Sends a credit grant to the sender of a channel, without waiting for an answer."""
         ...
 
     def report(self, event: CoordinatorEvent) -> None:
@@ -125,7 +125,7 @@ class CoordinatorPort(Protocol):
         ...
 
     def cancel_timer(self, timer: str) -> None:
-        """Cancels a timer whose event would be ignored."""
+        """Cancels a timer that has become useless, because the machine would ignore its event."""
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:

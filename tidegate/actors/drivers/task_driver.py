@@ -101,7 +101,7 @@ class TaskDriver:
         log.log(level, "Task %s of attempt %d %s", task, attempt, what, extra=fields)
 
     def _log_arrival(self, event: ev.FrameArrived | ev.CheckpointTriggered) -> None:
-        """Logs arriving barriers, at DEBUG."""
+        """Logs the barriers that have arrived at the task, at DEBUG."""
         if isinstance(event, ev.CheckpointTriggered):
             self._log_barrier(event.checkpoint_id, event.at_ms, event.triggered_at_ms, "from the coordinator")
             return

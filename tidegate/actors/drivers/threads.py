@@ -39,7 +39,7 @@ _FORKED = b"tidegate: a process that user code has forked came back from it, and
 
 
 def _nothing() -> None:
-    """The default callback: does nothing."""
+    """Does nothing. Used as the default callback."""
 
 
 def leave(code: int, last_words: bytes) -> None:

@@ -62,10 +62,10 @@ class Transport(Protocol):
     """
 
     def send(self, frame: do.SendFrame) -> None:
-        """Sends a frame to the receiver of its channel."""
+        """Sends a frame to the task at the receiving end of its channel."""
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Grants credit to the sender of a channel."""
+        """Sends a credit grant to the task at the sending end of a channel."""
 
 
 IO_THREADS = 4
@@ -84,7 +84,7 @@ class IoPool(ThreadPool):
         self._users = 0
 
     def enter(self) -> None:
-        """Counts one more subtask that uses the threads."""
+        """Counts a subtask that starts to use the threads of the pool."""
         self._users += 1
 
     def leave(self) -> None:
@@ -284,12 +284,12 @@ class QueueTransport:
         self._now_ms = now_ms
 
     def send(self, frame: do.SendFrame) -> None:
-        """Appends a frame to the queue."""
+        """Appends a frame to the queue of the receiving subtask."""
         event = ev.FrameArrived(self._now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
         self._queue.append(partial(self._deliver, self._to, frame.attempt, event))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Appends a credit grant to the queue."""
+        """Appends a credit grant to the queue of the sending subtask."""
         event = ev.CreditGranted(self._now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
         self._queue.append(partial(self._deliver, self._to, grant.attempt, event))
 
@@ -326,7 +326,7 @@ class Worker:
         self._kept.clear()
 
     def add(self, subtask: Subtask) -> None:
-        """Adds a subtask, which runs from now on."""
+        """Adds a subtask to the worker, which runs it from now on."""
         assert subtask.task not in self.subtasks
         self.subtasks[subtask.task] = subtask
         self._order.append(subtask)

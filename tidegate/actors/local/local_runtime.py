@@ -677,7 +677,7 @@ class TaskMetricsView:
         self._seen.pop(task, None)
 
     def look(self, hosts: Mapping[TaskId, TaskDriver]) -> None:
-        """Measures the metrics of the running tasks."""
+        """Measures the metrics of the running tasks, given their drivers."""
         came = [(host.first_row_at_ms, task) for task, host in hosts.items() if host.first_row_at_ms is not None]
         for at_ms, task in sorted(came):
             self.recoveries.row_came_in(hosts[task].machine.attempt, task, at_ms)

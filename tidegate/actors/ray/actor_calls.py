@@ -137,14 +137,14 @@ class Outbox:
         """Number of reports that the coordinator has not confirmed."""
 
     def send(self, report: Report) -> Sent:
-        """Adds a report to the next message."""
+        """Adds a report to the next message to the coordinator."""
         sent = Sent(report)
         self._waiting += 1
         self._next.append(sent)
         return sent
 
     def flush(self) -> None:
-        """Sends the added reports as one message."""
+        """Sends the reports that were added as one message to the coordinator."""
         if self._next:
             reports, self._next = self._next, []
             self._try(reports)

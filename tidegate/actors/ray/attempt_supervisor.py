@@ -309,7 +309,7 @@ class AttemptSupervisor:
             self._report(co.TaskFailed(now_ms(), event.attempt, task, reason))
 
     def flush(self) -> None:
-        """Sends the queued events, one message to each process."""
+        """Sends the queued events to the tasks, as one message to each process."""
         if self._unsent:
             unsent, self._unsent = self._unsent, {}
             for member, events in unsent.items():

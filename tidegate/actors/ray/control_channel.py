@@ -191,7 +191,7 @@ class _End:
         self._connection: FramedConnection | None = None
 
     def connected(self, connection: FramedConnection) -> None:
-        """Stores the connection."""
+        """Stores the connection for sending messages."""
         self._connection = connection
 
     def send(self, kind: Kind, *payload: Bytes) -> bool:

@@ -150,7 +150,7 @@ class CoordinatorProcess(StatusEndpoint):
         self._mailbox.start()
 
     def __repr__(self) -> str:
-        """Returns the name that Ray shows."""
+        """Returns the name under which Ray shows the actor in logs."""
         return f"{self._spec.job_name}: coordinator"
 
     # --- calls of tasks -------------------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ class ProgramHolder:
         self._pickled = pickled
 
     def __repr__(self) -> str:
-        """Returns the name that Ray shows."""
+        """Returns the name under which Ray shows the actor in logs."""
         return f"{self._name.replace('/', ': ')}, {len(self._pickled):,} bytes"
 
     def read(self) -> bytes:

@@ -70,7 +70,7 @@ class ExitProbe:
         return end_text(os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
-        """Closes the descriptor. Idempotent."""
+        """Closes the file descriptor of the process. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -44,7 +44,7 @@ class _Presence:
     """A small actor, started only to find out whether Ray's head can start actors on a node."""
 
     def __repr__(self) -> str:
-        """Returns the name that Ray shows."""
+        """Returns the name under which Ray shows the actor in logs."""
         return "tidegate: does this node start processes?"
 
     def here(self) -> None:
@@ -315,7 +315,7 @@ class Reconnections:
         return Step("dead" if often else None, ask=True)
 
     def answered(self, name: str) -> Step:
-        """Records an answer of the process."""
+        """Records that a process has answered, so that it lives."""
         asked = self._asked.pop(name, None)
         if asked is None:
             return Step(None)

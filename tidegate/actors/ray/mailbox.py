@@ -68,7 +68,7 @@ class Mailbox:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the mailbox's thread."""
         self._thread.start()
 
     @property

@@ -38,7 +38,7 @@ class HeldFiles:
         self._size_bytes_max = size_bytes_max
 
     def __repr__(self) -> str:
-        """Returns the name that Ray shows."""
+        """Returns the name under which Ray shows the actor in logs."""
         return f"checkpoints in memory, {self._size_bytes_max:,} bytes at most"
 
     def put(self, key: str, data: bytes, replace: bool) -> str | None:
@@ -80,7 +80,7 @@ class HeldFiles:
         self._size_bytes -= len(self._files.pop(key, b""))
 
     def delete_tree(self, key: str) -> None:
-        """Deletes a folder."""
+        """Deletes a folder with all its files."""
         for path in self.sizes(key):
             self.delete(f"{key.rstrip('/')}/{path}")
 

@@ -67,7 +67,7 @@ class Inbox(Protocol):
     """The interface to a worker process that receives the messages and events of its connections."""
 
     def frame_came(self, head: Head, elements: tuple[Element, ...]) -> None:
-        """Receives a frame from a socket. Called on any thread."""
+        """Receives a frame from another worker's socket. Called on any thread."""
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
         """Receives a credit grant from a socket. Called on any thread."""
@@ -125,7 +125,7 @@ class PeerConnection:
         self._send(Kind.FRAME, *self.packer.pack(head, frame.elements))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Sends a grant of credit."""
+        """Sends a grant of credit to the other process."""
         head = make_head(grant.attempt, grant.channel, grant.total_bytes)
         self._send(Kind.CREDIT, pack_credit(head, grant.window_bytes))
 
@@ -193,11 +193,11 @@ class PeerConnection:
     # --- on the reading thread, except `connected` of the process that connects -------------------------------------
 
     def connected(self, connection: FramedConnection) -> None:
-        """Stores the connection."""
+        """Stores the connection for sending messages."""
         self.connection = connection
 
     def opened(self) -> None:
-        """Offers shared memory for rows to the other end."""
+        """Called when the connection can be used. Offers shared memory for rows to the other end."""
         if self._memory_bytes:
             try:
                 self._segment = OwnSegment(self._memory_bytes)
@@ -210,7 +210,7 @@ class PeerConnection:
         self._send(Kind.MEMORY, descriptor=None if self._segment is None else self._segment.descriptor)
 
     def received(self, message: Message) -> None:
-        """Handles a received message."""
+        """Handles a message from the other process."""
         kind, payload = message
         if kind is Kind.FRAME:
             self._inbox.frame_came(*unpack_frame(payload, self._reader))
@@ -310,7 +310,7 @@ class PeerConnections:
             self._inbox.settled()
 
     def note(self, reason: str) -> None:
-        """Logs a reason for using Ray calls, once."""
+        """Logs the reason why Ray calls are used instead of a socket. Each reason is logged once."""
         if reason not in self._noted:
             self._noted.add(reason)
             log.warning("frames between two processes go by calls of Ray, not over a socket: %s", reason)

@@ -107,7 +107,7 @@ class PeerCalls:
         self._deliveries, self._is_over = deliveries, is_over
 
     def send(self, frame: do.SendFrame) -> None:
-        """Sends a frame."""
+        """Sends a frame to the other process by a Ray call."""
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
         batches = [element for element in frame.elements if isinstance(element, pa.RecordBatch)]
         plain = all(is_arrow_type(field.type) for batch in batches for field in batch.schema)

@@ -56,7 +56,7 @@ class SlotPlacement:
 
     @property
     def slots(self) -> int:
-        """Returns the number of slots."""
+        """Returns the number of common slots that are reserved."""
         return len(self.bundles)
 
 

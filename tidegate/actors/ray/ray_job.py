@@ -365,7 +365,7 @@ class SharedValue:
         """
 
     def release(self) -> None:
-        """Releases the object. Idempotent."""
+        """Releases the object in Ray's object store. Idempotent."""
         with self._lock:
             reference, self._reference = self._reference, None
         if reference is not None and ray.is_initialized():

@@ -176,12 +176,12 @@ class SlotRequest:
 
     @property
     def needs(self) -> list[Need]:
-        """Each bundle, as a `Need` with its purpose."""
+        """Returns each bundle of the request as a `Need` with its purpose."""
         return [Need.of(bundle, label) for bundle, label in zip(self.bundles, self.labels, strict=True)]
 
     @property
     def one_node(self) -> bool:
-        """True if all bundles must be on one node."""
+        """Returns whether all bundles of the request must be on one node."""
         return self.strategy == "STRICT_PACK"
 
 

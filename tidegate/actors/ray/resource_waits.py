@@ -106,7 +106,7 @@ class RoomWatch:
         """Text about the resources that are missing now, or None. May be read from any thread."""
 
     def watch(self) -> None:
-        """Starts watching new processes, until all have started."""
+        """Starts to watch for processes that wait for resources, until all have started."""
         self._since_ms = None
         if not self._watching:
             self._watching = True
@@ -215,7 +215,7 @@ class BundleNodes:
             self._submit()
 
     def close(self) -> None:
-        """Stops when the job is over."""
+        """Stops requesting the nodes of bundles, because the job is over."""
         if self._pool is not None:
             self._pool.close()
 
@@ -335,7 +335,7 @@ class PendingDemand:
         self._pool.submit(self._ask, lambda answer: self._mailbox.post(lambda: self._answered(answer)))
 
     def close(self) -> None:
-        """Ends the thread when the job is over."""
+        """Ends the thread that queries Ray, because the job is over."""
         self.waits_for = None
         if self._pool is not None:
             self._pool.close()

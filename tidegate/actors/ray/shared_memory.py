@@ -180,7 +180,7 @@ class SharedMemoryAllocator:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the allocated ranges."""
+        """Returns the numbers of the allocated byte ranges."""
         return tuple(self._taken)
 
     def gap(self, least_bytes: int) -> tuple[int, int] | None:
@@ -200,7 +200,7 @@ class SharedMemoryAllocator:
         self.taken_bytes += end - begin
 
     def give_back(self, number: int) -> None:
-        """Frees an allocated range."""
+        """Frees the byte range with this number."""
         begin, end = self._taken.pop(number)
         self.taken_bytes -= end - begin
 

@@ -205,7 +205,7 @@ class WorkerProcess(HealthEndpoint):
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Blocks until this process ends, so that callers notice its end."""
+        """Blocks until this process ends, so that callers notice the end of the worker process."""
         threading.Event().wait()
 
     def oldest_call(self) -> int | None:
@@ -253,7 +253,7 @@ class WorkerProcess(HealthEndpoint):
     # --- what comes over connections (an `Inbox`) -------------------------------------------------------------------
 
     def frame_came(self, head: Head, elements: tuple[Any, ...]) -> None:
-        """Receives a frame from a socket. Called on any thread."""
+        """Receives a frame from another worker's socket. Called on any thread."""
         self.mailbox.post(partial(self._arrived, now_ms(), head, elements, sort=False))
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
@@ -400,7 +400,7 @@ class WorkerProcess(HealthEndpoint):
             leave_unreported()
 
     def close_subtask(self, running: _RaySubtask) -> None:
-        """Sends the last counts of a subtask, and closes it."""
+        """Reports the last row counts and metrics of a subtask, and closes the subtask."""
         try:
             running.count(over=True)
         finally:
@@ -506,7 +506,7 @@ class _RaySubtask(Subtask):
         self._frames.arrived(frame)
 
     def take(self, frame: ev.FrameArrived) -> None:
-        """Delivers a frame to the subtask's machine."""
+        """Passes a frame to the subtask's state machine."""
         self.neighbours.arrived(frame)
         self.host.handle(frame)
 

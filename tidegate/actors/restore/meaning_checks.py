@@ -64,7 +64,7 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """Returns the changes of the state as one line of text."""
+        """Returns one line of text about the state that is converted, dropped or starts empty."""
         kinds = {"starts empty": self.started_empty, "is dropped": self.dropped, "gets a wider type": self.migrated}
         return "; ".join(f"{', '.join(parts)} {what}" for what, parts in kinds.items() if parts)
 

@@ -363,7 +363,7 @@ class Runtime(Protocol):
 
     @property
     def memory_url(self) -> str:
-        """Returns the URL of checkpoint storage in memory."""
+        """Returns the URL of a checkpoint storage that is in memory."""
         ...
 
     @property

@@ -113,7 +113,7 @@ class VertexMetrics:
 
     @property
     def busy_ms_per_second(self) -> float:
-        """Busy time of the busiest subtask, in ms per second."""
+        """Returns the busy time of the busiest subtask, in ms per second."""
         return max((each.busy_ms_per_second for each in self.subtasks), default=0.0)
 
     @property

@@ -166,7 +166,7 @@ class BarrierAligner(BarrierHandler):
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """The checkpoint for which channels are blocked, or None."""
+        """Returns the checkpoint for which channels are blocked, or None."""
         return self.pending if self._state is BarrierState.ALIGNING else None
 
     # --- inputs: each names what it means in the present state ----------------------------------------------------

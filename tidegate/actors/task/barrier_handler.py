@@ -114,7 +114,7 @@ class BarrierHandler(ABC):
 
     @abstractmethod
     def timer(self, at_ms: int) -> Outcome:
-        """Handles the timer that an outcome requested."""
+        """Handles a timer that an earlier outcome has requested."""
 
     def alignment_ms(self, at_ms: int) -> int:
         """Returns how long the alignment for the newest snapshot has taken by `at_ms`, in ms. 0 before the first
@@ -326,15 +326,15 @@ class RememberedIds:
         return checkpoint_id in self._ids
 
     def add(self, checkpoint_id: CheckpointId) -> None:
-        """Adds an id."""
+        """Adds a checkpoint id to the set."""
         self._ids.add(checkpoint_id)
         if len(self._ids) > self._size_max:
             self._ids.remove(min(self._ids))
 
     def discard(self, checkpoint_id: CheckpointId) -> None:
-        """Removes an id, if it is in the set."""
+        """Removes a checkpoint id from the set, if it is there."""
         self._ids.discard(checkpoint_id)
 
     def forget_up_to(self, checkpoint_id: CheckpointId) -> None:
-        """Removes all ids up to and including this one."""
+        """Removes all checkpoint ids up to and including this one."""
         self._ids = {n for n in self._ids if n > checkpoint_id}

@@ -114,7 +114,7 @@ class ReadyChannels(Generic[ChannelT]):
         self._bits |= 1 << place
 
     def mark_all(self) -> None:
-        """Marks every channel."""
+        """Marks every channel as one that may have work."""
         self._bits = self._all
 
     def unmark(self, place: int) -> None:

@@ -165,7 +165,7 @@ class HashPartitioner:
 
 
 class RebalancePartitioner:
-    """Sends each batch to the next subtask in turn."""
+    """Sends each batch to one downstream subtask, in round-robin order."""
 
     def __init__(self, parallelism: int, start: int) -> None:
         assert 0 <= start < parallelism
@@ -173,7 +173,7 @@ class RebalancePartitioner:
         self._next = start
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """Returns the batch for the next subtask."""
+        """Returns the batch for the downstream subtask whose turn it is."""
         if batch.num_rows == 0:
             return []
         target = self._next
@@ -202,7 +202,7 @@ class ForwardPartitioner:
         self._subtask = subtask
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """Returns the batch, for the same subtask."""
+        """Returns the batch for the downstream subtask with the sender's index."""
         return [(self._subtask, compact(batch))] if batch.num_rows else []
 
 

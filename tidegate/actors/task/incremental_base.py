@@ -181,7 +181,7 @@ class Layer:
     """Size of its files in bytes. Stored, because every event of the task reads it."""
 
     def durable(self, handles: tuple[StateHandle, ...]) -> None:
-        """Marks the layer as written, with these files."""
+        """Records that the layer is written to storage, as the files `handles`."""
         self.condition = _Condition.DURABLE
         self.handles = handles
         self.size_bytes = sum(handle.size_bytes for handle in handles)

@@ -52,11 +52,11 @@ class StagedFiles:
 
     @property
     def in_flight(self) -> int:
-        """Number of the files that are being written."""
+        """Returns the number of sink files that are being written."""
         return self.next_index - self._committed - len(self._durable)
 
     def start(self) -> int:
-        """Returns the index of a new file."""
+        """Returns the index of a new sink file, which is being written from now on."""
         self.next_index += 1
         return self.next_index - 1
 
@@ -206,7 +206,7 @@ class SnapshotTracker:
             self.files[event.uid].durable(event.index, event.file)
 
     def next_commits(self) -> list[CommitPrepared]:
-        """Returns the commits of sinks that can be ordered now."""
+        """Returns the instructions for the sink commits that can start now."""
         found = (commits.next_commit() for commits in self.commits.values())
         return [commit for commit in found if commit is not None]
 

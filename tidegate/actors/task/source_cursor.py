@@ -274,7 +274,7 @@ class SourceCursor:
         return self._requests.ask(at_ms)
 
     def begin_second(self, second: SourceSplits) -> None:
-        """Begins to read the splits of the second part in turn."""
+        """Starts to read the splits of the second part of the source, round-robin."""
         if self._event_times.newest_ms:
             self._note_event_times()
         self._second_part = None

@@ -57,7 +57,7 @@ class FrozenPositions:
 
     @property
     def splits(self) -> tuple[StoredSplit, ...]:
-        """Returns the splits, in the order of the positions."""
+        """Returns the splits of the source, in the order of their positions."""
         return tuple(StoredSplit(p.split.split_id, p.split.payload, p.split.rows) for p in self.positions)
 
     def chunks(self) -> Iterator[StateChunk]:

@@ -484,7 +484,7 @@ class DeferredInputs:
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
-        """Returns the checkpoints with deferred inputs."""
+        """Returns the checkpoints of which inputs are deferred."""
         return frozenset(news[0] for news in self._told if news is not None)
 
     def add(self, news: News, told: Told) -> CheckpointId | None:
@@ -507,7 +507,7 @@ class DeferredInputs:
         return triggered
 
     def take_all(self) -> list[Told]:
-        """Removes and returns all deferred inputs, in order."""
+        """Removes and returns all deferred inputs about checkpoints, in order."""
         all_told = list(self._told.values())
         self._told = {}
         return all_told

@@ -45,7 +45,7 @@ class SubtaskCommits:
 
     @property
     def in_flight(self) -> int:
-        """Returns the number of running writes."""
+        """Returns the number of running writes of the sink."""
         return len(self._writing)
 
     @property
@@ -55,7 +55,7 @@ class SubtaskCommits:
 
     @property
     def confirmed(self) -> bool:
-        """Returns whether all prepared rows are committed."""
+        """Returns whether all prepared rows of the sink are committed."""
         return not self._due and not self._prepared
 
     def start(self, prepares: CheckpointId | None) -> int:

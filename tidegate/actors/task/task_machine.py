@@ -625,7 +625,7 @@ class InputEndings:
         return None if any(self._indices[c] == index for c in self._data_open) else index
 
     def end_partition(self, channel: ChannelId) -> None:
-        """Handles the end of a channel."""
+        """Records that a channel has delivered its last element."""
         self._partitions_open.discard(channel)
 
 
@@ -683,7 +683,7 @@ class InputWindows:
             yield self.grant(channel)
 
     def turn_over(self, waiting: bool) -> None:
-        """Ends the turn. `waiting`: more input is queued."""
+        """Ends a turn of the task. `waiting`: more input is queued."""
         self._waiting = waiting
 
     def grant(self, channel: InputChannel) -> GrantCredit:
@@ -702,7 +702,7 @@ class InducedCheckpoints:
         self._waiting: dict[CheckpointId, Barrier] = {}
 
     def triggered(self, barrier: Barrier) -> None:
-        """Stores a trigger of the coordinator."""
+        """Stores a checkpoint trigger of the coordinator until the reader begins the checkpoint."""
         self._waiting[barrier.checkpoint_id] = barrier
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:

@@ -71,7 +71,7 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
-    """Yields every setting, in the order of the sections."""
+    """Yields every setting as a row of the page, in the order of the sections."""
     for section, kind in SECTIONS.items():
         defaults = kind()
         for name, each in kind.settings().items():

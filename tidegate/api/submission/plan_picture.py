@@ -31,7 +31,7 @@ class Plan(Submission):
 
     @classmethod
     def of(cls, submission: Submission) -> Plan:
-        """Makes a plan of a submission."""
+        """Returns the plan of a submission."""
         return cls(**{field.name: getattr(submission, field.name) for field in fields(submission)})
 
     def __repr__(self) -> str:

@@ -58,7 +58,7 @@ class DeltaPlace:
 
     @property
     def named(self) -> str:
-        """Text that names the table in errors."""
+        """Returns a text that names the table in errors."""
         return f"the Delta table at {self.url}"
 
     def is_there(self) -> bool:

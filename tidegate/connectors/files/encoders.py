@@ -200,7 +200,7 @@ class LinesEncoding(FileEncoding):
 
     @property
     def suffix(self) -> str:
-        """Returns the end of the names of files."""
+        """Returns the suffix of file names."""
         return f".{self.kind}"
 
     def encoder(self) -> FileEncoder:

@@ -67,7 +67,7 @@ class TakenFile:
     """
 
     def __init__(self, store: FileSystemStore, file: FileAt, advice: Advice) -> None:
-        """Prepares reading. `open` opens the file."""
+        """Prepares reading the file. `open` then opens it."""
         self._store = store
         self._file = file
         self._url = join_url(store.url, file.path)

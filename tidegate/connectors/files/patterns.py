@@ -102,7 +102,7 @@ class FilePattern:
         )
 
     def store(self) -> FileSystemStore:
-        """Opens the store at `folder`."""
+        """Opens the store at the folder of the pattern."""
         return open_store(self.folder)
 
     def files(self) -> list[FileInfo]:

@@ -429,13 +429,13 @@ def _payloads(found: kernels.AvroRecordBytes) -> pa.Array:
 
 
 def _required(schema: AvroSchema) -> set[str]:
-    """Returns the names of the fields without a default."""
+    """Returns the names of the record fields that have no default."""
     root = schema.of(schema.root)
     return {each["name"] for each in root["fields"] if "default" not in each} if kind_of(root) == "record" else set()
 
 
 def _null_free(schema: AvroSchema) -> set[str]:
-    """Returns the names of the fields that must not be null."""
+    """Returns the names of the record fields that must not be null."""
     root = schema.of(schema.root)
     if kind_of(root) != "record":
         return set()

@@ -148,7 +148,7 @@ class AvroProgram:
         return np.array(self.instructions, dtype=np.int64)
 
     def emit(self, operation: int, path: str, column: int = SKIPPED, argument: int = 0, target: int = 0) -> int:
-        """Appends an instruction, and returns its index."""
+        """Appends an instruction to the program, and returns its index."""
         self.instructions += [operation, column, argument, target]
         self.paths.append(path)
         return len(self.paths) - 1

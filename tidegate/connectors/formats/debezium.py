@@ -117,7 +117,7 @@ class DebeziumFormat(Format):
 
     @property
     def avro(self) -> SchemaRegistry | None:
-        """The registry of events in Avro, or None for JSON."""
+        """Returns the schema registry of events in Avro, or None for JSON."""
         assert not isinstance(self.registry, str)
         return self.registry
 

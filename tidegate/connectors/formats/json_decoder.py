@@ -304,7 +304,7 @@ class JsonDecoder:
             )
 
     def _infinities(self, table: pa.Table) -> int:
-        """Returns the number of infinite floats, at any depth."""
+        """Returns the number of infinite floats in a table, at any depth."""
         floats = (leaf for leaf in _leaf_arrays(table.select(self._floats)) if pa.types.is_floating(leaf.type))
         return sum(int(np.isinf(each.to_numpy(zero_copy_only=False)).sum()) for each in floats)
 

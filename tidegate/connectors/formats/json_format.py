@@ -187,7 +187,7 @@ def _text_of(column: pa.Array) -> pa.Array:
 
 
 def _sequence_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> pa.Array:
-    """Returns lists as JSON arrays, and maps as JSON objects."""
+    """Returns the JSON texts of lists (as arrays) and maps (as objects)."""
     is_map = pa.types.is_map(column.type)
     inner = pa.struct([column.type.key_field, column.type.item_field]) if is_map else column.type.value_type
     lists = column.cast(pa.list_(inner))

@@ -154,7 +154,7 @@ class JsonSchemaRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every decoded batch."""
+        """Returns the columns of every decoded batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:

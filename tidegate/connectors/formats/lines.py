@@ -16,7 +16,7 @@ _RETURN = 13
 
 
 class LineDecoder:
-    """Lines that `\\n`, `\\r\\n` or `\\r` ends."""
+    """Decodes lines of text, which end with `\\n`, `\\r\\n` or `\\r`."""
 
     begun = True
 

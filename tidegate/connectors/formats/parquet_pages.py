@@ -65,7 +65,7 @@ class _Page:
 
     @property
     def size_bytes(self) -> int:
-        """Decompressed size of the page in bytes."""
+        """Returns the decompressed size of the page in bytes."""
         return int(self.header[2])
 
     @property

@@ -355,7 +355,7 @@ def _types_of(descriptor: Any) -> dict[str, bytes]:
 
 
 def _set_of(file: Any) -> bytes:
-    """Returns a file and its imports as a FileDescriptorSet."""
+    """Returns a Protobuf file and its imports as a FileDescriptorSet."""
     found = _library("google.protobuf.descriptor_pb2").FileDescriptorSet()
     seen: set[str] = set()
 
@@ -475,7 +475,7 @@ class ProtobufRead(ReadFormat):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of every decoded batch."""
+        """Returns the columns of every decoded batch."""
         return self.columns
 
     def decoder(self) -> PayloadDecoder:

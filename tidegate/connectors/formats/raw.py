@@ -82,7 +82,7 @@ class RawRead(ReadFormat):
 
     @property
     def single(self) -> bool:
-        """True: a payload is one value."""
+        """Returns True, because a payload is one value."""
         return True
 
     def decoder(self) -> PayloadDecoder:

@@ -43,7 +43,7 @@ class Block:
 
     @staticmethod
     def of(payloads: Sequence[bytes]) -> Block:
-        """Concatenates payloads to a block."""
+        """Concatenates payloads to one block of bytes."""
         sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         ends = np.cumsum(sizes)
         return Block(np.frombuffer(b"".join(payloads), dtype=np.uint8), ends - sizes, ends)

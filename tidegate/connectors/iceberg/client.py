@@ -47,7 +47,7 @@ class TablePlace:
 
     @property
     def named(self) -> str:
-        """Name of the table, for errors."""
+        """Returns the name of the table, for errors."""
         return f"the Iceberg table {self.table} of the catalog {self.catalog.name!r}"
 
     def load(self) -> Table:

@@ -180,7 +180,7 @@ class TopicWatch:
 
     @property
     def topics(self) -> Sequence[str]:
-        """The names of all topics that are being described."""
+        """Returns the names of all topics that are described repeatedly."""
         return tuple(self._topics)
 
     def info(self, topic: str) -> TopicInfo | None:

@@ -59,14 +59,14 @@ class RecordLayout:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Names of the columns that are read."""
+        """Returns the names of the columns that the record layout reads."""
         headers = [self.headers] if isinstance(self.headers, str) else (self.headers or {}).values()
         single = [name for name in (self.topic, self.partition, self.timestamp) if name is not None]
         return frozenset([*self.value, *self.key, *single, *headers])
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of a batch of records."""
+        """Returns the columns of a batch of encoded records."""
         parts = [pa.field("topic", pa.string())] if self.topic is not None else []
         parts += [pa.field("partition", pa.int32())] if self.partition is not None else []
         parts += [pa.field("key", pa.binary())] if self.key else []

@@ -427,7 +427,7 @@ class KafkaReader:
         return ReadResult(None, offset, at_end=False, payload=None if now == known else encode(now), found=found)
 
     def _warn_of(self, new: Mapping[str, TopicInfo], before: Mapping[str, int]) -> None:
-        """Logs each new partition that is not read, once."""
+        """Logs each new partition that the job does not read. Each one is logged once."""
         for topic, info in new.items():
             known = max(before.get(topic, 0), self._unread.get(topic, 0))
             if info.partitions > known:

@@ -115,13 +115,13 @@ class RecordFormat:
 
     @property
     def _key_type(self) -> pa.DataType:
-        """Returns the type of the column of keys."""
+        """Returns the type of the column with the record keys."""
         assert self.key is not None
         return self.key.schema[0].type if self.key.single else pa.struct(list(self.key.schema))
 
     @property
     def _named(self) -> tuple[str, ...]:
-        """The names of the metadata columns in the rows."""
+        """Returns the names of the metadata columns in the rows."""
         if not self.plain:
             return self.metadata
         always = ("topic", "partition", "offset", "timestamp")
@@ -179,7 +179,7 @@ class Records:
         return taken
 
     def only(self, numbers: Sequence[int]) -> Records:
-        """Returns the records at these positions."""
+        """Returns the records with these indices."""
         found = Records(self.topic, self.partition, ())
         found.offsets = [self.offsets[number] for number in numbers]
         found.columns = {name: [column[number] for number in numbers] for name, column in self.columns.items()}

@@ -346,7 +346,7 @@ class _KafkaCommitter(Committer):
                     self._lanes.pop(lane).close()
 
     def close(self) -> None:
-        """Closes the producers."""
+        """Closes the Kafka producers."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}

@@ -38,7 +38,7 @@ class KnownPartitions:
 
 
 def split_of(at: PartitionAt) -> SourceSplit:
-    """Returns the split of a partition."""
+    """Returns the split for a position in a Kafka partition."""
     return SourceSplit(f"{at.topic}[{at.partition}]", encode(at))
 
 

@@ -43,7 +43,7 @@ class CdcTable:
 
     @property
     def text(self) -> str:
-        """Schema and name of the table, for errors."""
+        """Returns the schema and the name of the table as text, for errors."""
         return f"{self.schema}.{self.name}"
 
     @property

@@ -27,7 +27,7 @@ _TRUNCATE = struct.Struct(">IB")
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Message: a transaction begins."""
+    """A message at the beginning of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)

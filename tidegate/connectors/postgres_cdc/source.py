@@ -690,7 +690,7 @@ class _Retry:
         return self._pause_ms == 0 or self._clock_ms() >= self._next_ms
 
     def failed(self, error: Exception) -> None:
-        """Records a failure, and doubles the pause."""
+        """Records a failed connection, and doubles the pause before the next try."""
         now_ms = self._clock_ms()
         self._pause_ms = min(max(2 * self._pause_ms, RETRY_MS[0]), RETRY_MS[1])
         self._next_ms = now_ms + self._pause_ms
@@ -699,7 +699,7 @@ class _Retry:
             log.warning("PostgreSQL does not send changes, and is tried again: %s", str(error).strip())
 
     def worked(self) -> None:
-        """Records a success, and resets the pause."""
+        """Records a successful connection, and resets the pause."""
         if self._logged_ms is not None:
             log.info("PostgreSQL sends changes again")
         self._pause_ms = 0

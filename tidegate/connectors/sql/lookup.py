@@ -295,7 +295,7 @@ class PostgresTable(KeyedTable):
     """A `KeyedTable` in PostgreSQL."""
 
     def why_no_key(self, column: TableColumn) -> str | None:
-        """Returns why a column cannot be a key, or None if it can."""
+        """Returns the reason why a column cannot be a lookup key, or None if it can."""
         if column.type_text.startswith("character("):
             return "the database pads its values with spaces; use text or varchar"
         if column.cast and column.format != "uuid":

@@ -221,7 +221,7 @@ class PostgresRows(Rows):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def close(self) -> None:
-        """Ends the query."""
+        """Ends the query and releases its resources."""
         self.reader.close()
         self._cursor.close()
         if self._on_close is not None:
@@ -380,7 +380,7 @@ class AlchemyRows(Rows):
         self._on_close = on_close
 
     def next(self) -> pa.RecordBatch | None:
-        """Returns the next rows, or None at the end."""
+        """Returns the next rows of the query's result as a batch, or None at the end."""
         try:
             rows = self.result.fetchmany(ROWS_AT_ONCE)
         except alchemy().exc.SQLAlchemyError as error:
@@ -392,7 +392,7 @@ class AlchemyRows(Rows):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def close(self) -> None:
-        """Ends the query."""
+        """Ends the query and releases its resources."""
         self.result.close()
         if self._on_close is not None:
             self._on_close()

@@ -62,7 +62,7 @@ class SqlSource:
     partition_by: str | None
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns one split for each range."""
+        """Returns one split for each range of the partition column."""
         query = self._identity
         return tuple(
             SourceSplit(

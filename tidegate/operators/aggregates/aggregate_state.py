@@ -89,12 +89,12 @@ class Described(Protocol):
 
     @property
     def kind(self) -> AggregateKind:
-        """Which function the aggregate computes."""
+        """Returns the function that the aggregate computes."""
         ...
 
     @property
     def column(self) -> ColumnLike | None:
-        """Input column, or None for `count()`, which counts rows."""
+        """Returns the input column, or None for `count()`, which counts rows."""
         ...
 
     @property
@@ -109,7 +109,7 @@ class Described(Protocol):
 
     @property
     def retractable(self) -> bool:
-        """True for a sum whose values may be retracted."""
+        """Returns True for a sum whose values may be retracted."""
         ...
 
     @property

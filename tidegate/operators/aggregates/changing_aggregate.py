@@ -68,7 +68,7 @@ CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.ME
 @runtime_checkable
 class _Retractable(Protocol):
     def retract(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Removes the rows of a batch from the slots."""
+        """Removes retracted rows of a batch from the state of their slots."""
         ...
 
 

@@ -350,7 +350,7 @@ class BatchFunctionOperator(MapBatches):
             self.function.open(self.function.context)
 
     def close(self) -> None:
-        """Calls `close` of the function."""
+        """Calls `close` of the user's function."""
         self.function.close()
 
 

@@ -329,7 +329,7 @@ class StatefulMap(ProcessFunction):
         self._declared = ValueState("state", dtype, ttl=ttl)
 
     def open(self, context: ProcessContext) -> None:
-        """Binds the state of the function."""
+        """Binds the state in which the value of a key is stored."""
         self._state = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:

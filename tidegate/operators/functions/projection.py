@@ -34,7 +34,7 @@ from tidegate.storage.schemas.polars_frames import check_polars_has, polars_has,
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to compute the columns of batches with one schema."""
+    """A compiled projection: how to compute the columns of batches with one schema."""
 
     schema: pa.Schema
     output: pa.Schema

@@ -113,7 +113,7 @@ class AsOfJoin(JoinOperator):
             emit(self.result(rows.take(pa.array(lonely)), None, len(lonely)))
 
     def _sweep(self, watermark_ms: int) -> None:
-        """Removes versions that are obsolete at the watermark."""
+        """Removes row versions that are obsolete at the watermark."""
         index, versions = KeyIndex(tuple(self.keys.names)), self.tables[RIGHT]
         slots: list[NDArray[np.int64]] = []
         times: list[NDArray[np.int64]] = []

@@ -139,7 +139,7 @@ class ValueState(KeyedState):
         return self._element(self._typed.field(self.name))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns whether stored values have a time to live, according to the type of their column in a checkpoint."""
+        """Returns whether values in a checkpoint have a time to live, according to the type of their column."""
         return has_time(column_type, self._typed.dtype)
 
     def value(self) -> Any:

@@ -191,7 +191,7 @@ class EnteredKeys:
 
     @property
     def columns(self) -> pa.RecordBatch:
-        """Returns the keys as stored key columns."""
+        """Returns the entered keys as stored key columns."""
         if self._columns is None:
             self._columns = self._codec.decode(self._keys or ())
         return self._columns

@@ -200,7 +200,7 @@ class BroadcastState(MapEntries):
         return self._entries
 
     def back_to(self, mark: dict[Any, Any]) -> None:
-        """Undoes the changes that were made after `mark` was taken."""
+        """Undoes the changes that were made after the call of `mark` that returned `mark`."""
         self._entries, self._frozen = mark, True
 
     def load(self, table: StateTable) -> None:

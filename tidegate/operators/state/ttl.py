@@ -176,7 +176,7 @@ class TtlValues:
         self._internal.put_many(refs, self._clock.timed_column(values))
 
     def remove_many(self, refs: KeyRefs) -> None:
-        """Removes the values of these keys."""
+        """Removes the values of these keys, if they have any."""
         self._internal.remove_many(refs)
 
 

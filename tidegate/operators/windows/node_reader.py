@@ -186,7 +186,7 @@ class _Layout:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows, read and computed."""
+        """Returns the number of rows in memory: rows that were read and rows to compute."""
         return len(self.codes)
 
     def know(self, nodes: Numbers, places: Numbers) -> None:

@@ -317,7 +317,7 @@ class FunctionCalls(WindowCalls):
         self._ask.current_watermark = watermark_ms
 
     def close(self) -> None:
-        """Closes the function."""
+        """Closes the user's function."""
         self._function.close()
 
     def _begin(self, grouped: Grouped) -> None:
@@ -561,7 +561,7 @@ class _Values:
 
 
 class _Lists(_Values):
-    """List state of the current window."""
+    """List state of a window function, for the current window."""
 
     def get(self, ref: KeyRef) -> Collection[Any]:
         return super().get(ref) or ()

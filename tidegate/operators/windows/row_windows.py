@@ -369,7 +369,7 @@ class TimedWindows(WindowOperator, WindowBuffer):
         return None if self._clock is None or self._next_end_ms == MAX_WATERMARK_MS else self._next_end_ms
 
     def last_ms(self, ends: Times) -> Times:
-        """Returns, for windows with these ends, the watermarks at which they are over, in ms."""
+        """Returns the watermark at which each window with these ends is over, in ms."""
         return last_moments(ends, self._lateness_ms)
 
     def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:

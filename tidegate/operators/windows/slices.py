@@ -226,7 +226,7 @@ class TumblingSlices:
         return Window(int(starts[later[0]]), int(ends[later[0]])) if len(later) else None
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns no merges, because each window is one slice."""
+        """Returns no merges, because a tumbling window is a single slice."""
         return []
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
@@ -234,7 +234,7 @@ class TumblingSlices:
         return (window.start_ms << _KIND_BITS,)
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Returns a bundle in which each window is one slice."""
+        """Returns a bundle of windows in which each window is one slice."""
         return Bundle([], [(window.start_ms << _KIND_BITS,) for window in windows], [], [])
 
     def over(self, nodes: Times, fired_ms: int) -> Times:

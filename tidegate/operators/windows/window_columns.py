@@ -121,7 +121,7 @@ class WindowColumns:
         time_type: pa.DataType,
         spec: WindowSpec,
     ) -> pa.RecordBatch:
-        """Returns the result rows of one window."""
+        """Returns the result rows of one window, with key columns and window bounds."""
         rows = len(results[0])
         starts, ends = (np.full(rows, bound, dtype=np.int64) for bound in window)
         return self.output_of(keys, starts, ends, results, time_type, spec)

@@ -231,7 +231,7 @@ class WindowState:
 
     @property
     def key_schema(self) -> pa.Schema:
-        """Schema of the key columns, without the namespace."""
+        """Returns the schema of the key columns, without the namespace column."""
         assert self._key_schema is not None, "keys before the first row"
         return self._key_schema
 
@@ -384,9 +384,8 @@ class WindowState:
         return [*(spec.field for spec in self._extra), *(field for group in self.fields.values() for field in group)]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Continues with the rows that the backend already has.
-
-        Converts them if a program with other aggregates wrote them. `stored` is their schema.
+        """Takes over the rows that the backend already has, and converts them if a program with other aggregates wrote
+        them. `stored` is the schema of these rows.
         """
         layout = self._layout(WINDOWS_STATE, stored)
         if layout.whole:

@@ -63,7 +63,7 @@ class Explanation:
     missing: str = ""
 
     def __str__(self) -> str:
-        """Returns one line for each event."""
+        """Returns the explanation as text, one line for each event."""
         lines = [f"{self.decision}, because:"]
         lines += [f"  (what came before {self.missing})"] if self.missing else []
         lines += [f"  {step.event:>6}  {step.text}" for step in self.steps]

@@ -69,7 +69,7 @@ class PutState:
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The key columns in their stored form."""
+        """Returns the key columns in their stored form."""
         return pa.schema([self.rows.schema.field(name).remove_metadata() for name in self.keys])
 
     def tables(self, owned: range) -> Iterator[pa.Table]:

@@ -134,7 +134,7 @@ class FilesInPlace:
                 pass
 
     def projected(self, columns: Sequence[str]) -> FilesInPlace:
-        """Returns the source restricted to these columns."""
+        """Returns a copy of the source that reads only these columns."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def filtered(self, rows: Rows) -> FilesInPlace:
@@ -171,7 +171,7 @@ class _Reader:
         return self._rows_from(placed, offset, rows_max)
 
     def close(self) -> None:
-        """Releases the file."""
+        """Closes the file that is open."""
         self._open = None
 
     def _rows_from(self, placed: PlacedRows, offset: int, rows_max: int) -> ReadResult:

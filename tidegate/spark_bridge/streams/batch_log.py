@@ -83,7 +83,7 @@ class LogBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the size of all files in bytes."""
+        """Returns the total size of the batch's files in bytes."""
         return sum(file.size_bytes for file in self.files)
 
     def in_lane(self, lane: int) -> Iterator[tuple[int, StagedFile]]:

@@ -64,7 +64,7 @@ class LogSource:
         return tuple(SourceSplit(split_id(self.log_id, lane), b"%d" % lane) for lane in range(self.lanes))
 
     def reader(self) -> SourceReader:
-        """Returns a reader of lanes for one subtask."""
+        """Returns a reader of the log's lanes (splits) for one subtask."""
         return LogReader(self)
 
 

@@ -188,5 +188,5 @@ class ChangeHistory(Generic[C]):
             self._filed[:2] = [(number, self._merge(oldest, second))]
 
     def replace(self, change: Callable[[C], C]) -> None:
-        """Replaces each collection by the result of `change`."""
+        """Replaces each stored collection of changes by the result of `change`."""
         self._filed = [(number, change(collection)) for number, collection in self._filed]

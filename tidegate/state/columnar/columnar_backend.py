@@ -71,7 +71,7 @@ class ColumnarBackend:
         """The slot where the next sweep begins."""
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Sets the stored key columns."""
+        """Sets the stored key columns. Called once, before the first key."""
         self._space.fix(schema)
         self.timers.fix_keys(schema)
         for rows in self._rows.values():
@@ -86,7 +86,7 @@ class ColumnarBackend:
         return table
 
     def rows(self, name: str, values: pa.Schema) -> ColumnarRows:
-        """Returns a state with many rows for each key."""
+        """Returns a row table: a state with any number of rows for each key."""
         if name in self._unbound:
             known = self._rows.get(name)
             if known is None or not known.values.equals(values):
@@ -126,11 +126,11 @@ class ColumnarBackend:
         return self._bound(ColumnarValues, spec)
 
     def lists(self, spec: StateDescriptor) -> ColumnarLists:
-        """Returns a state with a list for each key."""
+        """Returns a state with a list of values for each key."""
         return self._bound(ColumnarLists, spec)
 
     def maps(self, spec: StateDescriptor) -> ColumnarMaps:
-        """Returns a state with a map for each key."""
+        """Returns a state with a map of values for each key."""
         return self._bound(ColumnarMaps, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[int]:

@@ -70,7 +70,7 @@ class ColumnarTimers:
         return min(self._table.rows, limit)
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Sets the stored key columns."""
+        """Sets the stored key columns. Called once, before the first key."""
         self._keys = schema
         self._space.fix(pa.schema([*schema, (TIMER_DOMAIN, pa.uint8()), (TIMER_MOMENT, pa.int64())]))
 
@@ -199,7 +199,7 @@ class _TimerTable(ColumnarTable):
         super().load(rows, layer)
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for `slots` slots of timers."""
         self._queued.grow(slots)
         super().grow(slots)
 
@@ -468,7 +468,7 @@ class SlotFlags:
         self._flags: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for the flags of `slots` slots."""
         if slots > len(self._flags):
             added = np.zeros(max(slots, 2 * len(self._flags)) - len(self._flags), dtype=np.bool_)
             self._flags = np.concatenate((self._flags, added))

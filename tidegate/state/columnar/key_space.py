@@ -84,7 +84,7 @@ class SlotState(Protocol):
         ...
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for `slots` slots of the state."""
         ...
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
@@ -94,7 +94,7 @@ class SlotState(Protocol):
         ...
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers `slots` slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         ...
 
 

@@ -108,12 +108,12 @@ class ObjectState(PagedState[ObjectNotes]):
         return _live(self._pages, slots)
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for `slots` slots of the state."""
         self._pages += [[None] * PAGE_ROWS for _ in range(pages_for(slots) - len(self._pages))]
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         old, self._pages = self._pages, []
         for start in range(0, len(kept), PAGE_ROWS):
             page = [old[slot >> PAGE_BITS][slot & _IN_PAGE] for slot in kept[start : start + PAGE_ROWS].tolist()]
@@ -426,7 +426,7 @@ class SegmentedList(list[Any]):
         return SegmentedList(last, epoch, tuple(parts))
 
     def whole(self) -> Collection[Any]:
-        """Returns all values without a copy."""
+        """Returns all values of the list as one sequence, without a copy."""
         return Parts((*self.before, self)) if self.before else self
 
 
@@ -470,11 +470,11 @@ class ValueColumns(ColumnarTable):
         self.spec = spec
 
     def get(self, ref: int) -> Any:
-        """Returns the value; None if there is none."""
+        """Returns the value of a key, or None if it has none."""
         return self.get_many(np.array([ref], dtype=np.int32))[0].as_py()
 
     def put(self, ref: int, value: Any) -> None:
-        """Sets the value, which is not None."""
+        """Stores a value, which must not be None, for a key."""
         self.put_many(np.array([ref], dtype=np.int32), pa.array([value], self.spec.column_type))
 
     def remove(self, ref: int) -> None:  # type: ignore[override]  # one slot instead of several
@@ -482,13 +482,13 @@ class ValueColumns(ColumnarTable):
         self.remove_many(np.array([ref], dtype=np.int32))
 
     def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
-        """Returns the values of these keys."""
+        """Returns the value of each key as an Arrow array, null where there is none."""
         live = self.live(refs)
         columns = [column.take(refs) for column in self._columns.values()]
         return _assembled(self.spec.column_type, columns, None if live.all() else live)
 
     def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
-        """Sets the values of these keys."""
+        """Stores a value for each key. Null removes the value."""
         if values.null_count:
             refs, values = _last_of_each(refs, values)
             kept = values.is_valid()
@@ -508,7 +508,7 @@ class ValueColumns(ColumnarTable):
             column.paged.put(refs, part)
 
     def remove_many(self, refs: NDArray[np.int32]) -> None:
-        """Removes the values of these keys."""
+        """Removes the values of these keys, if they have any."""
         slots = np.unique(refs[self.live(refs)])
         if len(slots):
             self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))

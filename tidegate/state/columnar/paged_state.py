@@ -79,10 +79,10 @@ class PagedState(ABC, Generic[N]):
 
     @abstractmethod
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Returns for each of these slots whether it has the state."""
+        """Returns a mask: True for each of these slots that has the state."""
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for `slots` slots of the state."""
         self._pins.grow(pages_for(slots))
         if self.dirty is not None:
             self.dirty.grow(slots)
@@ -92,7 +92,7 @@ class PagedState(ABC, Generic[N]):
         return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         self._pins = Pins()
         self._pins.grow(pages_for(len(kept)))
         if self.dirty is not None:
@@ -127,7 +127,7 @@ class PagedState(ABC, Generic[N]):
 
     @abstractmethod
     def undo(self, notes: Notes) -> None:
-        """Restores the contents of the state when these notes began."""
+        """Restores the contents that the state had when `notes` (undo data) began."""
 
     @abstractmethod
     def _frozen_values(self, removed: bool) -> FrozenValues:

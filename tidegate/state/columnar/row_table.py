@@ -109,15 +109,15 @@ class ColumnarRows:
 
     @property
     def rows(self) -> int:
-        """Returns the exact number of rows."""
+        """Returns the exact number of rows in the table."""
         return self._table.rows
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Sets the stored key columns."""
+        """Sets the stored key columns. Called once, before the first key."""
         self._space.fix(pa.schema([*schema, SEQUENCE_FIELD, *self.values]))
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Appends a row for each key."""
+        """Appends a row to the table for each key. Row i of `values` has its value columns."""
         schema = self._space.schema
         assert schema is not None, "rows before their key columns are known"
         count = keys.num_rows
@@ -158,7 +158,7 @@ class ColumnarRows:
         self._space.settle()
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Returns two numbers of rows: the rows that have changed since the base, and all rows."""
+        """Returns two numbers of rows: the rows that have changed since the checkpoint `base`, and all rows."""
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
@@ -234,12 +234,12 @@ class _IndexedSlots(RowSlots):
         return self._index.find(keys, self._live.pages)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Puts stored rows."""
+        """Stores rows of a checkpoint layer, and adds them to the index."""
         self._index = None
         super().load(rows, layer)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         self._index = None
         super().rebuild(kept, slots)
 

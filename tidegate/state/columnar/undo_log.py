@@ -113,7 +113,7 @@ class UndoableState(Protocol):
         ...
 
     def end_notes(self) -> None:
-        """Stops noting changes."""
+        """Stops recording the former contents of slots."""
         ...
 
     def undo(self, notes: Notes) -> None:
@@ -260,7 +260,7 @@ class UndoLog:
         return flags
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the recorded slots: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         for notes in self._notes():
             notes.rebuild(kept)
 
@@ -516,7 +516,7 @@ class TableNotes:
         return self._changed(0, self.slots_below)
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the recorded slots: slot `kept[i]` becomes slot i."""
         while self.kept:
             self._exchange(next(iter(self.kept)), PAGE_ROWS)
         self.slots_below = int(np.searchsorted(kept, self.slots_below))
@@ -649,7 +649,7 @@ class ObjectNotes:
         return np.fromiter(self.held, dtype=np.int32, count=len(self.held))
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the recorded slots: slot `kept[i]` becomes slot i."""
         self.slots_below = int(np.searchsorted(kept, self.slots_below))
         slots = np.searchsorted(kept, self.slots()).tolist()
         self.held = dict(zip(slots, self.held.values(), strict=True))

@@ -59,7 +59,7 @@ class ColumnarTable(PagedState[TableNotes]):
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
 
     def column(self, name: str) -> BatchColumn:
-        """Returns a value column."""
+        """Returns the value column called `name`."""
         return self._columns[name]
 
     def remove(self, slots: NDArray[Any]) -> None:
@@ -85,7 +85,7 @@ class ColumnarTable(PagedState[TableNotes]):
         return self._live.raw(slots).view(np.bool_)
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for `slots` slots of the state."""
         pages = pages_for(slots)
         for column in self._columns.values():
             column.paged.grow(pages)
@@ -93,7 +93,7 @@ class ColumnarTable(PagedState[TableNotes]):
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         for column in self._columns.values():
             column.paged = column.paged.rebuilt(kept)
         self._live = self._live.rebuilt(kept)
@@ -141,12 +141,12 @@ class ColumnarTable(PagedState[TableNotes]):
         self._unmark_new(slots[~live])
 
     def begin_notes(self) -> TableNotes:
-        """Notes changes from now on."""
+        """Starts to record the former contents of rows before they change. Returns the object that collects them."""
         self._notes = TableNotes(self._space.slots, self._rows, self._still_read)
         return self._notes
 
     def undo(self, notes: Notes) -> None:
-        """Restores the contents of the state when these notes began."""
+        """Restores the contents that the state had when `notes` (undo data) began."""
         assert isinstance(notes, TableNotes)
         self._notes = None  # the changes of the undo itself are not noted
         self._put_back(notes.kept)
@@ -200,7 +200,7 @@ class ColumnarTable(PagedState[TableNotes]):
             self.dirty.unmark(slots[slots >= self._in_snapshot_below])
 
     def _clear(self, slots: NDArray[np.int32]) -> None:
-        """Removes the rows of these slots."""
+        """Removes the rows of these slots from the table."""
         self._own(slots)
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
 
@@ -346,7 +346,7 @@ class ColumnarNamespaces(ColumnarTable):
         super().__init__(space, name, specs, incremental)
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch. Keys without a row get one."""
+        """Begins a batch of keys, and returns their slots. Adds a row for each key that has none."""
         upserted = super().upsert(keys, new_only)
         if len(upserted.new_rows) and self._noted is not None:
             note(self._noted, fixed_values(keys.column(0))[upserted.new_rows], upserted.slots[upserted.new_rows])
@@ -403,17 +403,17 @@ class ColumnarNamespaces(ColumnarTable):
         self._space.settle()
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Puts stored rows."""
+        """Stores the rows of a checkpoint layer. `layer` is the number of the layer."""
         self._noted = None
         super().load(rows, layer)
 
     def undo(self, notes: Notes) -> None:
-        """Restores the contents of the state when these notes began."""
+        """Restores the contents that the state had when `notes` (undo data) began."""
         self._noted = None
         super().undo(notes)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         if self._noted is not None:
             names = list(self._noted)
             parts = [part for name in names for part in self._noted[name]]

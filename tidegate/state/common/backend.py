@@ -156,7 +156,7 @@ class VectorTable(Protocol):
         ...
 
     def done(self) -> None:
-        """Ends the batch."""
+        """Ends the batch of keys that `upsert` began."""
         ...
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
@@ -171,7 +171,7 @@ class NamespacedTable(VectorTable, Protocol):
     """A table of a backend with namespaces: an int64 in the first key column that does not influence the key group."""
 
     def namespaces(self) -> NDArray[np.int64]:
-        """The namespaces that have a row, ascending."""
+        """Returns the namespaces that have a row, ascending."""
         ...
 
     def scan_namespace(
@@ -244,11 +244,11 @@ class KeyedBackend(Protocol):
         ...
 
     def lists(self, spec: StateDescriptor) -> InternalListState:
-        """Returns a state with a list for each key."""
+        """Returns a state with a list of values for each key."""
         ...
 
     def maps(self, spec: StateDescriptor) -> InternalMapState:
-        """Returns a state with a map for each key."""
+        """Returns a state with a map of values for each key."""
         ...
 
     @property
@@ -414,7 +414,7 @@ class InternalValueState(Protocol):
         ...
 
     def put(self, ref: KeyRef, value: Any) -> None:
-        """Sets the value, which is not None."""
+        """Stores a value, which must not be None, for a key."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
@@ -436,7 +436,7 @@ class InternalValueState(Protocol):
         ...
 
     def remove_many(self, refs: KeyRefs) -> None:
-        """Removes the values of these keys."""
+        """Removes the values of these keys, if they have any."""
         ...
 
 
@@ -457,7 +457,7 @@ class InternalListState(Protocol):
         ...
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Replaces the list."""
+        """Replaces the list of a key."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
@@ -473,7 +473,7 @@ class InternalMapState(Protocol):
         ...
 
     def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
-        """Sets one entry."""
+        """Stores one entry in the map of a key."""
         ...
 
     def discard(self, ref: KeyRef, map_key: Any) -> None:

@@ -96,7 +96,7 @@ class _Pages:
         """How many slabs have used pages."""
 
     def take(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
-        """Returns several pages as arrays, and their addresses."""
+        """Allocates several pages. Returns them as arrays, and their addresses."""
         self.take_back()
         pages, addresses = [], np.empty(count, dtype=np.uintp)
         for number in range(count):
@@ -159,7 +159,7 @@ class PageMemory:
         self._sizes: dict[int, _Pages] = {}
 
     def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns an uninitialised array of `values` values."""
+        """Allocates a page, and returns it as an uninitialised array of `values` values."""
         (page,), _ = self.pages(1, values, dtype)
         return page
 

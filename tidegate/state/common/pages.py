@@ -105,7 +105,7 @@ class PagedColumn:
         self.reset_valid(slots)
 
     def reset_valid(self, slots: NDArray[np.int32]) -> None:
-        """Sets these slots to null, if validity is tracked."""
+        """Sets these slots to null, if the column tracks validity."""
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.zeros(len(slots), dtype=np.uint8))
 
@@ -125,7 +125,7 @@ class PagedColumn:
             self._valid[page], self._valid_addresses[page] = valid, address_of(valid)
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the values of these slots (a copy)."""
+        """Returns the values of these slots as an Arrow array (a copy)."""
         return _taken(self.spec, self.dtype, self._addresses, self._valid_addresses, slots)
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
@@ -207,7 +207,7 @@ class PagedColumn:
         return column
 
     def _another(self) -> PagedColumn:
-        """Returns an empty column for the same values."""
+        """Returns an empty column with the same type and initial value."""
         return PagedColumn(self.spec)
 
     def begin_batch(self) -> None:
@@ -215,7 +215,7 @@ class PagedColumn:
 
     @property
     def value_bytes(self) -> int:
-        """Returns the size of a value in bytes."""
+        """Returns the size of one value in bytes."""
         return self.dtype.itemsize
 
     def freeze(self) -> FrozenColumn:

@@ -62,7 +62,7 @@ class BatchColumn:
 
     @property
     def pages(self) -> Pages:
-        """Returns the addresses of the pages of values."""
+        """Returns the addresses of the memory pages with the column's values."""
         return self.paged.pages
 
     @property
@@ -80,7 +80,7 @@ class BatchColumn:
         return self.paged.valid_pages
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the values of these slots (a copy)."""
+        """Returns the values of these slots as an Arrow array (a copy)."""
         return self.paged.take(slots)
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
@@ -161,7 +161,7 @@ class VaryingColumn(PagedColumn):
         return self._heap.size_bytes
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Returns the values of these slots (a copy)."""
+        """Returns the values of these slots as an Arrow array (a copy)."""
         return self._heap.take(self.raw(slots))
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
@@ -312,7 +312,7 @@ class ValueHeap:
         return numbers
 
     def take(self, numbers: Numbers) -> pa.Array:
-        """Returns the values with these numbers, null for 0."""
+        """Returns the values with these numbers as an Arrow array, null for the number 0."""
         return values_of(self._chunks, numbers, self.data_type)
 
     @property
@@ -331,7 +331,7 @@ class ValueHeap:
         self._kept_bytes = self.size_bytes
 
     def clear(self) -> None:
-        """Drops all values."""
+        """Drops all values of the heap."""
         self._chunks, self.size_bytes, self._kept_bytes = [], 0, 0
 
     def _add(self, chunk: HeapChunk) -> None:

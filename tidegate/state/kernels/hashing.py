@@ -105,7 +105,7 @@ def _hash_stripes(data: NDArray[np.uint8], start: int, stop: int, seed: np.uint6
 
 @kernel
 def hash_string(data: NDArray[np.uint8], start: int, stop: int, seed: np.uint64) -> np.uint64:
-    """Returns XXH64 of `data[start:stop]`."""
+    """Returns the XXH64 hash of the bytes `data[start:stop]`."""
     position = start
     if stop - start >= 32:
         h = _hash_stripes(data, start, stop, seed)

@@ -335,8 +335,11 @@ def _skip_csv(
     ignore_leading: bool,
     state: NDArray[np.int64],
 ) -> np.int64:
-    """States: 0 at the start of a value, 1 in a plain value, 2 in a quoted value, 3 after an escape, 4 after a quote in
-    a quoted value, 5 in the rest of a line, 6 after a `\\r` that ends the record, 7 in blanks after a quoted value."""
+    """Scans CSV text for the end of a record, as a state machine.
+
+    States: 0 at the start of a value, 1 in a plain value, 2 in a quoted value, 3 after an escape, 4 after a quote in a
+    quoted value, 5 in the rest of a line, 6 after a `\\r` that ends the record, 7 in blanks after a quoted value.
+    """
     now = state[0]
     for at in range(start, data.shape[0]):
         b = data[at]

@@ -105,7 +105,7 @@ class IntPairIndex:
             self._grow(capacity_after(len(self._table) // _ENTRY, _ENTRY))
 
     def fill(self, first: Words, second: Words, keys_to_come: int = 0) -> bool:
-        """Assigns the next slots to many new keys, in their order, and reserves room for `keys_to_come` more.
+        """Assigns the next slots to many new keys, in their order, and reserves memory for `keys_to_come` more keys.
 
         Returns False if a key occurs twice or already existed. Then the index must not be used any more.
         """

@@ -229,7 +229,7 @@ class FrozenChanges:
         )
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows, sorted by key group. Raises StorageError, CorruptionError."""
+        """Yields the rows of the state, sorted by key group. Raises StorageError, CorruptionError."""
         assert self._held is not None, "the rows of a snapshot are read once"
         (folder, rows, marks, sets), self._held = self._held, None
         parts: list[Iterable[bytes]] = [_marked(cursor, prefix, folder.path) for cursor, prefix in marks]

@@ -111,7 +111,7 @@ class RocksValues(RocksObjectState):
         self._changed: dict[bytes, None] = {}
 
     def get(self, ref: bytes) -> Any:
-        """Returns the value; None if there is none."""
+        """Returns the value of a key, or None if it has none."""
         value = self._values.get(ref, _ABSENT)
         if value is _ABSENT:
             if ref not in self._fetched:
@@ -140,13 +140,13 @@ class RocksValues(RocksObjectState):
         return pa.array([self.get(ref) for ref in wanted], type=self.spec.column_type)
 
     def put_many(self, refs: NDArray[Any], values: pa.Array) -> None:
-        """Sets the values of these keys."""
+        """Stores a value for each key. Null removes the value."""
         changed = refs.tolist()
         self._values.update(zip(changed, values.to_pylist(), strict=True))
         self._changed.update(dict.fromkeys(changed))
 
     def remove_many(self, refs: NDArray[Any]) -> None:
-        """Removes the values of these keys."""
+        """Removes the values of these keys, if they have any."""
         removed = dict.fromkeys(refs.tolist())
         self._values.update(removed)
         self._changed.update(removed)
@@ -203,19 +203,19 @@ class RocksLists(RocksObjectState):
         return values
 
     def extend(self, ref: bytes, values: Sequence[Any]) -> None:
-        """Appends values."""
+        """Appends elements to the list of a key."""
         self._added.setdefault(ref, []).extend(values)
         if ref in self._lists:
             self._lists[ref].extend(values)
 
     def put(self, ref: bytes, values: Sequence[Any]) -> None:
-        """Replaces the list."""
+        """Replaces the list of a key."""
         self._replaced[ref] = None
         self._lists[ref] = list(values)
         self._added[ref] = list(values)
 
     def remove(self, ref: bytes) -> None:
-        """Removes the list."""
+        """Removes the list of a key."""
         self.put(ref, ())
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
@@ -269,7 +269,7 @@ class RocksMaps(RocksObjectState):
         self._changed: dict[bytes, dict[bytes, None]] = {}
 
     def get(self, ref: bytes, map_key: Any) -> Any:
-        """Returns the value at a map key; None if there is none."""
+        """Returns the value at a map key in the map of a key, or None if there is none."""
         encoded = self._keys.encode(map_key)
         entries = self._entries_of.setdefault(ref, {})
         entry = entries.get(encoded)
@@ -282,7 +282,7 @@ class RocksMaps(RocksObjectState):
         return entry[1]
 
     def put(self, ref: bytes, map_key: Any, value: Any) -> None:
-        """Sets one entry."""
+        """Stores one entry in the map of a key."""
         encoded = self._keys.encode(map_key)
         self._entries_of.setdefault(ref, {})[encoded] = (map_key, value)
         self._changed.setdefault(ref, {})[encoded] = None
@@ -292,7 +292,7 @@ class RocksMaps(RocksObjectState):
         self.put(ref, map_key, None)
 
     def items(self, ref: bytes) -> Iterable[tuple[Any, Any]]:
-        """Returns the current entries."""
+        """Returns the entries of the map of a key."""
         entries = self._entries_of.setdefault(ref, {})
         if ref not in self._whole:
             for encoded, data in self._entries(self._key(ref)):
@@ -302,7 +302,7 @@ class RocksMaps(RocksObjectState):
         return [entries[encoded] for encoded in sorted(entries) if entries[encoded][1] is not None]
 
     def remove(self, ref: bytes) -> None:
-        """Removes the map."""
+        """Removes the map of a key."""
         self._cleared[ref] = None
         self._changed.pop(ref, None)
         self._entries_of[ref] = {}

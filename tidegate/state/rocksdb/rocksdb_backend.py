@@ -140,7 +140,7 @@ class RocksBackend:
         return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
-        """Replaces a vectorised state by one with the same name and other types, and converts its rows."""
+        """Replaces a vectorised state by a state with the same name and other column types, and converts its rows."""
         former = self._tables.pop(name).cold.state
         values = pa.schema([spec.field for spec in columns])
         state = self._session.declare(name, RocksForm.TABLE, values)

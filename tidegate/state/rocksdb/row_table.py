@@ -88,11 +88,11 @@ class RocksRows:
 
     @property
     def rows(self) -> int:
-        """Returns an estimated number of rows."""
+        """Returns the estimated number of rows in the table."""
         return self.hot.rows
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Appends a row for each key."""
+        """Appends a row to the table for each key. Row i of `values` has its value columns."""
         self._fix()
         if keys.num_rows:
             session = self.cold.session
@@ -268,7 +268,7 @@ class TieredRows(RowSlots, TieredTable):
         return pa.RecordBatch.from_arrays(list(columns), schema=self._space.schema)
 
     def take(self, slots: NDArray[Any], columns: Sequence[str]) -> pa.RecordBatch:
-        """Returns the named columns of the rows in these slots."""
+        """Returns the columns `columns` of the rows in these slots."""
         return self._space.keys_of(slots.astype(np.int32, copy=False), columns)
 
     @property
@@ -365,14 +365,14 @@ class TieredRows(RowSlots, TieredTable):
         self._used_again[:] = False
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for `slots` slots of the state."""
         self._chains.grow(0, slots)
         if slots > len(self._of_slot):
             self._of_slot = extended(self._of_slot, len(self._of_slot), max(slots, 2 * len(self._of_slot)))
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         self._of_slot = self._of_slot[kept]
         self._linked = False
         super().rebuild(kept, slots)

@@ -92,7 +92,7 @@ class RocksTable(TieredTable):
 
     @property
     def size_bytes(self) -> int:
-        """Returns the estimated memory of the rows, in bytes."""
+        """Returns the estimated memory of the cached rows in bytes."""
         columns = [column.paged for column in self._columns.values()]
         row_bytes = _LIVE_BYTES + sum(column.dtype.itemsize + (len(column.valid_pages) > 0) for column in columns)
         heaps_bytes = sum(column.heap_bytes for column in self._varying)
@@ -170,7 +170,7 @@ class RocksTable(TieredTable):
         self._used_again[:] = 0
 
     def grow(self, slots: int) -> None:
-        """Grows to this many slots."""
+        """Makes room for `slots` slots of the state."""
         words = words_for(slots)
         if words > len(self._used_again):
             larger = np.zeros(max(words, 2 * len(self._used_again)), dtype=np.uint64)
@@ -179,7 +179,7 @@ class RocksTable(TieredTable):
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumbers slots: slot `kept[i]` becomes slot i."""
+        """Renumbers the slots of the state: slot `kept[i]` becomes slot i. `slots` is the number of slots before."""
         used_again = np.flatnonzero(flags((self._used_again,), 0, slots)[kept]).astype(np.int32)
         self._used_again = np.zeros(words_for(len(kept)), dtype=np.uint64)
         mark_below(self._used_again, len(kept), used_again)
@@ -331,16 +331,18 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
 
     @property
     def size_bytes(self) -> int:
-        """Returns the estimated memory of the rows, in bytes."""
+        """Returns the estimated size in bytes of the rows in memory."""
         return super().size_bytes + 4 * self._space.slots
 
     @property
     def unwritten(self) -> bool:
-        """Returns True if anything has changed since the last snapshot."""
+        """Returns whether any row has changed since the last snapshot."""
         return bool(self._removed) or super().unwritten
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch: reads the rows of keys that are not in memory. Keys without a row get one."""
+        """Begins a batch of keys, and returns their slots. Reads rows that are not in memory, and adds a row for each
+        key that has none.
+        """
         self._look()
         known = self._space.slots
         upserted = super().upsert(keys, new_only)
@@ -348,7 +350,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         return upserted
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Writes rows under database keys before the first batch, replacing existing ones. Raises StorageError."""
+        """Writes rows under these database keys before the first batch. They replace existing rows. Raises
+        StorageError.
+        """
         self._is_known = False
         super().put(keys, columns)
 
@@ -403,9 +407,8 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         return super().freeze_changes()
 
     def changed(self, for_snapshot: bool = True) -> Iterator[object]:
-        """Freezes the changes that are not in the database.
-
-        Each item drawn writes a part of them. Raises StorageError.
+        """Freezes the changes that are not in the database yet. Returns an iterator that writes a part of them at each
+        step. Raises StorageError.
         """
         return chain(self._draining(self._take_removed_ranges()), super().changed(for_snapshot))
 

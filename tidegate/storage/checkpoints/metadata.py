@@ -561,7 +561,7 @@ class MeaningPart:
 
     @property
     def label(self) -> str:
-        """Text of the fact for errors."""
+        """Returns the text of the fact, for errors."""
         return f"{self.role} {self.name}={self.text}" if self.name else f"{self.role} {self.text}"
 
 

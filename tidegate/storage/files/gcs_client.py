@@ -172,7 +172,7 @@ def _whole_seconds_ms(at: datetime) -> int:
 
 
 class _PastTheEndError(OSError):
-    """A range begins after the end of the object."""
+    """Raised if a byte range begins after the end of the object."""
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class WrappedStore:
     """Passes every call to a wrapped store. Subclasses override some methods. As thread-safe as the wrapped store."""
 
     def __init__(self, store: Store) -> None:
-        """`store` is the wrapped store."""
+        """Wraps the store `store`."""
         self._store = store
 
     @property

@@ -150,12 +150,12 @@ class SpooledTables:
 
     @property
     def kind(self) -> StateKind:
-        """Kind of the state that the tables belong to."""
+        """Returns the kind of the state to which the tables belong."""
         return self.head.kind
 
     @property
     def layer(self) -> int:
-        """Layer number of the tables."""
+        """Returns the layer number of the tables."""
         return self.head.layer
 
     def take(self) -> Iterator[StateTable]:

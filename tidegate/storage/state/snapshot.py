@@ -83,7 +83,7 @@ class FrozenState(Protocol):
 
     @property
     def state(self) -> str:
-        """Name of the state."""
+        """Returns the name of the state."""
         ...
 
     @property
@@ -111,7 +111,7 @@ class FrozenTable:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields all rows of the table as one chunk."""
+        """Yields all rows of the table as a single chunk."""
         yield StateChunk(self.rows())
 
 
@@ -126,17 +126,17 @@ class FrozenChanged(ABC):
 
     @property
     def state(self) -> str:
-        """Name of the state."""
+        """Returns the name of the state."""
         return self.frozen.state
 
     @property
     def kind(self) -> StateKind:
-        """How the state is redistributed when the parallelism changes."""
+        """Returns how the state is redistributed when the parallelism changes."""
         return self.frozen.kind
 
     @property
     def removed(self) -> bool:
-        """Returns True if the rows are deleted keys."""
+        """Returns True if the rows of the snapshot are deleted keys."""
         return self.frozen.removed
 
     @abstractmethod

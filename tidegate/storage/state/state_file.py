@@ -607,10 +607,10 @@ class _Written:
         return len(part)
 
     def flush(self) -> None:
-        """Does nothing."""
+        """Does nothing, because the buffers are in memory."""
 
     def close(self) -> None:
-        """Does nothing."""
+        """Does nothing, because the buffers are in memory."""
 
 
 def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:

@@ -217,7 +217,7 @@ class HandedRows:
 
     @property
     def held(self) -> bool:
-        """True while the sources of the job are paused."""
+        """Returns True while the sources of the job are paused."""
         return self._held
 
     def _take(self, entry: TableEntry) -> None:

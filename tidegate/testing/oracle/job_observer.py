@@ -141,7 +141,7 @@ class Watch:
     # --- coordinator ----------------------------------------------------------------------------------------------
 
     def asked(self, request: co.CheckpointRequested) -> None:
-        """Records a checkpoint or savepoint request of a user."""
+        """Records a request of a user for a checkpoint or savepoint."""
         self._asked[request.request] = request.kind
         if self._open:
             self.coverage.saw("request_held_back")

@@ -205,7 +205,7 @@ class SimulatedSubtask(Subtask):
         super().send_frame(frame)
 
     def note(self, frame: task_do.SendFrame) -> None:
-        """Adds a sent frame to the trace."""
+        """Adds a frame that was sent to the trace."""
         job = self._job
         receiver = self._job.context.graph.receiver(frame.channel)
         barrier = next((element for element in frame.elements if isinstance(element, Barrier)), None)

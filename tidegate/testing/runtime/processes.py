@@ -189,7 +189,7 @@ class SimulatedProcesses:
         return self._of[slot] if slot in self._of else self.start_process(slot)
 
     def start_process(self, slot: WorkerId) -> SimulatedProcess:
-        """Starts the next process of a slot."""
+        """Starts the next process of a slot, and returns it."""
         number = self._numbers[slot] = self._numbers.get(slot, -1) + 1
         name = f"{self._names[slot]}#{number}"
         process = self._of[slot] = SimulatedProcess(self._job, self._graph, self._wiring, slot, name)
@@ -321,7 +321,7 @@ class SimulatedProcesses:
 
 
 class SimulatedNodes:
-    """The nodes of one job."""
+    """The nodes on which the processes of one simulated job run."""
 
     def __init__(self, job: JobOfProcesses) -> None:
         self._job = job
@@ -358,7 +358,7 @@ class SimulatedNodes:
         return bool(self._cut) and self.of(process) in self._cut
 
     def hold(self, process: SimulatedProcess, action: Callable[[], object]) -> None:
-        """Queues an action for a process whose node is cut off."""
+        """Queues an action until the connection to a process's node is restored."""
         self._held.setdefault(process.name, deque()).append(action)
 
     def maybe_fail(self, process: SimulatedProcess) -> None:

@@ -389,7 +389,7 @@ class _PlanOnly:
         self.open_store = open_store
 
     def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
-        """Accepts every graph."""
+        """Accepts every graph without a check."""
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
         """Accepts everything, because `submit` raises an error in any case."""
@@ -407,4 +407,4 @@ class _PlanOnly:
         raise ConfigurationError("simulate() runs the pipeline: build(env) makes streams and does not execute them")
 
     def stop(self) -> None:
-        """Does nothing."""
+        """Does nothing, because no jobs run here."""

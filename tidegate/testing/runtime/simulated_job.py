@@ -102,7 +102,7 @@ class SimulatedJob:
 
     @property
     def over(self) -> bool:
-        """True once the job has ended."""
+        """Returns True once the job has ended."""
         return self.ended is not None
 
     @property
@@ -283,7 +283,7 @@ class SimulatedJob:
             )
 
     def _begin(self, process: SimulatedProcess, tasks: Collection[TaskId], instruction: do.DeployAttempt) -> None:
-        """Starts tasks in a process, and restores their state."""
+        """Starts the tasks `tasks` in a process, and restores their state."""
         subtasks = [self._make_subtask(process, task, tasks, instruction) for task in tasks]
         for subtask in subtasks:
             process.add(subtask)

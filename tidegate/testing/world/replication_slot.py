@@ -57,7 +57,7 @@ class ReplicationSlotSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the rows."""
+        """Returns the schema of the rows."""
         return self._slot.data.schema
 
     def splits(self) -> Sequence[SourceSplit]:

@@ -87,7 +87,7 @@ class Checkpoint:
 
 
 def checkpoint_of(given: Mapping[str, Any]) -> Checkpoint:
-    """Converts a checkpoint from the form of the model."""
+    """Converts a checkpoint from the model's dict to a `Checkpoint`."""
     status = str(given["status"])
     kind = str(given.get("checkpoint_type", "CHECKPOINT"))
     return Checkpoint(
@@ -151,7 +151,7 @@ def strip(history: Sequence[Checkpoint]) -> list[Bar]:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of a job, as its page shows them."""
+    """The checkpoints of a job in the form that its page shows."""
 
     counts: list[tuple[str, int]]
     completed: Checkpoint | None
@@ -184,7 +184,7 @@ class Checkpoints:
 
 
 def checkpoints_of(given: Mapping[str, Any]) -> Checkpoints:
-    """Converts the result of `checkpoints` of the model."""
+    """Converts the result of the model's function `checkpoints`."""
     counts = given["counts"]
     latest = given["latest"]
     history = [checkpoint_of(c) for c in given["history"][:STRIP_MAX]]
@@ -269,7 +269,7 @@ class VertexPart:
 
     @property
     def hidden(self) -> int:
-        """Returns how many subtasks are not shown."""
+        """Returns how many subtasks of the vertex the page does not show."""
         return max(0, self.total - len(self.subtasks)) if self.known else 0
 
 

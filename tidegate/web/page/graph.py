@@ -200,7 +200,7 @@ class Picture:
     edge: int
 
     def boxes(self, vertices: Sequence[Vertex]) -> list[tuple[Vertex, Box]]:
-        """Returns each vertex with its box."""
+        """Returns each vertex with the position of its box."""
         return list(zip(vertices, self.layout.boxes, strict=True))
 
     def name(self, vertex: Vertex) -> list[str]:
@@ -209,7 +209,7 @@ class Picture:
         return wrap(vertex.name, (line_em - width_em(f" x{vertex.parallelism}"), line_em))
 
     def curves(self, edges: Sequence[Edge]) -> list[tuple[Edge, Curve]]:
-        """Returns each edge with its curve."""
+        """Returns each edge with its line."""
         return list(zip(edges, self.layout.curves, strict=True))
 
 

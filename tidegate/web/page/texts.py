@@ -111,7 +111,7 @@ def _formatted(at_ms: object, form: str) -> str:
 
 
 def quoted(text: object) -> str:
-    """Returns a text as one segment of a URL path."""
+    """Returns a text encoded as one segment of a URL path."""
     return quote(str(text), safe="")
 
 

@@ -41,7 +41,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @wire
 class TableEntryKind(enum.Enum):
-    """Kind of an entry of a table's log."""
+    """The kinds of entries in a table's log."""
 
     CREATED = "created"
     CLAIMED = "claimed"

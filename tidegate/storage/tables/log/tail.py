@@ -686,12 +686,12 @@ def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tupl
 
 
 def encoded_entry(entry: TableEntry) -> bytes:
-    """Returns the content of an entry's file."""
+    """Returns the content of the file of a log entry."""
     return seal(_ENTRY_MAGIC, TABLE_LOG_VERSION, encode(entry))
 
 
 def entry_path(seq: int) -> str:
-    """Returns the path of the file of an entry."""
+    """Returns the path of the file of the log entry with this number."""
     return f"{LOG_FOLDER}/{seq:0{_DIGITS}d}"
 
 
