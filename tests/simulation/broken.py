@@ -181,6 +181,7 @@ _SHOWN_BY: Mapping[str, int] = {
     "an element passes a blocked channel": 272,
     "slots: the queue of a dead process comes to the next one": 283,
     "combining: a row counts once too much": 465,
+    "tables: a compaction stands for what a checkpoint covers in part": 29,
 }
 """A seed whose run is short and shows the break, for breaks that earlier seeds do not show soon.
 

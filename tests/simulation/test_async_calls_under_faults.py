@@ -12,6 +12,7 @@ from pipelines import HARSH
 import tidegate as tg
 from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.testing import SimulatedPipeline
+from tidegate.testing.runtime.run import Build
 
 ROWS = pa.table({"k": [n % 5 for n in range(90)], "t": [n * 10 for n in range(90)]})
 
@@ -64,15 +65,27 @@ def test_every_row_has_one_result(pipeline: SimulatedPipeline, seed: int) -> Non
     assert report.ok, f"{report}\n{report.sequence()}"
 
 
+def _undisturbed(build: Build) -> SimulatedPipeline:
+    """Returns a pipeline whose run without faults is made.
+
+    Where rows differ, it does not look for other causes by more runs, because the test has broken the operator.
+    """
+    pipeline = SimulatedPipeline(build)
+    pipeline._expected(0)
+    pipeline._order = (None,)
+    return pipeline
+
+
 def _all_ok(pipeline: SimulatedPipeline) -> bool:
     """Returns whether no seed shows a violation. It does not shrink runs, which takes long."""
-    return all(pipeline._run(seed, HARSH, None).ok for seed in range(5))
+    return all(pipeline._run(seed, HARSH, None).ok for seed in (1, 2, 3, 4, 0))
 
 
 def test_rows_under_way_that_a_checkpoint_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: without its state an operator loses rows that were under way when a task crashed."""
+    pipeline = _undisturbed(build)
     monkeypatch.setattr(AsyncMap, "snapshot", lambda self, cut: None)
-    assert not _all_ok(PIPELINE)
+    assert not _all_ok(pipeline)
 
 
 def test_rows_that_wait_for_a_batch_and_a_checkpoint_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +99,13 @@ def test_rows_that_wait_for_a_batch_and_a_checkpoint_forgets_are_noticed(monkeyp
         finally:
             self._filling = kept
 
+    pipeline = _undisturbed(build_batches)
     monkeypatch.setattr(AsyncMap, "snapshot", forgets)
-    assert not _all_ok(BATCHES)
+    assert not _all_ok(pipeline)
 
 
 def test_a_watermark_that_overtakes_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: windows that end before the results have come lose them."""
-    pipeline = SimulatedPipeline(build)
-    pipeline._expected(0)
+    pipeline = _undisturbed(build)
     monkeypatch.setattr(AsyncMap, "let_pass", lambda self, watermark_ms: True)
     assert not _all_ok(pipeline)
