@@ -71,6 +71,23 @@ def test_modules_that_are_named_in_texts_exist() -> None:
     assert {name: missing for name, missing in found.items() if missing} == {}
 
 
+IN_CODE = re.compile(r"`([\w/]+\.py)`")
+OF_USERS = {"orders.py"}
+"""Scripts that a user writes, in examples."""
+
+
+def test_modules_that_docstrings_name_exist() -> None:
+    """A module that is moved or merged is also moved where docstrings and comments send a reader to it."""
+    places = [f"/{path.relative_to(ROOT)}" for path in files() if path.suffix == ".py"]
+    gone = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in IN_CODE.findall(path.read_text())
+        if name not in OF_USERS and not any(place.endswith(f"/{name}") for place in places)
+    ]
+    assert gone == []
+
+
 def test_what_is_not_there_is_recognised() -> None:
     """The rules bite."""
     assert list(missing_paths("`docs/attic.md`, `storage/attic.py`, `attic.py`, [x](attic.md)", ROOT / "docs")) == [

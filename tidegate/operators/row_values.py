@@ -21,7 +21,7 @@ object afterwards. Rules:
 - A row is a mapping, a dataclass object or a named tuple. It becomes a dict, and so do such objects inside it.
 - A row is always copied. A value inside is copied if it is mutable: lists, dicts, arrays, byte arrays.
   `owned_row_copier` skips the check of each value if no column has a type for mutable values.
-- Batches are copied by `owned_arrays.py`.
+- Batches are copied by `owned_batch` in `batches.py`.
 
 `python_rows` returns the rows of a batch as dicts, like `RecordBatch.to_pylist` but faster. Rules:
 

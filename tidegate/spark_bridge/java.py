@@ -12,8 +12,8 @@ Rules:
 * PySpark starts the JVM of Spark's driver with the output of this process. No setting suppresses most of the notices
   that it prints at start-up: the launcher mentions `JDK_JAVA_OPTIONS`, RayDP a log4j file that never existed, Hadoop
   its native library, and Ray's native code a client without a cluster. So the JVM writes to pipes, and threads copy
-  all other lines to the output (`worker_output.py` lists the notices). A line is dropped only if it completely matches
-  the list. The JVM never waits for a reader: lines are read until it closes its end.
+  all other lines to the output (`is_notice` in `connection.py` finds the notices). A line is dropped only if it
+  completely matches the list. The JVM never waits for a reader: lines are read until it closes its end.
 """
 
 from __future__ import annotations

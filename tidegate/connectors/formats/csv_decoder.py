@@ -1,6 +1,6 @@
 """`CsvDecoder`: decodes CSV records to rows.
 
-The kernels of `text_scan.py` find records and fields, `text_columns.py` converts the values. Rules:
+The kernels of `text_scan.py` find records and fields, `text.py` converts the values. Rules:
 
 - With a header, columns are found by name, otherwise by position. Requested names must exist.
 - A record that has more or fewer values than the header, or than the schema without a header, is bad.

@@ -15,7 +15,8 @@ The task fetches the calls to make with `take_calls`, and passes their results t
   restore the next operators therefore see each result between the same watermarks as before. Older watermarks of a
   restarted sender are ignored. The final watermark (end of event time) is not stored, because no row follows it and the
   senders send it again.
-- If the steps before have another parallelism, the restore drops these watermarks (`restored_event_time.py`).
+- If the steps before have another parallelism, the restore drops these watermarks (`event_time_goes_on` in
+  `restore_task.py`).
 - A row that fails permanently fails the task, or goes to a side output with its error.
 """
 

@@ -432,7 +432,7 @@ class AggregatingState(ValueState):
 class UndeclaredStateError(IncompatibleStateError):
     """Raised when a checkpoint has the state `state` of a function that no longer declares it.
 
-    If the user agrees, such a state is dropped at submission (`restore/rehearsal.py`).
+    If the user agrees, such a state is dropped at submission (`restore/meaning_checks.py`).
     """
 
     def __init__(self, text: str, state: str = "") -> None:

@@ -197,7 +197,7 @@ class WatermarkGenerator(Operator):
         self.dues_behind: Sequence[Due] = (as_they_are,)
         """The rules by which later operators, also in other tasks, treat rows depending on the watermark (`Due`).
 
-        `graph/event_time.py` sets them.
+        `graph/graph_analysis.py` sets them.
         """
         self._looked_at_unit = False
         self._newest_ms: dict[int | None, int] = {}
