@@ -45,7 +45,14 @@ _NEW_OBJECTS, _YOUNG, _MIDDLE = 50_000, 20, 20
 _ROOM_BYTES_MIN = 4 * 1024**3
 _SETTINGS = "_hypothesis_internal_use_settings"
 """The attribute in which Hypothesis, and its plugin for pytest, keep the settings of a test."""
-_SERVERS = (spreading.RAY, spreading.S3, spreading.KAFKA, spreading.POSTGRES)
+_SERVERS = (
+    spreading.RAY,
+    spreading.S3,
+    spreading.KAFKA,
+    spreading.HDFS,
+    spreading.OBJECTS,
+    spreading.POSTGRES,
+)
 _KINDS = {"unit", "property", "contract", *_SERVERS, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
 
 

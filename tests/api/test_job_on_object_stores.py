@@ -19,9 +19,6 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 ROWS = 3_000
 
 
-pytestmark = pytest.mark.xdist_group("object stores")
-
-
 @pytest.fixture(params=["gcs", "azure", "hdfs"])
 def server(request: pytest.FixtureRequest) -> ObjectServer:
     """Each server in turn."""
@@ -52,14 +49,15 @@ def test_a_job_keeps_everything_there(server: ObjectServer) -> None:
     for attempt in (1, 2):
         put(files, attempt - 1)
         with local(2, rows_max=500) as env:
-            stream = env.from_files(f"{url}/in/*.parquet", schema=SCHEMA, discover="20ms", uid="files")
+            stream = env.from_files(f"{url}/in/*.parquet", schema=SCHEMA, discover="200ms", uid="files")
             totals = stream.key_by("k").aggregate(n=tg.count(), total=tg.sum("v"), emit="update", uid="totals")
             table = totals.to_table(
                 f"{url}/out", mode="upsert", keys=["k"], uid="out", if_exists="append" if path else "error"
             )
-            checkpoints = config(f"{url}/checkpoints", interval="100ms", inline_threshold=100)
+            checkpoints = config(f"{url}/checkpoints", inline_threshold=100)
             job = env.execute("stored", checkpoints=checkpoints, restore=path)
             until("the rows", lambda: job.progress().rows_in.get("totals") == ROWS)  # noqa: B023
+            job.trigger_checkpoint()
             path = job.stop(savepoint=f"{url}/savepoints")
             assert job.wait("4min") == "suspended"
         rows = table.to_arrow().sort_by("k")

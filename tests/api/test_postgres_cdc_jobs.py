@@ -542,7 +542,8 @@ def test_kills_lose_and_double_nothing(kills: int, items: PostgresDatabase, tmp_
     command = [sys.executable, "-c", _PROGRAM, items.dsn, slot_of(items), str(tmp_path)]
 
     def change() -> None:
-        with items.connect() as connection:
+        # The statements of a transaction are sent together, and their answers are read at its end.
+        with items.connect() as connection, connection.pipeline():
             for _ in range(random.randrange(1, 200)):
                 key = random.randrange(1, 300)
                 connection.execute(

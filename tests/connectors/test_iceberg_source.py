@@ -12,7 +12,7 @@ from local_jobs import config, finish, local
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 from pyiceberg.types import LongType
-from source_contract import check_source, read_split
+from source_contract import check_source, read_split, rows_of
 from waiting import until
 
 import tidegate as tg
@@ -56,9 +56,11 @@ def place(properties: Properties) -> TablePlace:
     return TablePlace(CatalogOptions.of(properties, "test"), NAME)
 
 
-def follower(properties: Properties, start: object = "all", changes: Changes = "fail") -> IcebergFollower:
-    """Opens the table to follow it."""
-    return IcebergFollower.open(place(properties), start, 1, 3, changes)
+def follower(
+    properties: Properties, start: object = "all", changes: Changes = "fail", every_ms: int = 3_600_000
+) -> IcebergFollower:
+    """Opens the table to follow it. Each reader loads the table once in `every_ms`."""
+    return IcebergFollower.open(place(properties), start, every_ms, 3, changes)
 
 
 def xs(rows: Iterable[dict[str, object]]) -> list[object]:
@@ -122,12 +124,18 @@ def test_a_follower_reads_what_is_appended(properties: Properties) -> None:
 
 @pytest.mark.slow
 def test_a_table_that_was_empty_is_followed(properties: Properties) -> None:
-    """The first snapshot may come later."""
+    """The first snapshot may come later, also while a reader has the table open."""
     table = created(properties)
     source = follower(properties)
     assert check_source(source) == []
+    polling = follower(properties, every_ms=1)
+    reader = polling.reader()
+    assert [place for split in polling.splits() for place in read_split(polling, reader, split, 9)] == []
     table.append(numbers(0, 5))
     assert xs(check_source(source)) == list(range(5))
+    found = [row for split in polling.splits() for row in rows_of(read_split(polling, reader, split, 9))]
+    assert xs(found) == list(range(5))
+    reader.close()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from local_jobs import finish, local, rows
 from postgres_server import PostgresDatabase
-from source_contract import check_source
+from source_contract import check_source, read_split, rows_of
 from stores_of_sql import Database
 
 import tidegate as tg
@@ -41,8 +41,8 @@ def test_a_query_keeps_the_contract_of_sources(tmp_path: Path, partition_by: str
 
 
 @pytest.mark.parametrize("partition_by", ["id", "day", "at", "zoned"])
-def test_a_query_of_postgres_keeps_the_contract(postgres: PostgresDatabase, partition_by: str) -> None:
-    """With ranges of integers, dates and timestamps."""
+def test_ranges_of_a_query_of_postgres_have_each_row_once(postgres: PostgresDatabase, partition_by: str) -> None:
+    """With ranges of integers, dates and timestamps. Each read connects, which takes a tenth of a second."""
     postgres.execute(
         "CREATE TABLE t AS SELECT i % 50 AS id, date '1969-12-20' + i % 30 AS day, timestamp '1969-12-31 23:59:00' + "
         "i * interval '1.5 s' AS at, timestamptz '2020-01-01 00:00:00+01' + i * interval '1 h' AS zoned, "
@@ -50,9 +50,22 @@ def test_a_query_of_postgres_keeps_the_contract(postgres: PostgresDatabase, part
     )
     source = sql_source(postgres.dsn, "SELECT * FROM t -- all", EMPTY, partition_by, 5)
     assert len(source.splits()) == 5
-    found = check_source(source)
+    reader = source.reader()
+    found = [row for split in source.splits() for row in rows_of(read_split(source, reader, split, 7))]
+    reader.close()
     expected = postgres.execute("SELECT id, day, at, zoned FROM t")
     assert sorted(tuple(row.values())[:-1] for row in found) == sorted(expected)
+
+
+def test_a_query_of_postgres_keeps_the_contract(postgres: PostgresDatabase) -> None:
+    """With a range that has no lower limit, one that has both, and one that has no upper limit."""
+    postgres.execute(
+        "CREATE TABLE t AS SELECT i % 5 AS id, 'v' || i AS v, '{}'::json AS j FROM generate_series(1, 20) i"
+    )
+    source = sql_source(postgres.dsn, "SELECT * FROM t -- all", EMPTY, "id", 3)
+    found = check_source(source)
+    assert len(source.splits()) == 3
+    assert sorted((row["id"], row["v"]) for row in found) == sorted(postgres.execute("SELECT id, v FROM t"))
 
 
 def test_types_of_postgres(postgres: PostgresDatabase) -> None:

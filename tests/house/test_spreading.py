@@ -96,3 +96,29 @@ def test_a_server_ends_after_the_last_test_that_shares_it(tmp_path: Path) -> Non
     """Not after the whole run, in which it would compute for as long as there are other tests."""
     run_of(tmp_path, SERVER, "-n", "1")
     assert (tmp_path / "events").read_text().split() == ["start", "end"]
+
+
+STORE = """
+import os
+import pytest
+
+@pytest.fixture(scope="session")
+def hdfs_server():
+    with open("made", "a") as file:
+        print(os.getpid(), file=file)
+
+@pytest.fixture(params=["local", "hdfs"])
+def store(request):
+    if request.param == "hdfs":
+        request.getfixturevalue("hdfs_server")
+
+@pytest.mark.parametrize("number", range(6))
+def test_of_each_store(store, number): pass
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_start_one_server_for_a_kind_of_stores(tmp_path: Path) -> None:
+    """Also where a fixture with the name of the store requests the server."""
+    run_of(tmp_path, STORE, "-n", "2")
+    assert len((tmp_path / "made").read_text().splitlines()) == 1

@@ -15,7 +15,6 @@ from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageEr
 from tidegate.storage.files.file_system_store import FileSystemStore, check_conditional_create, open_store
 from tidegate.storage.files.object_files import ObjectClient, ObjectFiles
 
-pytestmark = pytest.mark.xdist_group("object stores")
 LIMIT_MS = 60_000
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=mine;AccountKey=a2V5;EndpointSuffix=core.windows.net"
 

@@ -84,9 +84,7 @@ def simulated_store() -> SimulatedStore:
     return SimulatedStore(disk, "sim://contract")
 
 
-# One process of a test run starts these servers.
-SERVED = [pytest.param(kind, marks=pytest.mark.xdist_group("object stores")) for kind in ("gcs", "azure", "hdfs")]
-OWN = ("local", "memory", "s3", *SERVED, "ray")
+OWN = ("local", "memory", "s3", "gcs", "azure", "hdfs", "ray")
 KINDS = (*OWN, "local_first", "duplicating", "limited", "retrying")
 
 

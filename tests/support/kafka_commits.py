@@ -91,6 +91,8 @@ def read(servers: str, topic: str, isolation: str = "read_committed", *, wait: b
         "enable.auto.commit": False,
         "enable.partition.eof": True,
         "isolation.level": isolation,
+        # How long the broker holds back the answer that there are no more records.
+        "fetch.wait.max.ms": 10,
         "log_level": 0,
     }
     found: list[Record] = []

@@ -151,13 +151,14 @@ def _die_with_parent() -> None:
 
 def _answers(servers: str, process: subprocess.Popen[bytes]) -> bool:
     """Whether the broker answers before its process ends."""
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    # By default a client that was refused waits for up to ten seconds before it connects again.
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0, "reconnect.backoff.max.ms": 100})
 
     def over() -> bool:
         if process.poll() is not None:
             return True
         try:
-            return bool(admin.list_topics(timeout=1).brokers)
+            return bool(admin.list_topics(timeout=10).brokers)
         except KafkaException:
             return False
 
@@ -240,6 +241,7 @@ log.dirs={data}
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 transaction.state.log.replication.factor=1
+transaction.state.log.num.partitions=4
 transaction.state.log.min.isr=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1

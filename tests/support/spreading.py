@@ -1,9 +1,9 @@
 """How a run of several processes (`make test`) deals tests out: what shares something expensive stays together.
 
-The tests on Ray and Spark have one session, those on S3, Kafka and PostgreSQL one server, and those of a module with a
-fixture of its own that fixture. Everything else goes to whoever is free, small tests a handful of a module at a time:
-to hand one over costs as much as to run it, and more with each that was handed over before. The long ones come first,
-so that all processes end together.
+The tests on Ray and Spark have one session, tests on S3, Kafka, PostgreSQL, HDFS and other object stores one server of
+each kind, and the tests of a module with a fixture of its own that fixture. Everything else goes to whoever is free,
+small tests a handful of a module at a time: to hand one over costs as much as to run it, and more with each that was
+handed over before. The long ones come first, so that all processes end together.
 
 A session or a server ends after the last test of its group. Ray and Spark alone would keep half a processor busy for as
 long as the process has other tests.
@@ -27,11 +27,25 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-RAY, S3, KAFKA, POSTGRES = "Ray and Spark", "S3", "Kafka", "PostgreSQL"
-_SHARED = {"raydp_session": RAY, "plain_ray": RAY, "s3_server": S3, "kafka_server": KAFKA, "postgres_server": POSTGRES}
-_STORES = {"ray": RAY, "s3": S3}
-_LONG_FIRST = {RAY: -4, S3: -3, KAFKA: -2, POSTGRES: -1}
-_QUICK_FIRST = {POSTGRES: 1, KAFKA: 2, S3: 3, RAY: 4}
+RAY = "Ray and Spark"
+S3 = "S3"
+KAFKA = "Kafka"
+HDFS = "HDFS"
+OBJECTS = "object stores"
+POSTGRES = "PostgreSQL"
+_SHARED = {
+    "raydp_session": RAY,
+    "plain_ray": RAY,
+    "s3_server": S3,
+    "kafka_server": KAFKA,
+    "hdfs_server": HDFS,
+    "gcs_server": OBJECTS,
+    "azure_server": OBJECTS,
+    "postgres_server": POSTGRES,
+}
+_STORES = {"ray": RAY, "s3": S3, "hdfs": HDFS, "gcs": OBJECTS, "azure": OBJECTS}
+_LONG_FIRST = {RAY: -6, KAFKA: -5, S3: -4, POSTGRES: -3, HDFS: -2, OBJECTS: -1}
+_QUICK_FIRST = {OBJECTS: 1, POSTGRES: 2, HDFS: 3, KAFKA: 4, S3: 5, RAY: 6}
 _DEALT_HERE = {"load", "loadgroup"}
 """What `pytest -n 2` asks for, and what `make test` does. The other modes of xdist say themselves what goes where."""
 _SMALL = {"unit", "contract"}
@@ -53,8 +67,8 @@ def together(item: pytest.Item) -> str | None:
     callspec = getattr(item, "callspec", None)
     for name, value in () if callspec is None else callspec.params.items():
         # Such a fixture asks for another one, by the name of the store.
-        if name.endswith("store") and value in _STORES:
-            return _STORES[str(value)]
+        if name.endswith(("store", "server")) and isinstance(value, str) and value in _STORES:
+            return _STORES[value]
     return str(item.path) if any(fixture.scope == "module" for fixture in fixtures.values()) else None
 
 

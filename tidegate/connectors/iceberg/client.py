@@ -27,6 +27,7 @@ from tidegate.connectors.sink import CommitContext
 from tidegate.storage.errors import ConfigurationError, StorageError, TableError
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update.snapshot import UpdateSnapshot, _SnapshotProducer
@@ -50,12 +51,15 @@ class TablePlace:
         """Returns the name of the table, for errors."""
         return f"the Iceberg table {self.table} of the catalog {self.catalog.name!r}"
 
-    def load(self) -> Table:
-        """Loads the current metadata of the table. Raises ConfigurationError if the table does not exist."""
+    def load(self, catalog: Catalog | None = None) -> Table:
+        """Loads the current metadata of the table, by default from a newly opened catalog.
+
+        Raises ConfigurationError if the table does not exist.
+        """
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
-            return self.catalog.open().load_table(self.table)
+            return (self.catalog.open() if catalog is None else catalog).load_table(self.table)
         except (NoSuchTableError, NoSuchNamespaceError) as error:
             raise ConfigurationError(f"{self.named} does not exist: create it, or correct the name") from error
 

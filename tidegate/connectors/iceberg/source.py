@@ -32,6 +32,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import settled_type
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import FileScanTask, Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -387,6 +388,8 @@ class _FollowingReader:
         self._source = source
         self._rows: dict[str, FileRows] = {}
         self._table: Table | None = None
+        self._catalog: Catalog | None = None
+        """Stays open between polls: to open a catalog takes several requests. Opened again after an error."""
         self._interval = -1
         """Number of the polling interval in which the table was last loaded."""
         self._skipped: int | None = None
@@ -428,6 +431,7 @@ class _FollowingReader:
         for rows in self._rows.values():
             rows.close()
         self._rows.clear()
+        self._catalog = None
 
     def _loaded(self, snapshot_id: int | None = None) -> Table:
         """Returns the table.
@@ -439,10 +443,19 @@ class _FollowingReader:
             snapshot_id is None or self._table.metadata.snapshot_by_id(snapshot_id) is not None
         )
         if not known or (snapshot_id is None and interval != self._interval):
-            self._table = self._source.place.load()
+            self._table = self._load()
             self._interval = interval
         assert self._table is not None
         return self._table
+
+    def _load(self) -> Table:
+        """Loads the table from the catalog, which stays open unless that fails."""
+        catalog, self._catalog = self._catalog, None
+        if catalog is None:
+            catalog = self._source.place.catalog.open()
+        table = self._source.place.load(catalog)
+        self._catalog = catalog
+        return table
 
     def _next(self, state: LaneOfSnapshots) -> LaneOfSnapshots | None:
         """Returns the position of a lane at the start of the next snapshot, or None if there is no newer snapshot."""
