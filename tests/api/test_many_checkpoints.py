@@ -42,14 +42,14 @@ def test_a_coordinator_does_not_grow_with_checkpoints(tmp_path: Path, monkeypatc
             return objects()
 
         before = objects_after(60)
-        grown = objects_after(120) - before
+        grown = objects_after(60) - before
         running = running_of(job)
         assert isinstance(running, LocalJob)
         timers, orders = len(running.timers), len(running.coordinator.causes.stored())
         source.open_all()
         assert job.wait("4min") == "finished"
     assert timers < 10
-    assert orders < 2 * 190, "of two kinds those of the newest 200 checkpoints"
+    assert orders < 2 * 130, "of two kinds those of the newest 200 checkpoints"
     assert grown[DataFile] < 20
-    assert sum(grown.values()) < 60, grown.most_common(5)
+    assert sum(grown.values()) < 30, grown.most_common(5)
     assert tg.open_table(str(tmp_path / "table")).to_arrow().num_rows == 5

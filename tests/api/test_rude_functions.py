@@ -202,7 +202,7 @@ def start(name):
     env, source = tg.StreamEnvironment.local(1), Blocked()
     env.from_source(source).collect()
     job = env.execute(name, checkpoints=tg.CheckpointConfig(storage=sys.argv[1]))
-    assert source.reading.wait(60)
+    assert source.reading.wait(240)
     return env, job
 
 env, job = start("cancelled")

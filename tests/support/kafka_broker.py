@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from confluent_kafka import Producer
+from waiting import LIMIT_S
 
 PARTITIONS = 4
 """Of each topic; the mock makes a topic when somebody writes to it."""
@@ -26,7 +27,7 @@ class Broker:
         for number, value in enumerate(values):
             place = {"partition": partition, "timestamp": at_ms + number}
             self._producer.produce(topic, value=value, key=key or str(partition).encode(), **place)
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(LIMIT_S) == 0
 
 
 @contextmanager

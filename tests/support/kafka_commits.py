@@ -155,7 +155,7 @@ def stop_at(step: str, stop: Callable[[], None]) -> None:
         before("records" if count == 0 else "token")
         count += 1
         sent(producer, *args)  # type: ignore[arg-type]
-        producer.flush(30)  # type: ignore[attr-defined]
+        producer.flush(LIMIT_S)  # type: ignore[attr-defined]
 
     def patched_transaction(self: LaneCommitter, part: transactions.Part) -> None:
         before("begin_transaction")

@@ -104,7 +104,7 @@ class PostgresServer:
     def answers(self) -> bool:
         """Returns whether the server accepts connections now."""
         try:
-            with psycopg.connect(self.dsn(), connect_timeout=5):
+            with psycopg.connect(self.dsn(), connect_timeout=60):
                 return True
         except psycopg.OperationalError:
             return False
