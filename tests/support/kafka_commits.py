@@ -99,7 +99,7 @@ def read(servers: str, topic: str, isolation: str = "read_committed", *, wait: b
     with closing(Consumer(settings)) as reader:
         partitions = reader.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions
         reader.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
-        ends = {partition: _end(settings, topic, partition) if wait else 0 for partition in partitions}
+        ends = _ends(settings, topic, partitions) if wait else dict.fromkeys(partitions, 0)
         left = set(partitions)
         while left:
             message = reader.poll(LIMIT_S)
@@ -117,10 +117,12 @@ def read(servers: str, topic: str, isolation: str = "read_committed", *, wait: b
     return found
 
 
-def _end(settings: dict[str, object], topic: str, partition: int) -> int:
+def _ends(settings: dict[str, object], topic: str, partitions: Iterable[int]) -> dict[int, int]:
     with closing(Consumer({**settings, "isolation.level": "read_uncommitted"})) as asked:
-        _, end = asked.get_watermark_offsets(TopicPartition(topic, partition), timeout=LIMIT_S)
-        return end
+        return {
+            partition: asked.get_watermark_offsets(TopicPartition(topic, partition), timeout=LIMIT_S)[1]
+            for partition in partitions
+        }
 
 
 def values_of(records: Iterable[Record]) -> list[str]:
