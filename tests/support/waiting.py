@@ -30,6 +30,11 @@ LIMIT_S = 240.0
 """Far beyond what a busy machine needs, and within the time after which a hanging test is ended."""
 PAUSE_S = 0.01
 FIRST_PAUSE_S = 0.001
+_PAUSES_A_LOOK = 2
+_LONG_PAUSE_S = 0.25
+"""A look that takes processor time is followed by a pause of twice that time, up to this, so that jobs of the test have
+the processor.
+"""
 LOOK_EVERY_S = 0.1
 """How often a wait looks for failures of parts: a look at a job on Ray is a call."""
 
@@ -103,16 +108,19 @@ def until(
     deadline_s = time.monotonic() + LIMIT_S
     look_at_s = 0.0
     pause_s, failure = FIRST_PAUSE_S, None
+    began_s = time.thread_time()
     while not happened():
+        used_s = time.thread_time() - began_s
         assert failure is None, f"waited in vain for {what}: {failure}\nseen: {seen()}"
         at_s = time.monotonic()
         assert at_s < deadline_s, f"waited in vain for {what}: {seen()}"
-        pause(pause_s)
+        pause(max(pause_s, min(_PAUSES_A_LOOK * used_s, _LONG_PAUSE_S)))
         pause_s = min(2 * pause_s, PAUSE_S)
         failure = watched.death()
         if failure is None and not after_failure and at_s >= look_at_s:
             look_at_s = at_s + LOOK_EVERY_S
             failure = watched.failure()
+        began_s = time.thread_time()
 
 
 def received(what: str, queue: SimpleQueue[T]) -> T:
