@@ -27,6 +27,8 @@ VERSION = "4.1.2"
 _FETCH_S_MAX = 300
 _FORMAT_S_MAX = 120
 _START_TRIES_MAX = 3
+_REQUEST_S = 10.0
+"""Of one of the requests that are repeated until a broker answers. Between two of them its process is looked at."""
 _LIBC = CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _JARS = (
@@ -158,7 +160,7 @@ def _answers(servers: str, process: subprocess.Popen[bytes]) -> bool:
         if process.poll() is not None:
             return True
         try:
-            return bool(admin.list_topics(timeout=10).brokers)
+            return bool(admin.list_topics(timeout=_REQUEST_S).brokers)
         except KafkaException:
             return False
 
