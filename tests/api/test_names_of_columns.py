@@ -392,7 +392,7 @@ def test_a_column_row_kind_of_plain_rows_is_a_column_like_others(tmp_path: Path)
         rows, others = env.from_batches(marked, splits=1), env.from_batches(unmarked, splits=1)
         kept = rows.join(others, on="k").collect()
         twice = rows.join(env.from_batches(marked, splits=1), on="row_kind").collect()
-        assert env.execute("join", checkpoints=config(tmp_path / "c"), restart=NO_RESTART).wait("1min") == "finished"
+        assert env.execute("join", checkpoints=config(tmp_path / "c"), restart=NO_RESTART).wait("4min") == "finished"
     assert sorted(kept.to_arrow().to_pylist(), key=str) == [
         {"k": 1, "row_kind": "-D", "w": 5},
         {"k": 2, "row_kind": "sold", "w": 6},
