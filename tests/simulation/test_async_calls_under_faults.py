@@ -78,7 +78,7 @@ def _undisturbed(build: Build) -> SimulatedPipeline:
 
 def _all_ok(pipeline: SimulatedPipeline) -> bool:
     """Returns whether no seed shows a violation. It does not shrink runs, which takes long."""
-    return all(pipeline._run(seed, HARSH, None).ok for seed in (1, 2, 3, 4, 0))
+    return all(pipeline._run(seed, HARSH, None).ok for seed in (4, 1, 2, 3, 0))
 
 
 def test_rows_under_way_that_a_checkpoint_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
