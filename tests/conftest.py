@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import hanging
+import patient_ray
 import processor_time
 import pytest
 import spreading
@@ -79,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     # Ray's processes make way for all others, so that beside other tests they would hardly get a turn.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    patient_ray.set_intervals()
 
 
 def _memory_has_room() -> bool:
@@ -196,6 +198,7 @@ def plain_ray() -> Iterator[None]:
 
     started = not ray.is_initialized()
     if started:
+        patient_ray.await_nodes()
         ray.init(address="local", num_cpus=2, include_dashboard=False, configure_logging=False)
     yield
     if started:

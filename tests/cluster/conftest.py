@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import patient_ray
 import pytest
 
 from tidegate.spark_bridge import RayDPSession
@@ -17,14 +18,16 @@ def raydp_session() -> Iterator[RayDPSession]:
     those of Ray on Spark have sessions of their own.
     """
     pytest.importorskip("raydp", reason="RayDP is not installed: the tests of Ray on Spark run, those on RayDP do not")
+    patient_ray.await_nodes()
     session = RayDPSession.start(
         "tidegate-tests",
         executors=2,
         executor_cores=1,
         executor_memory="768m",
         slots_per_executor=2,
+        spark_configs={"spark.sql.shuffle.partitions": "2"},
         include_dashboard=False,
-        start_timeout_s=240.0,
+        start_timeout_s=patient_ray.SESSION_S,
         ray_options={
             "_system_config": {"metrics_report_interval_ms": 5_000},
             "num_cpus": 8,

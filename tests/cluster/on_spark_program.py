@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import patient_ray
 import pyarrow as pa
 import ray
 from pyspark.sql import SparkSession
@@ -26,7 +27,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.connectors.memory_source import MemorySource
-from tidegate.spark_bridge import ensure_java
+from tidegate.spark_bridge import RayOnSparkSession, ensure_java
 from tidegate.storage.errors import TidegateError
 
 ROWS = 2_000
@@ -98,6 +99,7 @@ def lose_spark(env: tg.StreamEnvironment, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """All of it."""
+    patient_ray.await_sessions(RayOnSparkSession)
     with started_spark() as spark:
         tell(master=spark.sparkContext.master)
         with tg.StreamEnvironment.on_spark(

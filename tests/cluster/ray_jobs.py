@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import patient_ray
 import pyarrow as pa
 import waiting
 from ray import cloudpickle
@@ -43,6 +44,7 @@ Function = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 # Programs that tests start wait as tests do, and have no fixture that puts their jobs under watch.
 watch_jobs()
+patient_ray.await_nodes()
 
 # Processes of the job cannot import the modules of the tests: they are sent by value.
 for _module in (waiting, sys.modules[__name__]):

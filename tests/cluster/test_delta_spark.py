@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from story import WAIT_S
 
 JARS = Path(__file__).parents[2] / ".jars" / "delta-spark-3.3.2"
 """They stay there; git ignores the folder."""
@@ -50,7 +51,7 @@ def test_spark_and_a_job_share_a_delta_table(delta_jars: str, tmp_path: Path) ->
         [sys.executable, str(program), delta_jars, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=540,
+        timeout=WAIT_S,
         check=False,
         env=env,
     )

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 import shown_program
-from story import HERE
-
-WAIT_S = 270
+from story import HERE, WAIT_S
 
 
 @pytest.mark.slow

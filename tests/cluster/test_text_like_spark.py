@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from story import WAIT_S
 
 from tidegate.connectors.files.source import source_of_files
 
@@ -416,7 +417,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[An
     file.write_text(json.dumps(asked))
     program = [sys.executable, str(Path(__file__).with_name("text_spark_program.py")), str(file)]
     done = subprocess.run(
-        program, capture_output=True, text=True, timeout=540, check=False, env={**os.environ, "TZ": "UTC"}
+        program, capture_output=True, text=True, timeout=WAIT_S, check=False, env={**os.environ, "TZ": "UTC"}
     )
     assert done.returncode == 0, done.stderr[-4_000:]
     spark = json.loads(file.with_name("cases.json.out").read_text())
