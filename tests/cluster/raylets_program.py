@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import patient_ray
 import pyarrow as pa
 import ray
 from ray.cluster_utils import Cluster
@@ -21,39 +22,37 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.connectors.memory_source import MemorySource
-from tidegate.spark_bridge import ensure_java
+from tidegate.spark_bridge import RayDPSession, ensure_java
 
 ROWS = 2_000
-NODES = 2
 STORE_BYTES = 100 * 2**20
 EXECUTOR_NAME = "raydp-executor"
 
 
 @contextmanager
 def raylets() -> Iterator[str]:
-    """The address of a head, which has room for RayDP's master alone, and nodes with room for an executor each."""
+    """The address of a Ray of two nodes, with room for an executor and its slot each, and for RayDP's master."""
     ensure_java()
     # Ray's types know nothing of its clusters for tests.
     make: Any = Cluster
     # At the address of the machine: Ray does not find nodes again that are at that of the loopback.
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    head = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     cluster = make(initialize_head=True, head_node_args=head)
     try:
-        for _ in range(NODES):
-            cluster.add_node(num_cpus=3, object_store_memory=STORE_BYTES)
+        cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
         yield cluster.address
     finally:
         cluster.shutdown()
 
 
 @contextmanager
-def raydp(address: str) -> Iterator[tg.StreamEnvironment]:
-    """Two executors with two slots each, on different nodes."""
+def raydp(address: str, executors: int) -> Iterator[tg.StreamEnvironment]:
+    """Executors on different nodes, with a slot each."""
     with tg.StreamEnvironment.raydp(
-        executors=NODES,
+        executors=executors,
         executor_cores=1,
         executor_memory="512m",
-        slots_per_executor=2,
+        slots_per_executor=1,
         placement="spread",
         standbys=0,
         ray_address=address,
@@ -87,11 +86,12 @@ def placed(env: tg.StreamEnvironment, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """All of it."""
+    patient_ray.await_sessions(RayDPSession)
     with raylets() as address:
-        with raydp(address) as env:
+        with raydp(address, 2) as env:
             placed(env, folder / "placed")
         tell(connected=ray.is_initialized())
-        with raydp(address) as env:
+        with raydp(address, 1) as env:
             tell(again=bounded(env, folder / "again"))
 
 
