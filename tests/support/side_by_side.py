@@ -80,7 +80,7 @@ def ours(expressions: Sequence[str], folder: Path) -> dict[str, Any]:
         value = eval(expression, names)
         made[expression] = value.collect() if isinstance(value, tg.Stream) else value
     with names["env"] as env:
-        env.execute("side by side").wait("4min")
+        env.execute("side by side").wait("15min")
         return {
             expression: value if isinstance(value, list) else settled(value.to_arrow().to_pylist())
             for expression, value in made.items()
