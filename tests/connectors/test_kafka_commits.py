@@ -239,12 +239,54 @@ def test_a_restored_job_commits_with_another_parallelism(
     assert values_of(read(found.servers, topic)) == sorted(["0", "1", "2", "3", *new])
 
 
+@pytest.mark.parametrize("records_max", [1_000, 3])
+def test_checkpoints_that_are_due_are_committed_together(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records_max: int
+) -> None:
+    """In one transaction, or in several of limited size. The newest token covers every earlier checkpoint."""
+    monkeypatch.setattr(transactions, "PART_RECORDS_MAX", records_max)
+    topic = f"together-{records_max}"
+    found = target(kafka_server, topic)
+    context = context_of(tmp_path)
+    writer = KafkaSink(found).open_writer(context)
+    due = []
+    for checkpoint in (1, 2, 4):
+        writer.write(records_of([f"{checkpoint}-{number}" for number in range(2)]))
+        due.append((CommitToken(context.job_id, checkpoint), writer.prepare(checkpoint)))
+    reader = Consumer({"bootstrap.servers": found.servers, "group.id": topic, "isolation.level": "read_committed"})
+    with closing(KafkaSink(found).open_committer(context)) as committer, closing(reader):
+        committer.commit_all(due)
+        # A transaction has a mark at its end.
+        marks = 1 if records_max == 1_000 else 3
+        until("the committed records", lambda: stable_end(reader, topic) == 6 + marks)
+        committer.commit_all(due)
+    assert token_of(found, lane_of(tmp_path)) == Token(4, 1)
+    for token, committables in due:
+        commit(found, context, token.checkpoint_id, committables)
+    values = [value.decode() for _, value in read(found.servers, topic) if value is not None]
+    assert values == ["1-0", "1-1", "2-0", "2-1", "4-0", "4-1"]
+
+
+def test_parts_are_grouped_within_both_limits() -> None:
+    """In their order. A part that is larger than a limit is alone."""
+
+    def part(number: int, records: int, size_bytes: int) -> transactions.Part:
+        return transactions.Part(Token(1, number), lambda: (), None, records, size_bytes)
+
+    sizes = [(1, 1), (2, 1), (1, 1), (1, 8), (1, 2), (1, 99), (9, 1), (1, 1)]
+    parts = [part(number, *size) for number, size in enumerate(sizes)]
+    groups = list(transactions.transactions_of(parts, 3, 10))
+    assert [[each.done.parts for each in group] for group in groups] == [[0, 1], [2, 3], [4], [5], [6], [7]]
+    assert list(transactions.transactions_of([], 3, 10)) == []
+
+
 def test_many_records_are_committed_in_parts(
     kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part is a transaction, and a commit that fails between two of them continues with the next part."""
     monkeypatch.setattr(kafka_sink, "CHUNK_RECORDS", 10)
-    monkeypatch.setattr(kafka_sink, "PART_RECORDS_MAX", 20)
+    for module in (kafka_sink, transactions):
+        monkeypatch.setattr(module, "PART_RECORDS_MAX", 20)
     found = target(kafka_server, "parts", 2)
     context = context_of(tmp_path)
     values = [f"{number:03}" for number in range(95)]

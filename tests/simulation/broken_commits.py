@@ -64,6 +64,12 @@ def _own_checkpoint_only(self: SubtaskCommits, end: int) -> None:
                 self._due.append(rows)
 
 
+def _all_that_is_due(self: SubtaskCommits, rows: tuple[PreparedRows, ...]) -> None:
+    """Breaks: rows that become due during a commit are committed by the next one. Here they count as committed."""
+    self._due.clear()
+    self._committing = 0
+
+
 def _never_covered(self: CommitToken, stored: CommitToken | None) -> bool:
     """Breaks: a commit is idempotent by its token."""
     return False
@@ -126,6 +132,10 @@ COMMIT_PATCHES: dict[str, tuple[int, Patch]] = {
     "commits: rows of an aborted checkpoint are dropped": (
         6,
         _over_ledgers(lambda: patch.object(SubtaskCommits, "complete", _own_checkpoint_only)),
+    ),
+    "commits: rows that become due during a commit count as committed": (
+        6,
+        _over_ledgers(lambda: patch.object(SubtaskCommits, "committed", _all_that_is_due)),
     ),
     "commits: the token is ignored": (
         6,

@@ -159,9 +159,9 @@ def stop_at(step: str, stop: Callable[[], None]) -> None:
         sent(producer, *args)  # type: ignore[arg-type]
         producer.flush(LIMIT_S)  # type: ignore[attr-defined]
 
-    def patched_transaction(self: LaneCommitter, part: transactions.Part) -> None:
+    def patched_transaction(self: LaneCommitter, parts: Sequence[transactions.Part]) -> None:
         before("begin_transaction")
-        transaction(self, part)
+        transaction(self, parts)
         before("committed")
 
     for owner, name, patched in (

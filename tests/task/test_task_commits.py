@@ -24,23 +24,23 @@ def prepare(commits: SubtaskCommits, checkpoint: int) -> int:
     return commits.next_index
 
 
-def ordered(commits: SubtaskCommits) -> PreparedRows | None:
+def ordered(commits: SubtaskCommits) -> tuple[PreparedRows, ...]:
     """The rows of the commit that is ordered now, if any."""
     commit = commits.next_commit()
-    return None if commit is None else commit.rows
+    return () if commit is None else commit.rows
 
 
 def test_rows_are_committed_when_their_checkpoint_is_complete() -> None:
     """Not before, once at a time, and not again."""
     commits = SubtaskCommits(SINK, JOB)
     end = prepare(commits, 1)
-    assert ordered(commits) is None
+    assert ordered(commits) == ()
     commits.complete(end)
-    assert ordered(commits) == rows(1)
-    assert ordered(commits) is None, "the first commit is under way"
-    commits.committed(rows(1))
+    assert ordered(commits) == (rows(1),)
+    assert ordered(commits) == (), "the first commit is under way"
+    commits.committed((rows(1),))
     assert commits.confirmed
-    assert ordered(commits) is None
+    assert ordered(commits) == ()
 
 
 def test_a_checkpoint_waits_for_writes_before_its_barrier_and_for_no_others() -> None:
@@ -66,19 +66,37 @@ def test_the_rows_of_an_aborted_checkpoint_go_with_the_next_one() -> None:
     end = prepare(commits, 2)
     assert commits.covered(end) == (rows(1), rows(2))
     commits.complete(end)
-    assert ordered(commits) == rows(1)
-    commits.committed(rows(1))
-    assert ordered(commits) == rows(2)
+    assert ordered(commits) == (rows(1), rows(2))
+    commits.committed((rows(1), rows(2)))
+    assert commits.confirmed
+
+
+def test_checkpoints_that_become_due_during_a_commit_are_committed_together() -> None:
+    """After the running commit, in one call. The metric counts each of them."""
+    commits = SubtaskCommits(SINK, JOB)
+    commits.complete(prepare(commits, 1))
+    assert ordered(commits) == (rows(1),)
+    for checkpoint in (2, 3):
+        commits.complete(prepare(commits, checkpoint))
+    assert ordered(commits) == ()
+    assert commits.behind == 3
+    commits.committed((rows(1),))
+    assert commits.behind == 2
+    assert ordered(commits) == (rows(2), rows(3))
+    commits.complete(prepare(commits, 4))
+    commits.committed((rows(2), rows(3)))
+    assert not commits.confirmed
+    assert ordered(commits) == (rows(4),)
 
 
 def test_a_checkpoint_stores_what_is_not_confirmed() -> None:
     """A commit that is under way may be lost with the task, so the next checkpoint stores its rows too."""
     commits = SubtaskCommits(SINK, JOB)
     commits.complete(prepare(commits, 1))
-    assert ordered(commits) == rows(1)
+    assert ordered(commits) == (rows(1),)
     end = prepare(commits, 2)
     assert commits.covered(end) == (rows(1), rows(2))
-    commits.committed(rows(1))
+    commits.committed((rows(1),))
     assert commits.covered(end) == (rows(2),)
     assert commits.behind == 0
     assert not commits.confirmed
@@ -90,27 +108,30 @@ def test_rows_of_a_later_checkpoint_are_not_committed_with_an_earlier_one() -> N
     first = prepare(commits, 1)
     prepare(commits, 2)
     commits.complete(first)
-    assert ordered(commits) == rows(1)
-    commits.committed(rows(1))
-    assert ordered(commits) is None
+    assert ordered(commits) == (rows(1),)
+    commits.committed((rows(1),))
+    assert ordered(commits) == ()
 
 
 def test_a_restored_task_commits_in_the_order_of_its_checkpoints() -> None:
     """Rows of a checkpoint of another job keep the token of that job."""
     commits = SubtaskCommits(SINK, JOB)
-    commits.restored([rows(3, job="before"), rows(4, job="before")])
+    before = rows(3, job="before"), rows(4, job="before")
+    commits.restored(before)
     assert not commits.confirmed
-    for checkpoint in (3, 4):
-        assert ordered(commits) == rows(checkpoint, job="before")
-        commits.committed(rows(checkpoint, job="before"))
+    assert ordered(commits) == before
+    commits.committed(before)
     assert commits.confirmed
 
 
 def test_answers_that_cannot_be_are_refused() -> None:
-    """A commit out of turn, and a write that was not ordered."""
+    """A commit that does not run, other rows than it has, and a write that was not ordered."""
     commits = SubtaskCommits(SINK, JOB)
     commits.complete(prepare(commits, 1))
-    with pytest.raises(ProtocolError, match="out of turn"):
-        commits.committed(rows(1))
+    with pytest.raises(ProtocolError, match=r"checkpoints 1 were reported .* running commit has \[\]"):
+        commits.committed((rows(1),))
+    assert ordered(commits) == (rows(1),)
+    with pytest.raises(ProtocolError, match=r"checkpoints 1, 2 were reported .* running commit has \[1\]"):
+        commits.committed((rows(1), rows(2)))
     with pytest.raises(ProtocolError, match="never ordered"):
         commits.written(7, ())

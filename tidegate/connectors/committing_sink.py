@@ -6,7 +6,8 @@ sink suits rows: each subtask commits the rows that it has prepared itself, as F
 - Rows passed to `CommittingWriter.write` are invisible until they are committed. `CommittingWriter.prepare` makes them
   durable and returns *committables* for them, a few bytes each. Committables are part of the checkpoint.
 - After the checkpoint completed, the subtask calls `Committer.commit` with a `CommitToken`, once for each `prepare`, in
-  their order. The call is repeated until it returns, also after a restart: at least once for each token.
+  their order. The call is repeated until it returns, also after a restart: at least once for each token. If several
+  checkpoints are due, a committer may commit them in one transaction (`Committer.commit_all`).
 - A commit must therefore store the token of each bucket in the same transaction as the rows. A bucket with that token,
   or a later one of the same job, is committed already, and is skipped. Tokens of other jobs do not count.
 - A *bucket* belongs to one subtask at a time. Committables keep their buckets when the parallelism changes, and the
@@ -145,6 +146,16 @@ class Committer(ABC):
         exception the call is repeated with growing pauses, for up to `storage_outage`. Then the task fails, and its
         successor commits. A ConfigurationError is not retried.
         """
+
+    def commit_all(self, prepared: Sequence[tuple[CommitToken, Sequence[Committable]]]) -> None:
+        """Commits the rows of one or more checkpoints, oldest first. Calls `commit` for each of them.
+
+        A subtask that is behind has several. A committer with expensive transactions overrides this method, and commits
+        them in one. Such a transaction stores the newest token of each bucket, which covers the earlier ones.
+        After an exception the whole call is repeated, maybe together with later checkpoints.
+        """
+        for token, committables in prepared:
+            self.commit(token, committables)
 
     def close(self) -> None:
         """Releases resources. Called once, also after a failure."""

@@ -180,6 +180,7 @@ class _Check:
         self._nothing_before_a_commit()
         self._commits_are_repeated()
         self._aborted_checkpoint()
+        self._some_are_committed()
         self._rescaled()
         self._zombies()
         self._other_jobs()
@@ -221,45 +222,63 @@ class _Check:
         next_one = self._prepared(writer, 5, range(self._buckets))
         writer.close()
         self._seen.check("a checkpoint was aborted")
+        together = [(CommitToken("job-1", 4), aborted), (CommitToken("job-1", 5), next_one)]
+        self._commit_all(together)
+        self._seen.check("the next checkpoint has committed its rows as well", self._first, self._second)
+        self._commit_all(together)
         self._commit("job-1", 4, aborted)
         self._commit("job-1", 5, next_one)
-        self._seen.check("the next checkpoint has committed its rows as well", self._first, self._second)
+        self._seen.check("rows that were committed together were committed again, together and one by one")
+
+    def _some_are_committed(self) -> None:
+        writer = self._writer("job-1", 0, 1, attempt=7)
+        prepared = []
+        for checkpoint, batch in ((6, self._first), (7, self._second), (8, self._first)):
+            writer.write(batch)
+            prepared.append(
+                (CommitToken("job-1", checkpoint), self._prepared(writer, checkpoint, range(self._buckets)))
+            )
+        writer.close()
+        self._commit_all(prepared[:1])
+        self._seen.check("the first of three checkpoints was committed", self._first)
+        self._commit_all(prepared)
+        self._seen.check("all three were committed together", self._second, self._first)
 
     def _rescaled(self) -> None:
         prepared: list[Committable] = []
         for subtask, batch in enumerate((self._first, self._second)):
             writer = self._writer("job-1", subtask, 2, attempt=3)
             writer.write(batch)
-            prepared += self._prepared(writer, 6, key_group_range(subtask, self._buckets, 2))
+            prepared += self._prepared(writer, 9, key_group_range(subtask, self._buckets, 2))
             writer.close()
         self._seen.check("two subtasks have prepared")
         prepared.sort(key=lambda committable: committable.bucket)
-        self._commit("job-1", 6, prepared)
+        self._commit("job-1", 9, prepared)
         self._seen.check("one subtask has taken over the buckets of both", self._first, self._second)
 
         writer = self._writer("job-1", 0, 1, attempt=4)
         writer.write(self._first)
-        prepared = self._prepared(writer, 7, range(self._buckets))
+        prepared = self._prepared(writer, 10, range(self._buckets))
         writer.close()
         for subtask in range(2):
             own = key_group_range(subtask, self._buckets, 2)
             mine = [committable for committable in prepared if committable.bucket in own]
             if mine:
-                self._commit("job-1", 7, mine, subtask, 2)
+                self._commit("job-1", 10, mine, subtask, 2)
         self._seen.check("two subtasks have taken over the buckets of one", self._first)
 
     def _zombies(self) -> None:
         writer = self._writer("job-1", 0, 1, attempt=5)
         writer.write(self._first)
-        prepared = self._prepared(writer, 8, range(self._buckets))
+        prepared = self._prepared(writer, 11, range(self._buckets))
         zombie = self._committer("job-1", 0, 1, attempt=5)
-        self._commit("job-1", 8, prepared)
+        self._commit("job-1", 11, prepared)
         self._seen.check("the successor of a lost subtask has committed", self._first)
-        _late(zombie, CommitToken("job-1", 8), prepared)
+        _late(zombie, CommitToken("job-1", 11), prepared)
         self._seen.check("the lost subtask has come back and committed the same rows")
         writer.write(self._second)
         writer.write(self._first)
-        prepared = self._prepared(writer, 9, range(self._buckets))
+        prepared = self._prepared(writer, 12, range(self._buckets))
         writer.close()
         calls = [threading.Thread(target=self._late_commit, args=(prepared,)) for _ in range(2)]
         for call in calls:
@@ -267,7 +286,7 @@ class _Check:
         for call in calls:
             call.join(timeout=120)
             assert not call.is_alive(), "two commits of one bucket at the same time wait for each other"
-        self._commit("job-1", 9, prepared)
+        self._commit("job-1", 12, prepared)
         self._seen.check("two subtasks have committed one bucket at the same time", self._second, self._first)
 
     def _other_jobs(self) -> None:
@@ -279,7 +298,7 @@ class _Check:
         self._seen.check("another job has committed its first checkpoint, in buckets with later tokens", self._second)
 
     def _late_commit(self, prepared: Sequence[Committable]) -> None:
-        _late(self._committer("job-1", 0, 1, attempt=6), CommitToken("job-1", 9), prepared)
+        _late(self._committer("job-1", 0, 1, attempt=6), CommitToken("job-1", 12), prepared)
 
     def _prepared(self, writer: CommittingWriter, checkpoint: int, buckets: range) -> list[Committable]:
         found = list(writer.prepare(checkpoint))
@@ -305,8 +324,16 @@ class _Check:
     def _commit(
         self, job: str, checkpoint: int, committables: Sequence[Committable], subtask: int = 0, parallelism: int = 1
     ) -> None:
-        committer = self._committer(job, subtask, parallelism, attempt=9)
-        committer.commit(CommitToken(job, checkpoint), committables)
+        self._commit_all([(CommitToken(job, checkpoint), committables)], subtask, parallelism)
+
+    def _commit_all(
+        self,
+        prepared: Sequence[tuple[CommitToken, Sequence[Committable]]],
+        subtask: int = 0,
+        parallelism: int = 1,
+    ) -> None:
+        committer = self._committer(prepared[0][0].job_id, subtask, parallelism, attempt=9)
+        committer.commit_all(prepared)
         committer.close()
 
 

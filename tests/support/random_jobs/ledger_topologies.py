@@ -28,7 +28,7 @@ from tidegate.testing.world.replication_slot import ReplicationSlotSource
 NAME = "ledger"
 SLOT = "slot"
 """The pipeline from a replication slot to a ledger."""
-COMMITS_IN_TASKS = {"committed_in_task", "commit_repeated"}
+COMMITS_IN_TASKS = {"committed_in_task", "commit_repeated", "committed_together"}
 """The effects that only jobs with such a sink show."""
 _GOING_BACK = ("damage", "lost entries")
 """Faults after which a job may continue from an older checkpoint, and write later rows again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from tidegate.actors.drivers.job_context import JobContext
@@ -116,12 +116,12 @@ class _SubtaskCommitter:
         self.opened: Committer | None = None
         self.hangs = False
 
-    def commit(self, token: CommitToken, committables: list[Committable]) -> None:
+    def commit(self, prepared: Sequence[tuple[CommitToken, Sequence[Committable]]]) -> None:
         if self.opened is None:
             committer = own_copy(self._sink).open_committer(self.context)
             check_methods_run_at_once(committer, Committer)
             self.opened = committer
-        self.opened.commit(token, committables)
+        self.opened.commit_all(prepared)
 
 
 class TaskCommitters:
@@ -133,8 +133,8 @@ class TaskCommitters:
     - An error of a committer becomes a `CommitFailedError`, which names the step. The driver of the task repeats the
       call, because commits are idempotent. A ConfigurationError, and a call that does not return, fail the task at
       once.
-    - The time limit of a call is the tolerated storage outage, and a minute at least. The next attempt of the task
-      opens another committer, which has to fence the committer that hangs.
+    - The time limit of a call is the tolerated storage outage, and a minute at least, for each checkpoint in it. The
+      next attempt of the task opens another committer, which has to fence the committer that hangs.
     - If the task is closed during a call, the calling thread closes the committer afterwards.
     """
 
@@ -146,18 +146,21 @@ class TaskCommitters:
         self._calling: set[OperatorUid] = set()
         self._closed = False
 
-    def commit(self, rows: PreparedRows) -> bool:
-        """Commits the prepared rows of one sink. Returns False if the task is closed. Raises CommitFailedError."""
+    def commit(self, uid: OperatorUid, rows: Sequence[PreparedRows]) -> bool:
+        """Commits prepared rows of one sink, in their order. Returns False if the task is closed.
+
+        Raises CommitFailedError.
+        """
         with self._lock:
             if self._closed:
                 return False
-            self._calling.add(rows.uid)
-        committer = self._committers[rows.uid]
+            self._calling.add(uid)
+        committer = self._committers[uid]
         try:
             self._call(committer, rows)
         finally:
             with self._lock:
-                self._calling.discard(rows.uid)
+                self._calling.discard(uid)
                 closes = self._closed
             if closes:
                 _close(committer)
@@ -173,17 +176,25 @@ class TaskCommitters:
         for committer in idle:
             _close(committer)
 
-    def _call(self, committer: _SubtaskCommitter, rows: PreparedRows) -> None:
+    def _call(self, committer: _SubtaskCommitter, rows: Sequence[PreparedRows]) -> None:
         c = committer.context
-        token = CommitToken(str(rows.job_id), rows.checkpoint_id)
-        committables = [Committable(part.bucket, part.data, part.files) for part in rows.parts]
+        prepared = [
+            (
+                CommitToken(str(each.job_id), each.checkpoint_id),
+                [Committable(part.bucket, part.data, part.files) for part in each.parts],
+            )
+            for each in rows
+        ]
+        first = rows[0].checkpoint_id
+        last = rows[-1].checkpoint_id
+        checkpoints = f"checkpoint {first}" if first == last else f"checkpoints {first} to {last}"
         what = (
             f"sink {c.name!r} (uid {c.uid!r}) failed on subtask {c.subtask + 1} of {c.parallelism} to commit "
-            f"{len(committables)} committables of checkpoint {rows.checkpoint_id} of {rows.job_id}"
+            f"{sum(len(each.parts) for each in rows)} committables of {checkpoints} of {rows[-1].job_id}"
         )
-        call: Callable[[], None] = partial(committer.commit, token, committables)
+        call: Callable[[], None] = partial(committer.commit, prepared)
         try:
-            call_within(call, self._limit_ms / 1_000, "tidegate-committer")
+            call_within(call, len(rows) * self._limit_ms / 1_000, "tidegate-committer")
         except NotBackError as error:
             committer.hangs = True
             raise CommitFailedError(f"{what}: {error}", may_pass=False) from None

@@ -315,7 +315,7 @@ class TaskDriver:
                 case do.StageFile():
                     self._stage(instruction)
                 case do.CommitPrepared():
-                    self._run_through_outages(partial(self._effects.commit, instruction), instruction.rows.uid)
+                    self._run_through_outages(partial(self._effects.commit, instruction), instruction.uid)
                 case do.DiscardState():
                     port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
                 case do.SetTaskTimer():

@@ -292,8 +292,8 @@ class TaskEffects:
 
     def commit(self, instruction: do.CommitPrepared) -> ev.RowsCommitted | None:
         """Commits prepared rows of a sink. Returns None once the task is closed. Raises CommitFailedError."""
-        done = self._committers.commit(instruction.rows)
-        return ev.RowsCommitted(self._now_ms(), instruction.rows) if done else None
+        done = self._committers.commit(instruction.uid, instruction.rows)
+        return ev.RowsCommitted(self._now_ms(), instruction.uid, instruction.rows) if done else None
 
     def discard(self, instruction: do.DiscardState) -> None:
         """Deletes files of state that no checkpoint will refer to."""

@@ -316,10 +316,11 @@ class FileStaged:
 @wire
 @dataclass(frozen=True, slots=True)
 class RowsCommitted:
-    """Prepared rows of a `CommittingSink` are committed."""
+    """The rows of a `CommitPrepared` are committed."""
 
     at_ms: int
-    rows: PreparedRows
+    uid: OperatorUid
+    rows: tuple[PreparedRows, ...]
 
 
 @dataclass(frozen=True, slots=True)

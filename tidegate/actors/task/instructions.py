@@ -192,9 +192,13 @@ class StageFile:
 @wire
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """Commits prepared rows of a `CommittingSink`, and retries until it succeeds. Answered by `RowsCommitted`."""
+    """Commits prepared rows of a `CommittingSink`, and retries until it succeeds. Answered by `RowsCommitted`.
 
-    rows: PreparedRows
+    `rows` is in the order of the checkpoints, oldest first, and is not empty.
+    """
+
+    uid: OperatorUid
+    rows: tuple[PreparedRows, ...]
 
 
 @dataclass(frozen=True, slots=True)

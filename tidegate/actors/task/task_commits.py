@@ -8,7 +8,8 @@
   checkpoint was aborted, the next one covers them.
 - Every checkpoint stores all prepared rows that are not confirmed as committed, also while their commit is running. So
   a restore commits them again, and never misses any.
-- One commit runs at a time, in the order of the checkpoints.
+- One commit runs at a time, in the order of the checkpoints. It has the rows of all checkpoints that are due, so a slow
+  system gets fewer and larger commits.
 - At most `COMMITS_BEHIND_MAX` commits may be outstanding. While there are more, the task processes no input (invariant
   10).
 - A restored task first commits the prepared rows of its checkpoint, before it opens its operators. So rows of an
@@ -40,8 +41,8 @@ class SubtaskCommits:
         self._prepared: dict[int, PreparedRows] = {}
         """Prepared rows that no completed checkpoint covers, by the number of the write that prepared them."""
         self._due: deque[PreparedRows] = deque()
-        """Prepared rows to commit, oldest first. While `_committing`, the first entry is being committed."""
-        self._committing = False
+        """Prepared rows to commit, oldest first. The first `_committing` entries are being committed."""
+        self._committing = 0
 
     @property
     def in_flight(self) -> int:
@@ -98,14 +99,16 @@ class SubtaskCommits:
         """Returns the commit to order now, or None if a commit is running or none is due."""
         if self._committing or not self._due:
             return None
-        self._committing = True
-        return CommitPrepared(self._due[0])
+        self._committing = len(self._due)
+        return CommitPrepared(self._uid, tuple(self._due))
 
-    def committed(self, rows: PreparedRows) -> None:
-        """Records that prepared rows are committed."""
-        if not self._committing or self._due[0] != rows:
+    def committed(self, rows: tuple[PreparedRows, ...]) -> None:
+        """Records that the rows of the running commit are committed."""
+        running = tuple(self._due.popleft() for _ in range(self._committing))
+        self._committing = 0
+        if not running or running != rows:
+            reported = ", ".join(str(each.checkpoint_id) for each in rows)
             raise ProtocolError(
-                f"checkpoint {rows.checkpoint_id} of sink {self._uid!r} was reported as committed out of turn"
+                f"sink {self._uid!r}: checkpoints {reported} were reported as committed, and the running commit has "
+                f"{[int(each.checkpoint_id) for each in running]}"
             )
-        self._committing = False
-        self._due.popleft()

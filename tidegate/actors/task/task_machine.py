@@ -200,7 +200,7 @@ class TaskMachine:
 
     @_on.register
     def _on_rows_committed(self, event: ev.RowsCommitted) -> None:
-        self.checkpoints.tracker.commits[event.rows.uid].committed(event.rows)
+        self.checkpoints.tracker.commits[event.uid].committed(event.rows)
         self._begin_if_committed()
 
     def _begin_if_committed(self) -> None:

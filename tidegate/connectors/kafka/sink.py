@@ -4,7 +4,7 @@ With exactly-once delivery, rows pass through three stages:
 
 1. `_StagingWriter` writes batches of records to files of checkpoint storage. No transaction is open at the brokers.
 2. The checkpoint refers to the files and describes them (`StagedRecords`).
-3. After the checkpoint completed, `_KafkaCommitter` sends each file in a transaction (`transactions.py`).
+3. After the checkpoint completed, `_KafkaCommitter` sends the files in transactions (`transactions.py`).
 
 With at-least-once delivery (`KafkaSender`), records are sent immediately, and a checkpoint waits until all are
 delivered.
@@ -34,7 +34,6 @@ from tidegate.connectors.kafka import topics
 from tidegate.connectors.kafka.producer import (
     CHUNK_RECORDS,
     DELIVERY_TIMEOUT_MS,
-    QUEUED_RECORDS_MAX,
     Deliveries,
     KafkaWriteError,
     client_settings,
@@ -46,7 +45,14 @@ from tidegate.connectors.kafka.producer import (
     send,
     wait_for_room,
 )
-from tidegate.connectors.kafka.transactions import LaneCommitter, Part, Token, TokenTopic
+from tidegate.connectors.kafka.transactions import (
+    PART_BYTES_MAX,
+    PART_RECORDS_MAX,
+    LaneCommitter,
+    Part,
+    Token,
+    TokenTopic,
+)
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 
@@ -55,12 +61,8 @@ log = logging.getLogger(__name__)
 Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
 TOKEN_TOPIC = "tidegate-commits"
 PREFIX = "tidegate"
-PART_BYTES_MAX = 64 << 20
-"""Maximum size of a staged file in bytes, and so of a transaction. Such a transaction takes about a second."""
 RECENT_BYTES_MAX = 2 * PART_BYTES_MAX
 """Maximum bytes of staged files that a process also keeps in memory until they are committed."""
-PART_RECORDS_MAX = QUEUED_RECORDS_MAX - 1
-"""Maximum number of records in a transaction. Together with the token they fit into the client's queue."""
 _BATCH_OVERHEAD_BYTES = 128
 """Overhead of a batch with one record in bytes, in addition to key, value and headers."""
 _DEFAULT_RECORD_BYTES = 1_000_000
@@ -333,15 +335,25 @@ class _KafkaCommitter(Committer):
 
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
         """Sends the records of committables, unless they are committed already."""
-        for committable in committables:
-            staged = decode(committable.data)
-            lane = f"{token.job_id}/{staged.uid}/{committable.bucket}"
+        self.commit_all([(token, committables)])
+
+    def commit_all(self, prepared: Sequence[tuple[CommitToken, Sequence[Committable]]]) -> None:
+        """Sends the records of several checkpoints, in as few transactions of each lane as possible."""
+        parts: dict[tuple[str, str], list[Part]] = {}
+        settings: dict[str, StagedRecords] = {}
+        for token, committables in prepared:
+            for committable in committables:
+                staged = decode(committable.data)
+                lane = f"{token.job_id}/{staged.uid}/{committable.bucket}"
+                settings.setdefault(lane, staged)
+                parts.setdefault((token.job_id, lane), []).extend(self._parts(token.checkpoint_id, committable, staged))
+        for (job_id, lane), of_lane in parts.items():
             if lane not in self._lanes:
-                self._lanes[lane] = self._lane(lane, staged)
+                self._lanes[lane] = self._lane(lane, settings[lane])
             try:
-                self._lanes[lane].commit(self._parts(token.checkpoint_id, committable, staged))
+                self._lanes[lane].commit(of_lane)
             finally:
-                if token.job_id != self._context.job_id:
+                if job_id != self._context.job_id:
                     # A lane of an earlier job gets no further records.
                     self._lanes.pop(lane).close()
 
@@ -363,6 +375,8 @@ class _KafkaCommitter(Committer):
                 Token(checkpoint_id, number + 1),
                 partial(_staged_batches, self._context, path, part),
                 staged.topic or None,
+                part.records,
+                part.size_bytes,
             )
 
 

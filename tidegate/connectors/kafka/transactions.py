@@ -1,14 +1,15 @@
 """Commits to Kafka in short transactions, each with records and a commit token, which a repeated commit finds.
 
-A *lane* is the sequence of commits of one sink bucket of one job. Its records are committed in *parts*, the files that
-the writer has staged. Each part is one transaction, so a transaction stays short however many rows a checkpoint has.
-Rules:
+A *lane* is the sequence of commits of one sink bucket of one job. Its records come in *parts*, the files that the
+writer has staged. A transaction has one part, or several small ones, also of several checkpoints. So a transaction
+stays short however many rows a checkpoint has, and a lane that is behind needs few transactions. Rules:
 
 - Each lane has its own transactional id. `init_transactions` therefore fences any earlier process that commits the same
   lane, and waits until its open transaction has ended.
 - Only then the token of the lane is read, up to the end of its partition, with `read_committed` isolation. A part that
   the token covers is done. If the end cannot be read, the commit fails.
-- The token of a lane is written in the same transaction as the records. So both are visible, or neither.
+- The token of a lane is written in the same transaction as the records. So both are visible, or neither. It is the
+  token of the last part, and covers all parts before it.
 - After any failure the outcome of the transaction is unknown. The producer is discarded, and the next attempt begins
   with `init_transactions` and reads the token again.
 - A lane has its tokens in one partition, chosen by a hash of its name. A commit is refused if the token topic is not
@@ -21,7 +22,7 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ import pyarrow as pa
 from tidegate.connectors.kafka import topics
 from tidegate.connectors.kafka.client import TIMEOUT_S, BrokerContact
 from tidegate.connectors.kafka.producer import (
+    QUEUED_RECORDS_MAX,
     Deliveries,
     KafkaWriteError,
     RecordProducer,
@@ -59,6 +61,10 @@ _READ_S = 0.02
 """Time in seconds that one read waits for more records, also at the end of a partition."""
 _AGAIN_S = 0.05
 _SLOW_READ_MS = 5_000
+PART_BYTES_MAX = 64 << 20
+"""Maximum size of a staged file in bytes, and so of a transaction. Such a transaction takes about a second."""
+PART_RECORDS_MAX = QUEUED_RECORDS_MAX - 1
+"""Maximum number of records in a transaction. Together with the token they fit into the client's queue."""
 
 
 @wire
@@ -190,13 +196,31 @@ def _reader(settings: Mapping[str, object], isolation: str) -> confluent_kafka.C
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One transaction of a lane (the commits of one sink bucket). `batches` returns the records of the transaction."""
+    """Records of a lane that are committed together. `batches` returns them."""
 
     done: Token
-    """The token that the transaction writes."""
+    """The token after this part."""
     batches: Callable[[], Iterable[pa.RecordBatch]]
     topic: str | None
     """The topic of records without a column `topic`."""
+    records: int
+    size_bytes: int
+
+
+def transactions_of(parts: Iterable[Part], records_max: int, bytes_max: int) -> Iterator[list[Part]]:
+    """Groups consecutive parts to transactions within these limits. A larger part has a transaction of its own."""
+    group: list[Part] = []
+    records = size_bytes = 0
+    for part in parts:
+        if group and (records + part.records > records_max or size_bytes + part.size_bytes > bytes_max):
+            yield group
+            group = []
+            records = size_bytes = 0
+        group.append(part)
+        records += part.records
+        size_bytes += part.size_bytes
+    if group:
+        yield group
 
 
 class LaneCommitter:
@@ -224,22 +248,25 @@ class LaneCommitter:
         self._token: Token | None = None
 
     def commit(self, parts: Iterable[Part]) -> None:
-        """Commits the parts that are not committed yet.
+        """Commits the parts that are not committed yet, in transactions of limited size.
 
         Raises KafkaWriteError, after which some parts may be committed.
         """
         if self._producer is None:
             self._open()
+        missing = []
         for part in parts:
             if self._token is not None and part.done <= self._token:
                 log.info("%s of %r is committed already", part.done, self._lane)
-                continue
+            else:
+                missing.append(part)
+        for group in transactions_of(missing, PART_RECORDS_MAX, PART_BYTES_MAX):
             try:
-                self._transaction(part)
+                self._transaction(group)
             except BaseException:
                 self._drop()
                 raise
-            self._token = part.done
+            self._token = group[-1].done
 
     def close(self) -> None:
         """Discards the producer. No transaction is open between two calls of `commit`."""
@@ -276,18 +303,22 @@ class LaneCommitter:
                 "uid for to_kafka and allow_non_restored_state=True"
             )
 
-    def _transaction(self, part: Part) -> None:
+    def _transaction(self, parts: Sequence[Part]) -> None:
         producer = self._producer
         assert producer is not None
-        doing = f"could not commit checkpoint {part.done.checkpoint_id} of {self._lane!r}"
+        done = parts[-1].done
+        first = parts[0].done.checkpoint_id
+        checkpoints = f"checkpoints {first} to" if first < done.checkpoint_id else "checkpoint"
+        doing = f"could not commit {checkpoints} {done.checkpoint_id} of {self._lane!r}"
         with kafka_errors(doing):
             producer.begin_transaction()
-            for batch in part.batches():
-                send(producer, batch, part.topic, doing)
-                producer.poll(0)
-                self._deliveries.check(doing)
+            for part in parts:
+                for batch in part.batches():
+                    send(producer, batch, part.topic, doing)
+                    producer.poll(0)
+                    self._deliveries.check(doing)
             token = pa.RecordBatch.from_pydict(
-                {"key": [self._lane.encode()], "value": [part.done.encoded()], "partition": [self._partition]},
+                {"key": [self._lane.encode()], "value": [done.encoded()], "partition": [self._partition]},
                 pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32())]),
             )
             send(producer, token, self._tokens.name, doing)

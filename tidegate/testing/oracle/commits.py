@@ -8,7 +8,7 @@ A job that restores an older checkpoint, because newer ones are damaged, drops t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, PreparedRows
 from tidegate.testing.oracle import InvariantViolated
@@ -36,19 +36,22 @@ class CommitsOracle:
         """Records that a checkpoint is complete."""
         self._add(metadata, int(metadata.checkpoint_id))
 
-    def ordered(self, rows: PreparedRows) -> None:
-        """Records that a task starts to commit these rows. Raises InvariantViolated if no completed checkpoint has the
-        rows.
-        """
-        unknown = [key for key in _keys([rows]) if key not in self._covered]
-        if unknown:
-            raise InvariantViolated(6, f"sink {rows.uid!r} commits {unknown[0]}, which no completed checkpoint covers")
-        if self._confirmed.issuperset(_keys([rows])):
-            self._coverage.saw("commit_repeated")
+    def ordered(self, rows: Sequence[PreparedRows]) -> None:
+        """Records that a task starts to commit these rows.
 
-    def confirmed(self, rows: PreparedRows) -> None:
+        Raises InvariantViolated if no completed checkpoint has one of them.
+        """
+        unknown = [key for key in _keys(rows) if key not in self._covered]
+        if unknown:
+            raise InvariantViolated(6, f"a task commits {unknown[0]}, which no completed checkpoint covers")
+        if self._confirmed.issuperset(_keys(rows)):
+            self._coverage.saw("commit_repeated")
+        if len({each.checkpoint_id for each in rows}) > 1:
+            self._coverage.saw("committed_together")
+
+    def confirmed(self, rows: Sequence[PreparedRows]) -> None:
         """Records that a commit of a task succeeded."""
-        self._confirmed.update(_keys([rows]))
+        self._confirmed.update(_keys(rows))
         self._coverage.saw("committed_in_task")
 
     def deployed(self, number: int) -> None:

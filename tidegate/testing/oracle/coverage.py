@@ -60,6 +60,7 @@ EFFECTS = {
     "sent_inside": "a subtask sent a frame to another subtask of its process",
     "committed_in_task": "a task committed prepared rows of its sink",
     "commit_repeated": "a restored task committed rows again that were committed before",
+    "committed_together": "a task committed rows of several checkpoints in one call",
     "acknowledged_together": "one message had acknowledgements of several subtasks",
 }
 """Description of each effect: the observation that counts as one occurrence."""

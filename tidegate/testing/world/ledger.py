@@ -8,6 +8,7 @@ the answer of a commit is lost. It works like Kafka. Rules:
 - Every second transaction with a lost answer is visible at once. The remaining ones stay open. They become visible
   later: when the next commit of their bucket fences them, or at the end of the run.
 - So a commit first fences earlier commits of its bucket, and then reads the newest token of the bucket.
+- The rows of several checkpoints become visible in one transaction of each bucket, with the newest token.
 """
 
 from __future__ import annotations
@@ -60,24 +61,26 @@ class Ledger:
             self._end_open(lane)
         return self._visible
 
-    def commit(self, token: CommitToken, rows: dict[int, list[str]]) -> None:
-        """Adds the rows of each bucket together with the token, unless the bucket already has this token.
+    def commit(self, prepared: Sequence[tuple[CommitToken, dict[int, list[str]]]]) -> None:
+        """Adds the rows of each bucket together with the newest token, except for rows whose token is covered.
 
         Raises ConnectionError if the request or the answer is lost.
         """
         if self._world.chance("storage"):
             raise ConnectionError("the ledger cannot be reached")
-        written: list[tuple[_Lane, list[str]]] = []
-        for bucket, found in rows.items():
-            lane = (token.job_id, bucket)
-            self._fence(lane)
-            if token.is_covered_by(self._read_token(lane)):
-                self.repeated += 1
-            else:
-                written.append((lane, found))
+        written: dict[_Lane, tuple[CommitToken, list[str]]] = {}
+        for token, rows in prepared:
+            for bucket, found in rows.items():
+                lane = (token.job_id, bucket)
+                self._fence(lane)
+                if token.is_covered_by(self._read_token(lane)):
+                    self.repeated += 1
+                else:
+                    _, earlier = written.get(lane, (token, []))
+                    written[lane] = token, earlier + found
         loses_answer = self._world.chance("storage")
         self._answers_lost += loses_answer
-        for lane, found in written:
+        for lane, (token, found) in written.items():
             self._open.setdefault(lane, []).append((token, found))
             if not loses_answer or self._answers_lost % 2 == 0:
                 self._end_open(lane)
@@ -154,8 +157,14 @@ class _LedgerCommitter(Committer):
         self._context = context
 
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
+        self.commit_all([(token, committables)])
+
+    def commit_all(self, prepared: Sequence[tuple[CommitToken, Sequence[Committable]]]) -> None:
+        self._ledger.commit([(token, self._rows(committables)) for token, committables in prepared])
+
+    def _rows(self, committables: Sequence[Committable]) -> dict[int, list[str]]:
         rows: dict[int, list[str]] = {}
         for committable in committables:
             data = committable.data or self._context.files.read(committable.files[0])
             rows.setdefault(committable.bucket, []).extend(json.loads(data))
-        self._ledger.commit(token, rows)
+        return rows
