@@ -102,7 +102,7 @@ class MembershipCheck:
         self._denials = DenialCounter()
 
     def hold(self) -> None:
-        """Sends the first request. Each answer schedules the next one."""
+        """Begins to ask the coordinator: sends a request now, and another one after each answer."""
         self._ask().future().add_done_callback(self._answered)
 
     def _answered(self, call: Future[Membership]) -> None:

@@ -183,7 +183,7 @@ class LostNodes:
             self._take(broken, Step(step.verdict))
 
     def _ask(self, broken: _Broken) -> None:
-        # `pulse` has a thread of its own, so it never waits for other calls.
+        # `pulse` has its own thread, so it never waits for other calls.
         answer: Any = broken.member.handle.pulse.remote()
         answer.future().add_done_callback(lambda future: self._mailbox.post(partial(self._answered, broken, future)))
 

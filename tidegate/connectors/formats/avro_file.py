@@ -140,7 +140,7 @@ def _iterated(reader: Any) -> Iterator[Any]:
             raise ValueError(f"the file ends within a block: {error}") from error
         except OSError:
             raise
-        except Exception as error:  # each codec has errors of its own
+        except Exception as error:  # each codec raises its own errors
             raise ValueError(f"a block cannot be read: {type(error).__name__}: {error}") from error
         if block is None:
             return

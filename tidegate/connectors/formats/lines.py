@@ -65,7 +65,7 @@ class LineDecoder:
 def _lines(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Returns the starts and ends of complete lines, and the start of the first line that may be incomplete."""
     breaks = np.flatnonzero((data == _NEWLINE) | (data == _RETURN)).astype(np.int64)
-    # A line feed behind a carriage return ends no line of its own.
+    # A line feed right after a carriage return does not end another line.
     second = np.zeros(len(breaks), dtype=np.bool_)
     second[1:] = (data[breaks[1:]] == _NEWLINE) & (data[breaks[:-1]] == _RETURN) & (np.diff(breaks) == 1)
     ends = breaks[~second]

@@ -141,7 +141,9 @@ class Ranking:
         return self.descending if self.nulls_last is None else self.nulls_last
 
     def words(self, rows: pa.RecordBatch) -> RankWords:
-        """Returns the order words of rows. Rows with smaller words come first in the ranking."""
+        """Returns integers (`RankWords`) that sort as the order columns do. Rows with smaller ones come first in
+        the ranking.
+        """
         columns = zip(self.by, self.descending, self.nulls_behind, strict=True)
         found = [placed_words(rows, column, down, last) for column, down, last in columns]
         return RankWords([words for words, _ in found], [nulls for _, nulls in found])

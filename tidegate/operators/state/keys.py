@@ -289,7 +289,9 @@ class KeyScope:
         return refs if at is None else refs[self.rows(at, what)]
 
     def choose(self, number: int, ref: KeyRef) -> None:
-        """Makes an entered key the current key, given by its number and the backend's reference."""
+        """Makes a key the current key. `number` is its number among the entered keys, and `ref` the backend's
+        reference to it.
+        """
         self.number = number
         self.ref = ref
 

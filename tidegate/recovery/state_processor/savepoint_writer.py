@@ -368,7 +368,7 @@ class Changes:
         return uid in self.dropped_operators or any(changed == uid for changed, _ in keyed)
 
     def leaves(self, uid: OperatorUid, state: str) -> bool:
-        """Returns whether a state of the base is kept unchanged."""
+        """Returns whether these changes leave a state of the base checkpoint as it was."""
         changed = (uid, state) in self.puts or (uid, state) in self.dropped_states
         return uid not in self.dropped_operators and not changed
 

@@ -65,7 +65,7 @@ class TimelineReader:
         self._decision_log = DecisionLog(CoordinatorState(), details=True)
 
     def read(self) -> list[TimelineLine]:
-        """Returns the new lines, oldest first. Raises StorageError."""
+        """Returns the lines of events that were logged since the last call, oldest first. Raises StorageError."""
         history = EventHistory.read(self._log, self._job_id, self._next)
         if not self._begun:
             self._begin(history)

@@ -210,7 +210,7 @@ class FrozenSlots:
     all_live: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows, or the removed keys, block by block. Can be called once."""
+        """Yields the snapshot: its rows (or the removed keys), block by block. Can be called once."""
         try:
             pages_done, size = 0, BlockSize(self.keys, self.values.row_bytes)
             for slots, pages in self._blocks(size):
@@ -292,7 +292,7 @@ class GatheredSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the copied rows, or the removed keys."""
+        """Yields the snapshot: its copied rows (or the removed keys)."""
         return iter(self.gathered)
 
 
@@ -335,7 +335,7 @@ class SortedSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows, several key groups at a time. Can be called once."""
+        """Yields the rows of the snapshot, several key groups at a time. Can be called once."""
         pages = pages_for(self.slots)
         try:
             live = self._live()

@@ -573,7 +573,7 @@ class TableNotes:
 
 
 def _packed(notes: list[NotedRows]) -> Iterator[NotedRows]:
-    """Yields the same recorded rows, in parts of `PAGE_ROWS` rows (the last one may have fewer)."""
+    """Divides recorded rows anew, into batches of `PAGE_ROWS` rows. The last batch may have fewer."""
     parts: list[NotedRows] = []
     room = PAGE_ROWS
     for rows in notes:

@@ -62,7 +62,7 @@ class GcsClient:
         if mark is not None:
             described["metadata"] = {MARK: mark}
             condition = {"ifGenerationMatch": "0"}
-        # A boundary of its own, which the data cannot contain.
+        # A new random boundary, which the data cannot contain.
         boundary = uuid.uuid4().hex
         parts = (
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n".encode(),

@@ -90,7 +90,7 @@ class RunningCompaction:
         # File names contain the mark, so a replaced process that still writes uses other names.
         prefix, folder = compacted_name(mark, self._steps), compacted_dir(self._job_id)
         rewrites = rewrites_of(files, self._settings.file_bytes)
-        # `has_one_line` reads the whole log, in a log of its own as in `_known`. Rare: only for the first units.
+        # `has_one_line` reads the whole log, through a new `TableLog` as in `_known`. Rare: only for the first units.
         begins = fold.info.deletes and units[0] is known[0] and TableLog(self._store).has_one_line()
         new = rewritten(self._store, fold.info, folder, prefix, rewrites, may_go_on, from_beginning=begins)
         if not self._log.compact(self._job_id, self._nonce, members, level, new):

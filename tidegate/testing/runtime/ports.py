@@ -560,7 +560,7 @@ class WatchedEffects(TaskEffects):
     def persist(
         self, instruction: task_do.PersistSnapshot, sync_ms: int
     ) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
-        """Stores the part of a checkpoint, and records on which files it is based."""
+        """Stores the subtask's part of a checkpoint, and records on which files the part is based."""
         event = super().persist(instruction, sync_ms)
         if isinstance(event, ev.SnapshotPersisted):
             self._bases[event.checkpoint_id] = frozenset() if instruction.base is None else instruction.base.paths

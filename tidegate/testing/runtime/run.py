@@ -372,7 +372,7 @@ class _Environment(StreamEnvironment):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Returns a stream over the source that replaces this one."""
+        """Returns a stream over the source that replaces `source` in the simulation."""
         changed = source if self.changed is None else self.changed(source)
         return super().from_source(
             changed, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group

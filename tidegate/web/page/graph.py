@@ -378,7 +378,8 @@ def _mean(places: Sequence[float], otherwise: float) -> float:
 def _curve(corners: Sequence[tuple[float, float]], along: float, across: float, downwards: bool) -> Curve:
     """Draws the line of an edge from the end of its first box to the start of its last box.
 
-    The line is straight through the places of the ranks between them.
+    `corners`: the corners of the first box, of the gap that each rank between the boxes has for the line, and of the
+    last box. Through the gaps the line is straight.
     """
     points: list[tuple[float, float]] = []
     for place, (rank, offset) in enumerate(corners):

@@ -60,7 +60,9 @@ class CheckpointCleaner:
             self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
 
     def copy_is_over(self, checkpoint_id: CheckpointId) -> None:
-        """Deletes the checkpoint of a savepoint, if it was kept only for the copy that has ended."""
+        """Deletes a checkpoint whose copy to a savepoint has ended, unless the checkpoint is needed for another
+        reason.
+        """
         if not invariants.is_needed(self._context.state, checkpoint_id):
             self.subsumed(checkpoint_id)
 
