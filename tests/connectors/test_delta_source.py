@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from source_contract import check_source
 
+import tidegate as tg
 from tidegate.connectors import pushed_filters
 from tidegate.connectors.delta.source import DeltaSource
 from tidegate.connectors.files.open_file import OpenFile, UnreadableFileError
@@ -203,6 +204,20 @@ def test_what_would_be_read_wrongly_is_refused(
     _rewrite(url, change)
     with pytest.raises(ConfigurationError, match=rf"{reason}.* let Spark read it"):
         DeltaSource.open(url)
+
+
+def test_a_table_that_is_partitioned_by_bytes_is_refused(tmp_path: Path) -> None:
+    """`deltalake` writes the bytes `ab` as text that it does not read back, and Spark writes them as they are."""
+    url = str(tmp_path / "table")
+    write_deltalake(url, pa.table({"k": [1], "p": pa.array([b"ab"], pa.binary())}), partition_by=["p"])
+    with pytest.raises(ConfigurationError, match=r"is partitioned by the bytes of 'p'.* let Spark read it"):
+        DeltaSource.open(url)
+    with tg.StreamEnvironment.local(1) as env:
+        rows = env.from_batches(pa.table({"k": [1], "p": pa.array([b"ab"], pa.binary())}))
+        with pytest.raises(ConfigurationError, match=r"lookup_join: the Delta table at .* the bytes of 'p'"):
+            rows.lookup_join(url, on="k")
+        with pytest.raises(tg.TableError, match=r"is partitioned by the bytes of 'p'.* write to another url"):
+            rows.to_delta(url, mode="upsert", keys="k")
 
 
 def test_what_a_table_may_have_and_has_not_is_fine(tmp_path: Path) -> None:

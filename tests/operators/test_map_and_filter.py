@@ -209,6 +209,21 @@ def test_wrong_results_are_named(operator: Any, said: str) -> None:
         run(opened(operator), [_BATCH])
 
 
+@pytest.mark.parametrize("kind", ["batch", "table", "view of the input"])
+def test_a_string_that_is_not_utf8_is_refused(kind: str) -> None:
+    """Wherever a function has it from: no reader could open a table with it."""
+    bytes_ = pa.record_batch({"x": pa.array([b"a", b"\xff"])})
+
+    def viewed(batch: pa.RecordBatch) -> pa.RecordBatch | pa.Table:
+        rows = batch if kind == "view of the input" else bytes_
+        text = pa.record_batch({"x": rows.column("x").view(pa.string())})
+        return pa.Table.from_batches([text]) if kind == "table" else text
+
+    given = bytes_ if kind == "view of the input" else _BATCH
+    with pytest.raises(OperatorError, match=r"column 'x' of the result is not valid string: .*UTF"):
+        run(opened(MapBatches(viewed)), [given])
+
+
 def test_operators_travel() -> None:
     """Factories are shipped by cloudpickle; the function goes along."""
     factor = 3

@@ -21,7 +21,7 @@ from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import HOSTED_SCHEMES, join_url, open_store
 from tidegate.storage.schemas.arrow_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
-from tidegate.storage.tables.delta_mirror import check_place, imported, storage_options
+from tidegate.storage.tables.delta_mirror import check_place, imported, partition_of_bytes, storage_options
 
 if TYPE_CHECKING:
     import polars as pl
@@ -88,6 +88,11 @@ def _delta(url: str) -> pa.Table:
     where = open_store(url).url
     check_place(where)
     table = imported().DeltaTable(where, storage_options=storage_options(where))
+    if (name := partition_of_bytes(table)) is not None:
+        raise ConfigurationError(
+            f"lookup_join: the Delta table at {url} is partitioned by the bytes of {name!r}, which its writers write "
+            "in different ways. Give a function that returns the rows"
+        )
     # Delta's timestamps are microseconds. Arrow would read the INT96 timestamps of Spark's files in nanoseconds, which
     # cannot represent years before 1678 and after 2261.
     micros = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")

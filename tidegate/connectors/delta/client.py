@@ -30,6 +30,7 @@ from tidegate.storage.tables.delta_mirror import (
     check_place,
     imported,
     is_final,
+    partition_of_bytes,
     retention_properties,
     storage_options,
     translated_errors,
@@ -104,6 +105,11 @@ class DeltaPlace:
             return None
         table = self.load()
         self.check_version(table)
+        if (name := partition_of_bytes(table)) is not None:
+            raise TableError(
+                f"{self.named} is partitioned by the bytes of {name!r}, which its writers write in different ways, so "
+                "a merge would change them: write to another url"
+            )
         found = tuple(table.metadata().partition_columns)
         if self.partition_by and found != self.partition_by:
             raise TableError(

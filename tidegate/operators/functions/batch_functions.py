@@ -33,7 +33,7 @@ from tidegate.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.operators.row_values import python_rows, returned_rows
 from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.batches import memory_of, owned_batch
+from tidegate.storage.schemas.batches import memory_of, owned_batch, places_of
 from tidegate.storage.schemas.polars_frames import is_polars_frame
 from tidegate.storage.state.snapshot import StateTable
 
@@ -59,8 +59,11 @@ class BatchResults:
 
         The function may reuse its arrays, so the rows are copied, except for columns whose memory (`known`, see
         `memory_of`) belongs to the batch that was passed to the function. Raises TypeError for a result that is not a
-        batch, a table or a data frame, and SchemaMismatchError for other columns.
+        batch, a table or a data frame, ValueError for Arrow data that is not valid, and SchemaMismatchError for other
+        columns.
         """
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            _check_valid(result, source, known)
         parts = self._batches(result, source)
         return [self._pinned.conform(owned_batch(part, known)) for part in parts if part.num_rows]
 
@@ -78,6 +81,26 @@ class BatchResults:
             f"the function returned {type(result).__name__}; it must return a pyarrow RecordBatch or Table, "
             f"a polars DataFrame, or None"
         )
+
+
+def _check_valid(result: pa.RecordBatch | pa.Table, source: pa.Schema, known: Set[int]) -> None:
+    """Raises ValueError for a column that does not hold values of its type, such as a string that is not UTF-8.
+
+    Other steps would crash or write tables that other readers cannot open. Columns in the memory `known` are not read
+    again, unless `source` has bytes that could be taken for strings.
+    """
+    trusts = not any(pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type) for field in source)
+    for name, column in zip(result.schema.names, result.columns, strict=True):
+        for array in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
+            if trusts and places_of(array) <= known:
+                continue
+            try:
+                array.validate(full=True)
+            except ValueError as error:
+                raise ValueError(
+                    f"column {name!r} of the result is not valid {array.type}: {error}. Build it from its values, such "
+                    "as by pa.array or by cast"
+                ) from error
 
 
 Row = Mapping[str, Any]

@@ -74,13 +74,13 @@ def owned_batch(batch: pa.RecordBatch, known: Set[int] = frozenset()) -> pa.Reco
 
     Columns in the buffers `known` are not copied.
     """
-    columns = [column if _places_of(column) <= known else owned_array(column) for column in batch.columns]
+    columns = [column if places_of(column) <= known else owned_array(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema) if columns else batch
 
 
 def memory_of(batch: pa.RecordBatch) -> Set[int]:
     """Returns the buffer addresses of a batch that is passed to a user function, for `known` of `owned_batch`."""
-    return set().union(*map(_places_of, batch.columns))
+    return set().union(*map(places_of, batch.columns))
 
 
 def owned_table(table: pa.Table) -> pa.Table:
@@ -101,9 +101,10 @@ def owned_array(array: pa.Array) -> pa.Array:
     return array.copy_to(pa.default_cpu_memory_manager())
 
 
-def _places_of(column: pa.Array) -> set[int]:
+def places_of(column: pa.Array) -> set[int]:
+    """Returns the addresses of the buffers of a column."""
     found = {buffer.address for buffer in column.buffers() if buffer is not None and buffer.size}
-    return found | _places_of(column.dictionary) if pa.types.is_dictionary(column.type) else found
+    return found | places_of(column.dictionary) if pa.types.is_dictionary(column.type) else found
 
 
 def _is_mutable(array: pa.Array) -> bool:

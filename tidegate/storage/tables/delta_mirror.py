@@ -539,6 +539,20 @@ def imported() -> Any:
     return load("a Delta Lake table", "delta", "deltalake")
 
 
+def partition_of_bytes(table: DeltaTable) -> str | None:
+    """Returns a column of bytes by which a Delta table is partitioned, or None.
+
+    Its values cannot be read: some writers put the bytes `ab` into the log as `ab`, and others as `\\u0061\\u0062`.
+    """
+    types = pa.schema(table.schema().to_arrow())
+    return next((name for name in table.metadata().partition_columns if _is_bytes(types.field(name).type)), None)
+
+
+def _is_bytes(found: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(found) or types.is_large_binary(found) or types.is_binary_view(found))
+
+
 def check_place(url: str) -> None:
     """Raises ConfigurationError for a URL at which a Delta table cannot be, or for which `deltalake` would use another
     folder. `url` is the normalized URL of a store.
