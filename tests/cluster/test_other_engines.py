@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,27 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_spark(theirs: str, session: RayDPSession) -> Any:
-    names = {"F": F, "pd": pd, "Window": Window, "Row": Row}
-    frames = [
-        session.spark.createDataFrame([tuple(row.values()) for row in rows], schema).coalesce(1)
+@pytest.fixture(scope="module")
+def frames(raydp_session: RayDPSession) -> list[DataFrame]:
+    """The orders and the users as DataFrames of Spark, in one partition each."""
+    return [
+        raydp_session.spark.createDataFrame([tuple(row.values()) for row in rows], schema).coalesce(1)
         for rows, schema in zip((ORDERS, USERS), SCHEMAS, strict=True)
     ]
+
+
+@pytest.fixture(scope="module")
+def few_partitions(raydp_session: RayDPSession) -> Iterator[None]:
+    """Ray Data shuffles into two partitions. By default it has 200, with a task for each."""
+    context = ray.data.DataContext.get_current()
+    before = context.default_hash_shuffle_parallelism
+    context.default_hash_shuffle_parallelism = 2
+    yield
+    context.default_hash_shuffle_parallelism = before
+
+
+def _of_spark(theirs: str, frames: list[DataFrame]) -> Any:
+    names = {"F": F, "pd": pd, "Window": Window, "Row": Row}
     return _rows(eval(theirs, {**names, "orders": frames[0], "users": frames[1]}))
 
 
@@ -88,10 +104,11 @@ def _of_ray(theirs: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.engine}: {line.theirs}")
+@pytest.mark.usefixtures("few_partitions")
 def test_both_sides_give_the_same_rows(
-    line: Line, found: dict[str, Any], raydp_session: RayDPSession, tmp_path: Path
+    line: Line, found: dict[str, Any], frames: list[DataFrame], tmp_path: Path
 ) -> None:
     """The left side on the other engine, and the right one on tidegate."""
     spark = line.engine == "PySpark"
-    theirs = _of_spark(line.theirs, raydp_session) if spark else _of_ray(line.theirs, tmp_path)
+    theirs = _of_spark(line.theirs, frames) if spark else _of_ray(line.theirs, tmp_path)
     assert bag(found[str(line.expression)]) == bag(theirs)
