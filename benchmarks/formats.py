@@ -21,10 +21,10 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from tidegate.connectors.formats.avro import AvroFormat
-from tidegate.connectors.formats.csv_format import CsvFormat
+from tidegate.connectors.formats.csv import CsvFormat
 from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.formats.format import Format, PayloadUse, RowChanges
-from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.json import JsonFormat
 from tidegate.connectors.formats.protobuf import ProtobufFormat
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from kafka_server import KafkaServer, run_kafka
 
 import tidegate as tg
-from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.json import JsonRead
 from tidegate.connectors.kafka.options import Topics, client_settings
 from tidegate.connectors.kafka.records import RecordFormat
 from tidegate.connectors.kafka.source import KafkaSource

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         SinkFiles,
     )
     from tidegate.connectors.formats.avro import AvroFormat
-    from tidegate.connectors.formats.csv_format import CsvFormat
+    from tidegate.connectors.formats.csv import CsvFormat
     from tidegate.connectors.formats.debezium import DebeziumFormat
-    from tidegate.connectors.formats.json_format import JsonFormat
+    from tidegate.connectors.formats.json import JsonFormat
     from tidegate.connectors.formats.json_schema import JsonSchemaFormat
     from tidegate.connectors.formats.protobuf import ProtobufFormat
     from tidegate.connectors.formats.registry import SchemaRegistry
@@ -144,9 +144,9 @@ else:
         "Cumulating": "operators.windows.window_specs",
         "DatabaseTable": "connectors.sql.lookup",
         "AvroFormat": "connectors.formats.avro",
-        "CsvFormat": "connectors.formats.csv_format",
+        "CsvFormat": "connectors.formats.csv",
         "DebeziumFormat": "connectors.formats.debezium",
-        "JsonFormat": "connectors.formats.json_format",
+        "JsonFormat": "connectors.formats.json",
         "JsonSchemaFormat": "connectors.formats.json_schema",
         "ProtobufFormat": "connectors.formats.protobuf",
         "SchemaRegistry": "connectors.formats.registry",

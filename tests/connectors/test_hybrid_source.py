@@ -17,7 +17,7 @@ from test_kafka_source import Waiting
 
 import tidegate as tg
 from tidegate.connectors.files.source import source_of_files
-from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.json import JsonRead
 from tidegate.connectors.hybrid_source import HybridSource, greatest, hybrid_source
 from tidegate.connectors.kafka.options import Topics
 from tidegate.connectors.kafka.records import RecordFormat

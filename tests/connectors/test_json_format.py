@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.connectors.formats.format import PayloadUse
-from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.json import JsonFormat
 from tidegate.storage.errors import ConfigurationError
 
 READING = PayloadUse("from_kafka", ("t",))

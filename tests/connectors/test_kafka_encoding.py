@@ -11,7 +11,7 @@ import pytest
 
 from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.formats.format import PayloadUse, RowChanges, WriteFormat
-from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.json import JsonFormat
 from tidegate.connectors.formats.raw import RawWrite
 from tidegate.connectors.kafka.encoding import RecordLayout, RecordMaker
 from tidegate.storage.errors import ConfigurationError

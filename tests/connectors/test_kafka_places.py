@@ -17,7 +17,7 @@ from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from kafka_server import KafkaServer
 from waiting import LIMIT_S, until
 
-from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.json import JsonRead
 from tidegate.connectors.kafka import client
 from tidegate.connectors.kafka.options import End, Start, Topics
 from tidegate.connectors.kafka.records import RecordFormat

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.json import JsonRead
 from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.kafka.records import RecordFormat, RecordReader, Records
 from tidegate.storage.errors import ConfigurationError

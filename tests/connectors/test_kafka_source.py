@@ -14,7 +14,7 @@ from source_contract import check_source
 from waiting import until
 
 from tidegate.connectors.bad_rows import BadRows
-from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.json import JsonRead
 from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.kafka import reader as kafka_reader
 from tidegate.connectors.kafka.client import offset_at

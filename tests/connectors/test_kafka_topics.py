@@ -11,7 +11,7 @@ from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from kafka_server import KafkaServer
 from waiting import LIMIT_S, until
 
-from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.json import JsonRead
 from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.kafka import client
 from tidegate.connectors.kafka import reader as kafka_reader

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.api.streams.sources import record_format
-from tidegate.connectors.formats.csv_format import CsvFormat
+from tidegate.connectors.formats.csv import CsvFormat
 from tidegate.connectors.formats.format import PayloadUse
-from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.json import JsonFormat
 from tidegate.connectors.formats.raw import RawFormat
 from tidegate.connectors.kafka.records import RecordReader, Records
 from tidegate.storage.errors import ConfigurationError

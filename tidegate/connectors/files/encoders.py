@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from tidegate.connectors.formats.avro import AvroFormat, AvroWrite
 from tidegate.connectors.formats.avro_file import AVRO_CODECS, avro_file_block, avro_file_head, joined_bytes
 from tidegate.connectors.formats.avro_schema import kind_of, parsed
-from tidegate.connectors.formats.csv_format import CsvFormat
+from tidegate.connectors.formats.csv import CsvFormat
 from tidegate.connectors.formats.format import EncodedRecords, Format, PayloadUse, WriteFormat
-from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.json import JsonFormat
 from tidegate.storage.errors import ConfigurationError
 
 WrittenFormat: TypeAlias = "Literal['parquet', 'avro', 'csv', 'json'] | Format"

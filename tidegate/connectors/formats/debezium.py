@@ -49,7 +49,7 @@ from tidegate.connectors.formats.format import (
     ReadFormat,
     WriteFormat,
 )
-from tidegate.connectors.formats.json_format import check_json_types
+from tidegate.connectors.formats.json import check_json_types
 from tidegate.connectors.formats.registry import SchemaRegistry, UnfitSchemaError, WrittenSchema
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need

@@ -38,8 +38,8 @@ from tidegate.connectors.formats.debezium_values import (
     wire_type,
 )
 from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, good_payloads
+from tidegate.connectors.formats.json import json_objects, json_texts
 from tidegate.connectors.formats.json_decoder import JsonDecoder
-from tidegate.connectors.formats.json_format import json_objects, json_texts
 from tidegate.storage.clock import now_ms
 
 WRITER_VERSION = "1"

@@ -33,8 +33,8 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
     good_payloads,
 )
+from tidegate.connectors.formats.json import JsonEncoder, check_json_types
 from tidegate.connectors.formats.json_decoder import JsonDecoder
-from tidegate.connectors.formats.json_format import JsonEncoder, check_json_types
 from tidegate.connectors.formats.registry import (
     RegisteredSchema,
     RegistryClient,

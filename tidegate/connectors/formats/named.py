@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 from tidegate.connectors.formats.avro import AvroFormat
-from tidegate.connectors.formats.csv_format import CsvFormat
+from tidegate.connectors.formats.csv import CsvFormat
 from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.formats.format import Format
-from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.json import JsonFormat
 from tidegate.connectors.formats.json_schema import JsonSchemaFormat
 from tidegate.connectors.formats.protobuf import ProtobufFormat
 from tidegate.connectors.formats.raw import RawFormat

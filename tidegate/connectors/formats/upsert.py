@@ -29,8 +29,8 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
     required_columns,
 )
+from tidegate.connectors.formats.json import JsonFormat
 from tidegate.connectors.formats.json_decoder import JsonDecoder
-from tidegate.connectors.formats.json_format import JsonFormat
 from tidegate.connectors.formats.text import not_utf8
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
