@@ -114,7 +114,7 @@ def test_columns_are_compared_with_the_file(tmp_path: Path) -> None:
     wide = avro([*orders(3), {"id": 300, "item": None, "tags": []}], block_bytes=1)
     with pytest.raises(ValueError, match=r"record 3: column 'id': .*300.* does not fit int8"):
         all_rows(opened(wide, narrow))
-    with pytest.raises(ConfigurationError, match=r"a block has .* bytes, more than 100"):
+    with pytest.raises(ConfigurationError, match=r"Avro block after record 0 has .* bytes, more than 100"):
         all_rows(opened(avro(orders(50), codec="deflate", block_bytes=10**6), limit_bytes=100))
     (tmp_path / "a.avro").write_bytes(b"no file of Avro")
     with pytest.raises(ConfigurationError, match=r"a\.avro cannot be read"):

@@ -140,7 +140,7 @@ def test_avro_files_have_nested_values_and_a_schema_of_the_users_own(tmp_path: P
         ("parquet", pa.run_end_encoded(pa.int32(), pa.int32()), "to_files.format='parquet'.: the columns cannot"),
         (tg.AvroFormat({"type": "record", "name": "R", "fields": []}), pa.int32(), "no field for column 'v'"),
         (tg.AvroFormat("long"), pa.int64(), "must be a record"),
-        (tg.AvroFormat(registry="http://localhost:1"), pa.int64(), "has its schema in it"),
+        (tg.AvroFormat(registry="http://localhost:1"), pa.int64(), "contains its schema"),
         ("orc", pa.int64(), "give 'parquet', 'avro', 'csv' or 'json'"),
         (RawFormat(), pa.binary(), "give 'parquet'"),
     ],

@@ -129,7 +129,7 @@ def test_splits_that_are_found_belong_to_the_second_part() -> None:
     (found,) = source.reader().read(source.splits()[-1], 0, 1).found
     assert source.is_second(found)
     wrong = HybridSource(Live(found=True), Live(), SCHEMA)
-    with pytest.raises(ConfigurationError, match="the first source has found splits"):
+    with pytest.raises(ConfigurationError, match="the first source has found new splits"):
         wrong.reader().read(wrong.splits()[0], 0, 1)
 
 

@@ -218,9 +218,9 @@ def test_a_start_is_an_offset(start: Start, offset: int | None) -> None:
 
 def test_a_place_that_is_missing_is_named() -> None:
     """By topic, or by partition."""
-    with pytest.raises(ConfigurationError, match="the place for partition 3 of 't' is missing"):
+    with pytest.raises(ConfigurationError, match="partition 3 of topic 't' has no offset"):
         place_of({"t": {0: 2}}, "t", 3, "start")
-    with pytest.raises(ConfigurationError, match="topic 'u' is missing"):
+    with pytest.raises(ConfigurationError, match="topic 'u' is read, and"):
         place_of({"t": {0: 2}}, "u", 0, "start")
 
 

@@ -250,7 +250,7 @@ def test_damaged_timers_are_refused(name: str) -> None:
     with pytest.raises(CorruptionError, match="twice"):
         TimersSubject(BACKENDS[name], True, [right, right])
     for domains in (["event_time", "moon"], ["event_time", None]):
-        with pytest.raises(CorruptionError, match="stored timers wait for"):
+        with pytest.raises(CorruptionError, match="stored timers have the clocks"):
             TimersSubject(BACKENDS[name], True, [stored(domains, pa.array([1, 1]))])
     with pytest.raises(CorruptionError, match="stored timers have columns"):
         TimersSubject(BACKENDS[name], True, [StateTable("_tidegate_timers", StateKind.KEYED, keys)])

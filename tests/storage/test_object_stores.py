@@ -247,7 +247,7 @@ def test_the_active_name_node_is_found(
 def test_kerberos_is_told(standby: str) -> None:
     """A server that wants it refuses every request."""
     pytest.importorskip("requests", reason="requests is not installed: pip install 'tidegate[hdfs]'")
-    with pytest.raises(StorageError, match=r"wants Kerberos or a password.*check credentials"):
+    with pytest.raises(StorageError, match=r"requires Kerberos or a password.*check credentials"):
         open_store(f"webhdfs://{standby}/secure").create("f", b"x")
 
 

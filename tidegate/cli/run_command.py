@@ -96,7 +96,10 @@ def run_command(
     try:
         words = [*(settings or []), *([] if restore is None else [f"execution.state-recovery.path={restore}"])]
         if check and restore is None:
-            raise ConfigurationError("--check reports on a restore; name it with --restore PATH")
+            raise ConfigurationError(
+                "--check reports on a restore, and no restore is given; name its savepoint or checkpoint with "
+                "--restore PATH"
+            )
         layer = [*of_words(words), *([] if runtime_env is None else [_runtime_env(runtime_env)])]
         with of_command_line(config, layer), _as_main_program(program, arguments or []):
             settings_in_effect = load_config()  # First, because loading the program may take long.
@@ -329,7 +332,8 @@ def _takes_an_environment(function: Callable[..., Any]) -> bool:
     ]
     if len(required) > 1:
         raise ConfigurationError(
-            f"{function.__name__} takes {len(required)} arguments: it receives one, the environment; use sys.argv"
+            f"{function.__name__} takes {len(required)} arguments: it receives one, the environment; read other "
+            "arguments from sys.argv"
         )
     return bool(required)
 

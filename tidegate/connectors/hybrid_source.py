@@ -286,9 +286,15 @@ class _HybridReader:
         if not isinstance(result, ReadResult):
             return result  # The caller refuses it, by the name of the source.
         if prefix == FIRST and result.found:
-            raise ConfigurationError("hybrid: the first source has found splits, which only then= may do")
+            raise ConfigurationError(
+                f"hybrid: the first source has found new splits ({result.found[0].split_id!r}), which only then= may "
+                "do; give a first source without discovery"
+            )
         if result.skipped and not isinstance(source, FilterableSource):
-            raise ConfigurationError("hybrid: a source has skipped rows; only a source that can be filtered may")
+            raise ConfigurationError(
+                f"hybrid: the source {type(source).__name__} has skipped rows, but is not a FilterableSource; return "
+                "all rows, or make it one"
+            )
         found = tuple(_with_prefix(SECOND, each) for each in result.found)
         return replace(result, batch=self._columns(source.schema, result.batch), found=found)
 
@@ -344,7 +350,10 @@ def _check_first(first: Source) -> None:
 
 def _check_second(second: Source) -> None:
     if isinstance(second, TwoPartSource):
-        raise ConfigurationError("hybrid: then= is a hybrid source itself, which is not supported; give its parts")
+        raise ConfigurationError(
+            f"hybrid: then= is a hybrid source itself ({type(second).__name__}), which is not supported; give one "
+            "source that continues, such as from_kafka"
+        )
     if not is_unbounded(second):
         raise ConfigurationError(
             "hybrid: then= is a bounded source; give one that continues, such as from_kafka, or from_files with "

@@ -156,11 +156,17 @@ class RayDatasetSource:
 
     def splits(self) -> Sequence[SourceSplit]:
         """Raises an error, because only the staged source has splits."""
-        raise ConfigurationError("a ray.data.Dataset is read only after it was staged: use env.from_ray_dataset(ds)")
+        raise ConfigurationError(
+            "a ray.data.Dataset cannot be read by tasks before it is staged as Parquet files: use "
+            "env.from_ray_dataset(ds)"
+        )
 
     def reader(self) -> SourceReader:
         """Raises an error, because only the staged source can be read."""
-        raise ConfigurationError("a ray.data.Dataset is read only after it was staged: use env.from_ray_dataset(ds)")
+        raise ConfigurationError(
+            "a ray.data.Dataset cannot be read by tasks before it is staged as Parquet files: use "
+            "env.from_ray_dataset(ds)"
+        )
 
     def _files(self, store: Store, folder: str) -> tuple[StagedFile, ...]:
         """Runs the dataset, and returns the files that its tasks wrote, in the order of the blocks."""

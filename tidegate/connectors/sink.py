@@ -75,14 +75,19 @@ class Sink:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Writes rows, which follow the rows of earlier calls. They must stay invisible until `commit`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method write(self, batch)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method write(self, batch), which sinks need; define it"
+        )
 
     def prepare(self) -> Iterable[bytes]:
         """Makes the rows since the last call durable, and returns their committables.
 
         Called when a checkpoint begins.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method prepare(self), which returns committables")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method prepare(self), which returns the committables of a checkpoint; "
+            "define it"
+        )
 
     def close(self) -> None:
         """Releases resources. Called once, also after a failure. Rows that were written since `prepare` may be dropped.
@@ -98,7 +103,9 @@ class Sink:
         that takes this long, and at least a minute, also fails the job. ConfigurationError and TableError fail it at
         once.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method commit(self, committables, context)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method commit(self, committables, context), which sinks need; define it"
+        )
 
     def abort(self, job_id: str) -> None:
         """Deletes uncommitted rows of the job. Called when the job has ended and its checkpoints are committed.

@@ -70,7 +70,9 @@ class EventHistory:
             except NotFoundError:
                 if races == RACES_MAX:
                     raise
-        raise AssertionError("it returns or raises")
+        raise AssertionError(
+            "the loop over reads of the event history must return or raise; this is a bug in tidegate, please report it"
+        )
 
     @staticmethod
     def _read(log: EventLog, job_id: JobId, from_index: int) -> EventHistory:
@@ -103,7 +105,9 @@ class EventHistory:
         known.pop(None, None)
         found = known.get(EventId(number))
         if found is None:
-            raise ConfigurationError(f"job {self.job_id} has no event {number}: {self._extent(set(known))}")
+            raise ConfigurationError(
+                f"job {self.job_id} has no event {number}: {self._extent(set(known))}; give the number of one of these"
+            )
         chain = [found]
         while (cause := chain[0].cause) is not None:
             if cause not in known or cause >= number:

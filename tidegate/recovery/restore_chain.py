@@ -43,7 +43,7 @@ def restore_chain(
             yield own_root if before.savepoint else before.root, before.job_id
             return
         yield metadata.origin_root or before.root, before.job_id
-    raise ConfigurationError(f"{at} has a chain of more than {CHAIN_MAX} restored jobs; start from a new input")
+    raise ConfigurationError(f"{at} has a chain of more than {CHAIN_MAX} restored jobs; start the job without restore")
 
 
 def taskowned_url(root: str, job_id: JobId, kind: str, uid: OperatorUid) -> str:

@@ -191,7 +191,9 @@ def _parts(parts: Iterable[Buffer], stops: Callable[[], bool]) -> Iterator[Buffe
 
 def _go_on(stops: Callable[[], bool]) -> None:
     if stops():
-        raise SavepointStoppedError("the savepoint was given up while it was being copied")
+        raise SavepointStoppedError(
+            "the copy of the savepoint was stopped before it was complete; take another savepoint"
+        )
 
 
 def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> None:
@@ -254,7 +256,9 @@ def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
             "choose another folder, or delete this one"
         ) from error
     if found.void:
-        raise FencedError(f"{target.url}: the coordinator that has taken over has aborted this savepoint")
+        raise FencedError(
+            f"{target.url}: the coordinator that has taken over has aborted this savepoint; take another savepoint"
+        )
     if found.deleted:
         raise AlreadyExistsError(
             f"{target.url} has the rest of a savepoint of this name, whose deletion was interrupted; "

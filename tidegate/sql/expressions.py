@@ -311,7 +311,11 @@ def field_of(node: exp.Expr, given: Typed, name: str) -> Typed:
     found = [field for field in fields if field.name.lower() == name.lower()]
     if len(found) != 1:
         known = f"; it has {', '.join(field.name for field in fields)}" if fields else ""
-        raise refused(node, f"{named(given.type)} has no field {name!r}{known}")
+        raise refused(
+            node,
+            f"{named(given.type)} has no field {name!r}{known}; select another field, or add this one to the schema "
+            "of the stream",
+        )
     return Typed(given.expr.struct.field(found[0].name), found[0].dtype)
 
 
@@ -464,7 +468,7 @@ def _polars_type(data_type: pa.DataType, call: Call) -> pl.DataType:
         found = pl.Series(pa.array([], data_type)).dtype
         check_known(call.name, found)
     except ConfigurationError as error:
-        raise call.refused(f"the function returns {data_type}: {error}") from error
+        raise call.refused(f"the function returns {data_type}: {error}; give it another type in returns=") from error
     return found
 
 
@@ -515,7 +519,7 @@ def _parts(node: exp.Expr, pattern: str, escape: str) -> list[str | None]:
         if letter == escape:
             following = next(letters, None)
             if following is None:
-                raise refused(node, f"the pattern ends in the escape {escape!r}")
+                raise refused(node, f"the pattern ends in the escape {escape!r}: remove it, or write it twice")
             kept += following
             continue
         if kept:

@@ -120,7 +120,7 @@ class Grouping:
                 )
         for each in group.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
-                raise refused(each, "this is not covered: write one query for each grouping")
+                raise refused(each, "ROLLUP, CUBE and GROUPING SETS are not covered: write one query for each grouping")
             self._add(groups, self._meant(each))
         if groups.bounds and not groups.bounds >= {WINDOW_START, WINDOW_END} and self._relation.windows is not None:
             raise refused(group, "windows must be grouped by both window_start and window_end")
@@ -137,7 +137,10 @@ class Grouping:
         items = self._select.expressions
         if isinstance(node, exp.Literal) and not node.is_string:
             if not (str(node.this).isdigit() and 1 <= int(str(node.this)) <= len(items)):
-                raise refused(node, f"SELECT has {len(items)} columns, counted from 1")
+                raise refused(
+                    node,
+                    f"SELECT has {len(items)} columns: give a number from 1 to {len(items)}, or the name of a column",
+                )
             found: exp.Expr = items[int(str(node.this)) - 1]
             return _unnamed(found)
         if isinstance(node, exp.Column) and not node.table:
@@ -293,7 +296,7 @@ class Grouping:
     def _column(self, node: exp.Column) -> Typed:
         result = self._result
         if result.results is not None and not node.table and node.name.lower() in _SPARK_NAMES:
-            raise refused(node, "select its bounds: window.start, window.end")
+            raise refused(node, "a window is not a column here: select its bounds, window.start or window.end")
         found = self._relation.find(node)
         if result.results is not None and found.inner in (WINDOW_START, WINDOW_END):
             return result.of_inner(found.inner)

@@ -85,7 +85,9 @@ def parse(text: str) -> exp.Expr:
         (first, *_) = error.errors or [{}]
         reason = str(first.get("description") or error).rstrip(".")
         where = f", line {first['line']}, column {_column(first['col'], first)}" if "line" in first else ""
-        raise ConfigurationError(f"SQL{where}: {reason}, near {_near(first, text)!r}") from error
+        raise ConfigurationError(
+            f"SQL{where}: {reason}, near {_near(first, text)!r}: correct the query there"
+        ) from error
     except TokenError as error:
         raise ConfigurationError(
             f"SQL: the text cannot be split into words: {error}; check its quotes and comments"

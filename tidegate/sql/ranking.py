@@ -93,7 +93,11 @@ def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | No
     """
     if isinstance(node, exp.Literal) and not node.is_string:
         if not (str(node.this).isdigit() and 1 <= int(str(node.this)) <= len(made.names)):
-            raise refused(node, f"the result has {len(made.names)} columns, counted from 1")
+            raise refused(
+                node,
+                f"the result has {len(made.names)} columns: give a number from 1 to {len(made.names)}, or the name of "
+                "a column",
+            )
         return int(str(node.this)) - 1
     starred = any(isinstance(each, exp.Star) or isinstance(each.this, exp.Star) for each in items)
     if isinstance(node, exp.Column) or starred:

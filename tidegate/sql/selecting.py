@@ -64,7 +64,7 @@ def _starred(node: exp.Expr, star: exp.Star, relation: Relation) -> list[Name]:
             node, f"there is no table {table!r} here: write the name of a table in FROM, or remove the prefix"
         )
     if star.args.get("replace") or star.args.get("rename"):
-        raise refused(node, "name the columns instead")
+        raise refused(node, "REPLACE and RENAME after * are not covered: name the columns instead")
     excluded = {each.name.lower() for each in star.args.get("except_") or []}
     found = [each for each in relation.names if not table or (each.table or "").lower() == table]
     unknown = excluded - {each.name.lower() for each in found}
@@ -191,7 +191,7 @@ def joined_generator(join: exp.Join) -> Generator | None:
         return replace(found, outer=found.outer or side == "LEFT")
     unnest = join.this
     if unnest.args.get("offset"):
-        raise refused(unnest, "WITH ORDINALITY is not covered")
+        raise refused(unnest, "WITH ORDINALITY is not covered: remove it")
     check_only(unnest, "expressions", "alias")
     if len(unnest.expressions) != 1:
         raise refused(unnest, "UNNEST takes one list: write a CROSS JOIN UNNEST for each")
@@ -205,7 +205,7 @@ def lateral_generator(node: exp.Lateral) -> Generator:
     Raises ConfigurationError for functions other than `explode` and `explode_outer`.
     """
     if node.args.get("ordinality"):
-        raise refused(node, "WITH ORDINALITY is not covered")
+        raise refused(node, "WITH ORDINALITY is not covered: remove it")
     check_only(node, "this", "view", "outer", "alias")
     table, columns = _alias(node)
     if not is_generator(node.this):
@@ -221,7 +221,10 @@ def exploded(
     `narrow` removes columns that are not needed afterwards.
     """
     if relation.rank is not None:
-        raise refused(generator.node, "a rank needs an outer condition that limits the number of rows")
+        raise refused(
+            generator.node,
+            "a rank needs an outer condition that limits the number of rows: write WHERE rn <= 10 around it",
+        )
     typed = Expressions(relation.typed).of(generator.values)
     if not isinstance(typed.type, pl.List | pl.Array):
         raise refused(
@@ -290,7 +293,10 @@ _HIDDEN = "list to explode"
 def _called(call: exp.Expr, outer: bool, table: str | None, columns: tuple[str, ...]) -> Generator:
     arguments = call.expressions
     if len(arguments) != 1:
-        raise refused(call, f"{call.name.upper()} takes 1 argument, not {len(arguments)}")
+        raise refused(
+            call,
+            f"{call.name.upper()} takes 1 argument, not {len(arguments)}: remove the others, or add the missing one",
+        )
     return Generator(call, arguments[0], outer or is_call(call, _OUTER), table, columns)
 
 
@@ -313,7 +319,7 @@ def _names_of(generator: Generator, element: Any) -> Sequence[str]:
             raise refused(node, f"each element has the fields {', '.join(fields)}: name a column for each, or none")
         return given or fields
     if len(given) > 1:
-        raise refused(node, f"an element becomes one column, but {len(given)} names are given")
+        raise refused(node, f"an element becomes one column, but {len(given)} names are given: give one name")
     if not given and generator.expands:
         raise refused(node, "name the column of the elements, as in UNNEST(tags) AS t(tag)")
     return given or ("col",)

@@ -110,7 +110,9 @@ def truth(node: exp.Expr, given: Typed) -> pl.Expr:
     if given.is_null:
         return pl.lit(None, dtype=pl.Boolean)
     if not isinstance(given.type, pl.Boolean):
-        raise refused(node, f"a condition is needed here, but this is {named(given.type)}: compare it with something")
+        raise refused(
+            node, f"a condition is needed here, but this is {named(given.type)}: compare it with a value, as in x > 0"
+        )
     return given.expr
 
 

@@ -117,7 +117,7 @@ def spark_window(node: exp.Expr, relation: Relation) -> Spec:
     session = name == "session_window"
     if time is None or not 1 <= len(rest) <= (1 if session else 3):
         shape = "session_window(ts, gap)" if session else "window(ts, size [, slide [, start]])"
-        raise refused(node, f"write {shape}")
+        raise refused(node, f"{name} is called with {len(node.expressions)} arguments: write {shape}")
     check_time(time, relation)
     durations = [_spark_duration(each) for each in rest]
     with errors_at(node):
@@ -155,7 +155,9 @@ def _by_name(call: exp.Expr, name: str, form: _Form) -> dict[str, exp.Expr]:
         elif place < len(order):
             label, value = order[place], each
         else:
-            raise refused(call, f"{name} takes {', '.join(order)}, not {len(call.expressions)} arguments")
+            raise refused(
+                call, f"{name} takes {', '.join(order)}, not {len(call.expressions)} arguments: write each once"
+            )
         if label not in order or label in found:
             raise refused(call, f"{name} takes {', '.join(order)}, each once, and not {label}")
         found[label] = value

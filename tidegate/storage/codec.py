@@ -62,7 +62,9 @@ def wire(cls: type[T]) -> type[T]:
     name = cls.__name__
     known = _classes.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise CodecError(f"two wire types are called {name!r}: {known.__module__} and {cls.__module__}")
+        raise CodecError(
+            f"two wire types are called {name!r}: {known.__module__} and {cls.__module__}; rename one of them"
+        )
     _classes[name] = cls
     if known is not None:
         _encoders.pop(known, None)
@@ -73,7 +75,9 @@ def wire(cls: type[T]) -> type[T]:
     elif issubclass(cls, enum.Enum):
         _encoders[cls] = _enum_encoder(name, cls)
     else:
-        raise CodecError(f"{name!r} is neither a dataclass nor an enum: @wire supports only these")
+        raise CodecError(
+            f"{name!r} cannot be a wire type: @wire supports only dataclasses and enums. Make it one of these"
+        )
     return cls
 
 
@@ -95,7 +99,9 @@ def encode(value: object) -> bytes:
         packed = packer.pack(value)
     except (TypeError, ValueError, OverflowError) as error:
         # The packer holds half of the value and is not used again.
-        raise CodecError(f"cannot encode {type(value).__name__}: {error}") from error
+        raise CodecError(
+            f"cannot encode {type(value).__name__}: {error}; use only types that the codec supports"
+        ) from error
     assert isinstance(packed, bytes)
     if len(packed) <= _KEPT_BYTES_MAX:
         _idle_packers.append(packer)
@@ -109,7 +115,9 @@ def decode(data: bytes | memoryview) -> Any:
     except CodecError:
         raise
     except _MALFORMED as error:
-        raise CodecError(f"cannot decode {len(data)} bytes: {error}") from error
+        raise CodecError(
+            f"cannot decode {len(data)} bytes: {error}; the data is damaged, or tidegate did not write it"
+        ) from error
 
 
 def _default(value: object) -> object:
@@ -156,19 +164,26 @@ def _ext_hook(code: int, data: bytes) -> object:
         name, fields = decode(data)
         cls = _classes.get(name)
         if cls is None or cls not in _field_names:
-            raise CodecError(f"unknown wire type {name!r}: written by a newer tidegate?. Read it with that version")
+            raise CodecError(
+                f"unknown wire type {name!r}: a newer tidegate wrote the data, or it is damaged. Read it with the "
+                "version that wrote it"
+            )
         known = _field_names[cls]
         if not fields.keys() <= known:
             unknown = min(fields.keys() - known)
             raise CodecError(
-                f"unknown field {unknown!r} of {name!r}: written by a newer tidegate?. Read it with that version"
+                f"unknown field {unknown!r} of {name!r}: a newer tidegate wrote the data, or it is damaged. Read it "
+                "with the version that wrote it"
             )
         return cls(**fields)
     if code == _ENUM:
         name, member = decode(data)
         cls = _classes.get(name)
         if cls is None or not issubclass(cls, enum.Enum):
-            raise CodecError(f"unknown wire enum {name!r}: written by a newer tidegate?. Read it with that version")
+            raise CodecError(
+                f"unknown wire enum {name!r}: a newer tidegate wrote the data, or it is damaged. Read it with the "
+                "version that wrote it"
+            )
         return cls(member)
     if code == _FROZENSET:
         return frozenset(decode(data))
@@ -177,4 +192,7 @@ def _ext_hook(code: int, data: bytes) -> object:
             return reader.read_next_batch()
     if code == _SCHEMA:
         return pa.ipc.read_schema(pa.py_buffer(data))
-    raise CodecError(f"unknown extension code {code}: written by a newer tidegate?. Read it with that version")
+    raise CodecError(
+        f"unknown extension code {code}: a newer tidegate wrote the data, or it is damaged. Read it with the version "
+        "that wrote it"
+    )

@@ -120,7 +120,9 @@ def serve_on_ray(options: WebOptions, open_store: OpenStore, namespace: str = NA
     except RayError as error:
         cause = error.__cause__
         why = str(cause) if isinstance(cause, TidegateError) else death_of(error)
-        raise ConfigurationError(f"the web server did not start: {why}") from error
+        raise ConfigurationError(
+            f"the web server did not start: {why}; check rest.port and rest.bind-address"
+        ) from error
     if not served.same_token:
         log.warning("the web server at %s was started with a token that differs from %s", served.url, where)
     return served.url
@@ -231,13 +233,17 @@ class RayJobs:
         for coordinator in list(self._coordinators.values()):
             if coordinator.card is not None and coordinator.card.job_id == job_id:
                 return coordinator.handle
-        raise NotReachedError(f"the coordinator of job {job_id} was not found; try again")
+        raise NotReachedError(
+            f"the coordinator of job {job_id} was not found: the job is starting or has ended. Try again"
+        )
 
     def _call(self, method: Any, job_id: JobId, *arguments: object) -> None:
         try:
             ray.get(method.remote(*arguments), timeout=CALL_TIMEOUT_S)
         except RayError as error:
-            raise NotReachedError(f"the coordinator of job {job_id} does not answer: {death_of(error)}") from error
+            raise NotReachedError(
+                f"the coordinator of job {job_id} does not answer: {death_of(error)}; try again"
+            ) from error
         except StorageError as error:
             raise NotReachedError(str(error)) from error
 

@@ -80,7 +80,7 @@ class LocalJobs:
     def _job(self, job_id: JobId) -> LocalJob:
         job = self._known.get(job_id)
         if job is None:
-            raise NotReachedError(f"job {job_id} no longer runs in this process")
+            raise NotReachedError(f"job {job_id} no longer runs in this process; /jobs lists the jobs that run")
         return job
 
     def _answers_of(self, job_id: JobId, wait_s: float) -> dict[str, Answer]:

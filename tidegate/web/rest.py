@@ -143,7 +143,11 @@ async def job_of(watch: JobWatch, job_id: str) -> SeenJob:
     """Returns the job with this id. Raises RefusedError (404) if it is unknown."""
     job = await watch.job(job_id)
     if job is None:
-        raise RefusedError(404, f"Job {quoted(job_id)} not found: it does not run here, and did not run recently")
+        raise RefusedError(
+            404,
+            f"Job {quoted(job_id)} not found: it does not run here, and did not run recently; /jobs lists the known "
+            "ones",
+        )
     return job
 
 
@@ -244,7 +248,7 @@ class Changing:
         trigger_id = trigger_id_of(request.path_params["trigger"])
         disposal = self._disposals.get(trigger_id)
         if disposal is None:
-            raise RefusedError(404, f"request {trigger_id} is unknown, or no longer kept")
+            raise RefusedError(404, f"request {trigger_id} is unknown, or no longer kept. Trigger it again")
         if not disposal.deletion.done():
             return json_answer({"status": {"id": "IN_PROGRESS"}})
         failure = disposal.deletion.result()
@@ -286,7 +290,7 @@ class Changing:
             trigger_id = trigger_id_of(request.path_params["trigger"])
             trigger = self._watch.triggers.get(trigger_id)
             if trigger is None or trigger.job_id != request.path_params["job"]:
-                raise RefusedError(404, f"request {trigger_id} is unknown, or no longer kept")
+                raise RefusedError(404, f"request {trigger_id} is unknown, or no longer kept. Trigger it again")
             await self._watch.view()
             trigger = self._watch.triggers.get(trigger_id) or trigger
             if trigger.answer is None:
@@ -308,7 +312,9 @@ class Changing:
 
     def _check_running(self, job: SeenJob) -> None:
         if job.over:
-            raise RefusedError(409, f"job {job.job_id} is {job_state(job)}: it takes no more requests")
+            raise RefusedError(
+                409, f"job {job.job_id} is {job_state(job)}: it takes no more requests; start it again first"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +403,7 @@ def disposal_wanted(body: bytes) -> tuple[str, str]:
 def trigger_id_of(text: str) -> str:
     """Returns a trigger id from a URL path. Raises RefusedError if its form is wrong."""
     if not _TRIGGER.fullmatch(text):
-        raise bad_request(f"{quoted(text)!r} is not a trigger id: give 32 hexadecimal digits in lower case")
+        raise bad_request(f"{quoted(text)!r} is not a triggerId: give 32 hexadecimal digits in lower case")
     return text
 
 

@@ -88,11 +88,11 @@ class JobWatch:
         for _ in range(2):  # The first look may have begun before the job did.
             view = await self.next_view()
             if view is None:
-                raise NotReachedError("the jobs did not answer in time; try again")
+                raise NotReachedError(f"job {job_id}: the jobs of the cluster did not answer in time; try again")
             if (job := view.job(job_id)) is not None:
                 return job
         if self._nameless:
-            raise NotReachedError("a job that may be this one has not answered yet; try again")
+            raise NotReachedError(f"job {job_id}: a job that may be this one has not answered yet; try again")
         return None
 
     async def next_view(self) -> View | None:

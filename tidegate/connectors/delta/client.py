@@ -202,10 +202,16 @@ def commit_once(
                     raise
                 if place.load().version() == version:
                     # There was no other transaction, so Delta refuses this one for itself.
-                    raise StorageError(f"cannot commit to {place.named}: {error}") from error
+                    raise StorageError(
+                        f"cannot commit to {place.named}: {error}; check the rights to write there, and execute the "
+                        "job again with restore='latest'"
+                    ) from error
                 continue
         return
-    raise StorageError(f"cannot commit to {place.named}: {RACES_MAX} times another writer was faster")
+    raise StorageError(
+        f"cannot commit to {place.named}: {RACES_MAX} times another writer was faster. Execute the job again with "
+        "restore='latest', and let fewer writers write at the same time"
+    )
 
 
 def required_columns(table: DeltaTable) -> list[str]:

@@ -123,7 +123,10 @@ class DeltaUpsert(Sink):
         prepared = [_decoded(committable, self._place.named) for committable in committables]
         ids = {one.table_id for one in prepared}
         if len(ids) > 1:
-            raise TableError(f"checkpoint {context.checkpoint_id} has rows for several tables at {self._place.url}")
+            raise TableError(
+                f"checkpoint {context.checkpoint_id} has rows for {len(ids)} tables at {self._place.url}, because the "
+                "table was replaced while the checkpoint was taken; restore an older checkpoint"
+            )
         (table_id,) = ids
         paths = [path for one in prepared for path in one.paths]
         store = open_store(self._place.url)

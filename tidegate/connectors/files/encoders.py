@@ -76,18 +76,26 @@ def file_encoding(format: WrittenFormat, columns: pa.Schema, compression: str | 
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), columns).close()
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-            raise ConfigurationError(f"to_files(format='parquet'): the columns cannot be written: {error}") from error
+            raise ConfigurationError(
+                f"to_files(format='parquet'): the columns cannot be written: {error}; cast them in a step before"
+            ) from error
         return ParquetEncoding(columns, codec)
     if format == "avro" or isinstance(format, AvroFormat):
         form = format if isinstance(format, AvroFormat) else AvroFormat()
         if form.registry is not None:
-            raise ConfigurationError("to_files(format=AvroFormat(registry=)): a file has its schema in it; remove it")
+            raise ConfigurationError(
+                "to_files(format=AvroFormat(registry=)): an Avro file contains its schema, so registry= does not "
+                "apply; remove it"
+            )
         codec = _codec("avro", compression, AVRO_CODECS, "deflate")
         written = form.for_writing(columns, use)
         assert isinstance(written, AvroWrite)
         schema = parsed(written.text)
         if kind_of(schema.of(schema.root)) != "record":
-            raise ConfigurationError("to_files(format=AvroFormat(schema=)): the schema of a file must be a record")
+            raise ConfigurationError(
+                "to_files(format=AvroFormat(schema=)): the schema of a file must be a record, not "
+                f"{kind_of(schema.of(schema.root))}; give a record with one field for each column"
+            )
         return AvroEncoding(written, codec)
     if compression is not None:
         raise ConfigurationError(f"to_files(compression=) is for Avro and Parquet, not {format!r}; remove it")
@@ -99,7 +107,9 @@ def file_encoding(format: WrittenFormat, columns: pa.Schema, compression: str | 
         row = pa.RecordBatch.from_pylist([dict(zip(names.names, columns.names, strict=True))], names)
         head = csv.for_writing(names, use).encoder().encode(row)
         if head.bad:
-            raise ConfigurationError(f"to_files(format='csv'): the names of the columns: {head.bad[0]}")
+            raise ConfigurationError(
+                f"to_files(format='csv'): the names of the columns cannot be written: {head.bad[0]}; rename the columns"
+            )
         return LinesEncoding(csv.for_writing(columns, use), "csv", head.payloads[0].as_py())
     raise ConfigurationError(f"to_files(format={format!r}): give 'parquet', 'avro', 'csv' or 'json'")
 

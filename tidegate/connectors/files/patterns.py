@@ -58,7 +58,7 @@ class FilePattern:
         if isinstance(url, str):
             return FilePattern._of_one(url)
         if not url:
-            raise ConfigurationError("from_files([]): name at least one file")
+            raise ConfigurationError("from_files([]): the list of files is empty; name at least one file")
         return FilePattern._together([FilePattern._of_one(each) for each in url])
 
     @staticmethod

@@ -490,5 +490,5 @@ def _schema_of(pattern: FilePattern, file: FileInfo, text: TextFormat | None, ki
     with reading(opened, OF_FILES):
         found = schema_of(opened, kind) if text is None else text.schema_of(opened, file.path)
         if not len(found):
-            raise ConfigurationError("it has no columns; give schema=")
+            raise ConfigurationError("the file has no columns, so the schema cannot be inferred; give schema=")
         return found

@@ -129,7 +129,9 @@ class AvroFormat(Format):
             raise ConfigurationError(f"{where}: {error}") from error
         found = program.schema
         if columns is None and not len(found):
-            raise ConfigurationError(f"{where}: the schema has no fields")
+            raise ConfigurationError(
+                f"{where}: the schema has no fields, so there are no columns to read; give a schema with fields"
+            )
         columns = found if columns is None else columns
         check_read(found, columns, self.kind, use)
         return AvroRead(columns, text, references, self._registry, use.part)
@@ -204,7 +206,7 @@ class AvroFormat(Format):
             except UnfitSchemaError as error:
                 raise ConfigurationError(
                     f"{where}: the newest schema of topic {topic!r} cannot be read as the schema of the program: "
-                    f"{error}"
+                    f"{error}; change the schema of the program"
                 ) from error
         return str(self.schema), ()
 
@@ -466,7 +468,7 @@ def check_avro_name(name: str, path: str) -> None:
     """Raises UnfitSchemaError for a column with a name that Avro does not allow. `path`: the column, for the error."""
     if not _NAME.fullmatch(name):
         raise UnfitSchemaError(
-            f"column {path!r} has a name that Avro does not allow: letters, digits and underscores; rename it"
+            f"column {path!r} has a name that Avro does not allow; rename it with letters, digits and underscores only"
         )
 
 

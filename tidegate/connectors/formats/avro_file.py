@@ -88,11 +88,17 @@ class AvroRows:
             if self._block is None:
                 self._rows = 0
                 if self._buffered.tell() != self._size_bytes:
-                    raise ValueError(f"the file ends within a block, after {self._first} records")
+                    raise ValueError(
+                        f"the file ends within a block, after {self._first} records; the file is damaged: write it "
+                        "again"
+                    )
                 return None
             self._rows = int(self._block.num_records)
             if self._rows < 0:
-                raise ValueError(f"the block behind record {self._first} has a negative number of records")
+                raise ValueError(
+                    f"the block after record {self._first} has {self._rows} records, and the number must not be "
+                    "negative; the file is damaged: write it again"
+                )
         if self._batch is None:
             self._batch = self._decoded()
         return self._complete(self._batch.slice(row - self._first, rows_max))
@@ -114,12 +120,13 @@ class AvroRows:
         data = self._block.bytes_.getvalue()
         if len(data) > self._limit_bytes:
             raise TooLargeError(
-                f"a block has {len(data):,} bytes, more than {self._limit_bytes:,}; give a greater max_row_size"
+                f"the Avro block after record {self._first} has {len(data):,} bytes, more than {self._limit_bytes:,}; "
+                "give a greater max_row_size"
             )
         found = self._records.decode_sequence(np.frombuffer(data, dtype=np.uint8), self._rows)
         if found.bad:
             number = min(found.bad)
-            raise ValueError(f"record {self._first + number}: {found.bad[number]}")
+            raise ValueError(f"record {self._first + number} cannot be read: {found.bad[number]}")
         return found.batch
 
 
@@ -128,7 +135,7 @@ def _blocks(file: Any) -> Any:
     try:
         return library.block_reader(file)
     except (EOFError, KeyError) as error:
-        raise ValueError(f"the file has no head of Avro: {error}") from error
+        raise ValueError(f"the file has no Avro header: {error}; give an Avro object container file") from error
 
 
 def _iterated(reader: Any) -> Iterator[Any]:
@@ -137,11 +144,13 @@ def _iterated(reader: Any) -> Iterator[Any]:
         try:
             block = next(reader, None)
         except (EOFError, MemoryError) as error:
-            raise ValueError(f"the file ends within a block: {error}") from error
+            raise ValueError(f"the file ends within a block: {error}; the file is damaged: write it again") from error
         except OSError:
             raise
         except Exception as error:  # each codec raises its own errors
-            raise ValueError(f"a block cannot be read: {type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"a block cannot be read: {type(error).__name__}: {error}; the file is damaged: write it again"
+            ) from error
         if block is None:
             return
         yield block
@@ -150,7 +159,10 @@ def _iterated(reader: Any) -> Iterator[Any]:
 def _written(reader: Any) -> AvroSchema:
     schema = parsed(json.loads(reader.metadata["avro.schema"]))
     if kind_of(schema.of(schema.root)) != "record":
-        raise ConfigurationError("its schema is not a record, so it has no columns")
+        raise ConfigurationError(
+            f"the Avro schema of the file is {kind_of(schema.of(schema.root))} and not a record, so it has no "
+            "columns; write the file with records"
+        )
     return schema
 
 

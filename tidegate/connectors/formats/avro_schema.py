@@ -92,7 +92,9 @@ def parsed(schema: str | Mapping[str, Any] | Sequence[Any], references: Sequence
         given = _json_or_name(schema) if isinstance(schema, str) else schema
         found = library.parse_schema(given, named_schemas=names)
     except (library.schema.SchemaParseException, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnfitSchemaError(f"the Avro schema is invalid: {type(error).__name__}: {error}") from error
+        raise UnfitSchemaError(
+            f"the Avro schema is invalid: {type(error).__name__}: {error}; correct the schema"
+        ) from error
     return AvroSchema(found, names)
 
 
@@ -380,7 +382,10 @@ class _Option(Node):
             live = above.true_count
             flags = pc.and_(flags, above)
         if self.required is not None and flags.true_count < live:
-            raise UnfitRecordError(f"{self.required} is null, which the program's schema does not allow")
+            raise UnfitRecordError(
+                f"{self.required} is null, which the program's schema does not allow; make the field nullable in that "
+                "schema"
+            )
         return self.inner.array(columns, length, valid if flags.true_count == length else flags.buffers()[1])
 
     def put(
@@ -480,7 +485,10 @@ def _converted(found: pa.Array, stored: pa.DataType, wanted: pa.DataType) -> pa.
             return found.cast(wanted, safe=False)
         return found.cast(wanted)
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise UnfitRecordError(f"a value does not fit {wanted}: {error}") from error
+        raise UnfitRecordError(
+            f"a value does not fit {wanted}, the type in the program's schema: {error}; give the field a wider type "
+            "there"
+        ) from error
 
 
 def compiled(
@@ -554,19 +562,25 @@ class _Resolver:
         if kind != wanted and (kind, wanted) not in _PROMOTIONS:
             decimals = _is_decimal(writer) and _is_decimal(reader)
             if not (decimals and {kind, wanted} == {"bytes", "fixed"}):
-                raise UnfitSchemaError(f"{_field(path)} was written as {kind}, and the program's schema has {wanted}")
+                raise UnfitSchemaError(
+                    f"{_field(path)} was written as {kind}, and the program's schema has {wanted}; give the field a "
+                    f"type there that can read {kind}"
+                )
         if kind == "fixed" and wanted == "fixed":
             self._check_names(writer, reader, path)
             if writer["size"] != reader["size"]:
                 raise UnfitSchemaError(
                     f"{_field(path)} was written with {writer['size']} bytes, and the program's schema has "
-                    f"{reader['size']}"
+                    f"{reader['size']}; give the field the same size there"
                 )
         stored, result = leaf_type(writer, path), leaf_type(reader, path)
         if pa.types.is_decimal(stored) != pa.types.is_decimal(result) or (
             pa.types.is_decimal(stored) and stored.scale != result.scale
         ):
-            raise UnfitSchemaError(f"{_field(path)} was written as {stored}, and the program's schema has {result}")
+            raise UnfitSchemaError(
+                f"{_field(path)} was written as {stored}, and the program's schema has {result}; give the field the "
+                "same type and scale there"
+            )
         if pa.types.is_decimal(stored):
             number = self._program.column(16)
             if kind == "fixed":
@@ -610,7 +624,8 @@ class _Resolver:
     def _default(self, each: Mapping[str, Any], path: str) -> _Constant:
         if "default" not in each:
             raise UnfitSchemaError(
-                f"{_field(path)} is in the program's schema without a default, and the records do not have it"
+                f"{_field(path)} is in the program's schema without a default, and the records do not have it; give "
+                "the field a default there, or remove it"
             )
         # The type is known once the field is compiled as if it were there.
         alone = AvroProgram()
@@ -690,12 +705,16 @@ class _Resolver:
         names = {_bare(reader["name"]), *(_bare(each) for each in reader.get("aliases", ()))}
         if _bare(writer["name"]) not in names:
             raise UnfitSchemaError(
-                f"{_field(path)} was written as {writer['name']!r}, and the program's schema has {reader['name']!r}"
+                f"{_field(path)} was written as {writer['name']!r}, and the program's schema has {reader['name']!r}; "
+                "use the same name, or add an alias there"
             )
 
     def _enter(self, name: str, path: str) -> None:
         if name in self._open:
-            raise UnfitSchemaError(f"{_field(path)} is a {name!r} within itself, which has no Arrow type")
+            raise UnfitSchemaError(
+                f"{_field(path)} is a {name!r} within itself, which has no Arrow type; remove the field from the "
+                "columns, or read the records as format='raw'"
+            )
         self._open.append(name)
 
     def _check_size(self, schema: Schema, path: str) -> None:
@@ -703,7 +722,10 @@ class _Resolver:
         of them.
         """
         if kind_of(schema) == "array" and _takes_nothing(self._written, schema["items"]):
-            raise UnfitSchemaError(f"{_field(path)} is an array of elements without any bytes, which is not supported")
+            raise UnfitSchemaError(
+                f"{_field(path)} is an array of elements without any bytes, which is not supported; remove the field "
+                "from the schema"
+            )
 
     def skip(self, schema: Schema, path: str) -> None:
         """Emits the instructions that skip a value of a schema."""
@@ -769,7 +791,7 @@ def _decimal_type(schema: Mapping[str, Any], path: str) -> pa.DataType:
     if not 0 < precision <= _DIGITS_MAX or not 0 <= scale <= precision:
         raise UnfitSchemaError(
             f"{_field(path)} is a decimal of {precision} digits with scale {scale}; up to {_DIGITS_MAX} digits are "
-            "supported"
+            "supported; make it a string, or remove it from the columns"
         )
     return pa.decimal128(precision, scale)
 

@@ -238,7 +238,9 @@ def _event_program(found: RegisteredSchema, table: AvroTable) -> AvroProgram:
     program = compiled(schema, schema, wanted)
     _check_fields(program.schema.field("after").type, table.wires, table.columns)
     if table.has_source and (reason := refusal_of(program.schema.field("source").type, wanted.field("source").type)):
-        raise UnfitSchemaError(f"field 'source', which metadata= reads, {reason}")
+        raise UnfitSchemaError(
+            f"field 'source', which metadata= reads, {reason}; remove metadata=, or write events with this field"
+        )
     return program
 
 
@@ -248,7 +250,8 @@ def _key_program(found: RegisteredSchema, table: AvroTable) -> AvroProgram:
     names = schema.fields()
     if set(names) != set(table.keys):
         raise UnfitSchemaError(
-            f"it has the columns {sorted(names)}, and keys= has {sorted(table.keys)}; they must be the same"
+            f"the key of the events has the columns {sorted(names)}, and keys= has {sorted(table.keys)}; give keys= "
+            "the same columns"
         )
     if (fault := table.difference(schema, schema.of(schema.root), table.keys)) is not None:
         raise UnfitSchemaError(fault)
@@ -282,7 +285,7 @@ def plain_text(text: str) -> str:
     try:
         return json.dumps(_plain(json.loads(text)))
     except ValueError as error:
-        raise UnfitSchemaError(f"the Avro schema is not JSON: {error}") from error
+        raise UnfitSchemaError(f"the Avro schema is not JSON: {error}; register a schema in JSON") from error
 
 
 def _plain(schema: Schema) -> Schema:
@@ -304,7 +307,9 @@ def _row_of(schema: AvroSchema) -> Mapping[str, Any]:
         raise UnfitSchemaError(NO_EVENT)
     row = _unwrapped(schema, fields["after"])
     if kind_of(row) != "record":
-        raise UnfitSchemaError(f"field 'after' is {kind_of(row)} and not a record")
+        raise UnfitSchemaError(
+            f"field 'after' of the events is {kind_of(row)} and not a record; give a topic of Debezium's events"
+        )
     found: Mapping[str, Any] = row
     return found
 
@@ -342,7 +347,8 @@ def _column_type(schema: AvroSchema, kind: Schema, stored: pa.DataType, path: st
         precision, scale = int(described["parameters"]["precision"]), int(described["parameters"]["scale"])
         if not 0 < precision <= 38 or not 0 <= scale <= precision:
             raise UnfitSchemaError(
-                f"field {path!r} has decimals of {precision} digits with scale {scale}, and up to 38 are supported"
+                f"field {path!r} has decimals of {precision} digits with scale {scale}, and up to 38 are supported; "
+                "let Debezium write decimal.handling.mode=string"
             )
         return pa.decimal128(precision, scale)
     if name in (_DATE, _LOGICAL_NAMES["date"]):

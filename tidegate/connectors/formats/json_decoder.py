@@ -269,7 +269,10 @@ class JsonDecoder:
             try:
                 found = _parse(data, self._parsed)
                 if found.num_rows != len(part):
-                    raise pa.ArrowInvalid(f"{found.num_rows} rows were found, and {len(part)} were expected")
+                    raise pa.ArrowInvalid(
+                        f"{len(part)} JSON records were parsed to {found.num_rows} rows; write one JSON object for "
+                        "each record"
+                    )
                 self._check_numbers(found, data)
                 batches += found.to_batches()
             except pa.ArrowInvalid as error:
@@ -363,7 +366,9 @@ def _base64(wanted: pa.DataType) -> Converter:
         try:
             found = pl.Series(texts).str.decode("base64", strict=True)
         except pl.exceptions.ComputeError as error:
-            raise pa.ArrowInvalid("no Base64") from error
+            raise pa.ArrowInvalid(
+                "a text is not Base64; write bytes in Base64, or read the column as a string"
+            ) from error
         return found.to_arrow().cast(pa.binary()).cast(wanted)
 
     return convert
@@ -423,7 +428,9 @@ def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
     try:
         return dict(json.loads(line, parse_int=parse_int, parse_float=decimal.Decimal))
     except (ValueError, RecursionError, decimal.InvalidOperation) as error:
-        raise pa.ArrowInvalid(f"JSON parse error: {error}") from error
+        raise pa.ArrowInvalid(
+            f"a record is not valid JSON: {error}; correct it, or skip it with bad_rows='skip'"
+        ) from error
 
 
 def _has_other_decimals(wanted: pa.DataType, given: Sequence[Any], found: Sequence[Any]) -> bool:

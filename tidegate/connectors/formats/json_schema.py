@@ -196,7 +196,9 @@ class _JsonSchemaEncoder(PayloadEncoder):
                     json.loads(form.written.text), registry=registry, retriever=_not_retrieved
                 )
             except (ValueError, library.ReferencingError) as error:
-                raise ConfigurationError(f"the JSON Schema is invalid: {error}") from error
+                raise ConfigurationError(
+                    f"the JSON Schema is invalid: {error}; correct the schema in the registry"
+                ) from error
 
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
         header = header_of(self._ids.of(topic))
@@ -218,7 +220,10 @@ class _JsonSchemaEncoder(PayloadEncoder):
 
 def _not_retrieved(address: str) -> Any:
     """Raises ValueError in place of loading a schema from the network. Passed to the JSON Schema library."""
-    raise ValueError(f"{address} is not among the references of the schema")
+    raise ValueError(
+        f"the JSON Schema refers to {address!r}, which is not among the references of the schema; register it as a "
+        "reference"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +240,11 @@ class JsonSchema:
             root = json.loads(text)
             others = {name: json.loads(each) for name, each in references}
         except ValueError as error:
-            raise UnfitSchemaError(f"the JSON Schema is not JSON: {error}") from error
+            raise UnfitSchemaError(f"the JSON Schema is not JSON: {error}; register a schema in JSON") from error
         if not isinstance(root, dict):
-            raise UnfitSchemaError("the JSON Schema is not an object")
+            raise UnfitSchemaError(
+                f"the JSON Schema is not an object but {type(root).__name__}; register an object with properties"
+            )
         return JsonSchema(root, others)
 
     @property
@@ -291,12 +298,14 @@ class JsonSchema:
         """Returns the Arrow columns of the properties. Raises UnfitSchemaError, which names the field."""
         fields = [pa.field(name, self._type(each, name, 0)) for name, each in self.properties().items()]
         if not fields:
-            raise UnfitSchemaError("the JSON Schema has no properties")
+            raise UnfitSchemaError("the JSON Schema has no properties, so no columns follow from it")
         return pa.schema(fields)
 
     def _type(self, schema: Any, path: str, depth: int) -> pa.DataType:
         if depth > _DEPTH_MAX:
-            raise UnfitSchemaError(f"field {path[:80]!r} is within itself, which has no Arrow type")
+            raise UnfitSchemaError(
+                f"field {path[:80]!r} is within itself, which has no Arrow type; leave it out of the columns"
+            )
         found = self.resolved(schema)
         kinds = self.kinds(found)
         if kinds == {"object"} and found.get("properties"):
@@ -310,7 +319,7 @@ class JsonSchema:
         if kinds == {"integer", "number"}:
             return pa.float64()
         shown = " or ".join(sorted(kinds)) or "of no known type"
-        raise UnfitSchemaError(f"field {path!r} is {shown}, which has no Arrow type")
+        raise UnfitSchemaError(f"field {path!r} is {shown}, which has no Arrow type; leave it out of the columns")
 
     def refusal_of(self, schema: Any, wanted: pa.DataType) -> str | None:
         """Returns why values of a schema do not fit an Arrow type, or None if they may fit."""

@@ -24,7 +24,8 @@ class LineDecoder:
         strange = [field for field in schema if not field.equals(LINE_SCHEMA[0])]
         if strange:
             raise ConfigurationError(
-                f"column {strange[0].name!r} ({strange[0].type}): the text format has one column, value, of strings"
+                f"column {strange[0].name!r} ({strange[0].type}): the text format has one column, value, of strings; "
+                "name one column, value, of type str"
             )
         self._schema = schema
         self._options = options

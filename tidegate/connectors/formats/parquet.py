@@ -139,7 +139,9 @@ class ParquetRows:
             self._first += self._piece.num_rows
             self._piece = next(self._pieces, None)
         if self._piece is None:
-            raise ConfigurationError(f"row group {group} has fewer rows than its footer states")
+            raise ConfigurationError(
+                f"row group {group} has fewer rows than its footer states; the file is damaged: write it again"
+            )
         at = row - self._first
         return self._piece.slice(at, rows_max) if at or rows_max < self._piece.num_rows else self._piece
 
@@ -162,7 +164,10 @@ class ParquetRows:
         for batch in joined(batches) if size.joined and fine is None else batches:
             extra = None if fine is None else next(fine)
             if extra is not None and extra.num_rows != batch.num_rows:
-                raise ConfigurationError(f"row group {group} has too many bytes for its rows to be read together")
+                raise ConfigurationError(
+                    f"the columns of row group {group} have too many bytes to be read together ({batch.num_rows:,} "
+                    f"and {extra.num_rows:,} rows at once); write the file with smaller row groups"
+                )
             for piece, begin in self._cut(batch, 0, row):
                 columns = {name: piece.column(name) for name in self._stored}
                 if extra is not None and self._fine is not None:
@@ -209,7 +214,10 @@ def whole_parquet(file: Any, where: str) -> pa.Table:
     table = _open(file, pre_buffer=False).read(use_threads=False)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if any(misencoded_row(chunk) is not None for chunk in column.chunks):
-            raise ConfigurationError(f"{where}: column {name!r} has a string that is not UTF-8")
+            raise ConfigurationError(
+                f"{where}: column {name!r} has a string that is not UTF-8; write the column as bytes, or correct the "
+                "strings"
+            )
     names = int96_columns(pq.ParquetFile(file, pre_buffer=False))
     if not names:
         return table
@@ -341,11 +349,14 @@ def _check_columns(parquet: pq.ParquetFile, path: str, wanted: pa.Schema, may_la
     for field in wanted:
         count = has.names.count(field.name)
         if count > 1:
-            raise ConfigurationError(f"{path} has {count} columns {field.name!r}")
+            raise ConfigurationError(f"{path} has {count} columns {field.name!r}; rename one of them in the file")
         if not count:
             if may_lack and field.nullable:
                 continue
-            raise ConfigurationError(f"{path} has no column {field.name!r}; it has {has.names}")
+            raise ConfigurationError(
+                f"{path} has no column {field.name!r}; it has {has.names}; remove the column from schema=, or this "
+                "file from the input"
+            )
         reason = refusal_of(has.field(field.name).type, field.type, may_lack=may_lack)
         if reason is not None:
             raise ConfigurationError(

@@ -164,7 +164,10 @@ def _page_at(ranges: _Ranges, at: int) -> _Page:
         if of_values is not None:
             numbers += [of_values.get(1), of_values.get(4 if numbers[0] == _DATA_PAGE_V2 else 2)]
         if not all(isinstance(number, int) and number >= 0 for number in numbers):
-            raise ConfigurationError(f"a page header at byte {at:,} is damaged; write the file again")
+            raise ConfigurationError(
+                f"a page header at byte {at:,} is damaged: its sizes are {numbers[:3]}; the file is damaged: write it "
+                "again"
+            )
         return _Page(header, at + end)
 
 
@@ -279,7 +282,10 @@ class _Compact:
     def _value(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
         reader = self._readers.get(kind)
         if reader is None or depth > _NESTED_MAX:
-            raise ConfigurationError("a page header is damaged")
+            raise ConfigurationError(
+                f"a page header has a field of kind {kind} at its byte {at}, which cannot be read; the file is "
+                "damaged: write it again"
+            )
         return reader(at, depth + 1)
 
     def _list(self, at: int, depth: int) -> tuple[None, int]:

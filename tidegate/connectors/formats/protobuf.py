@@ -231,7 +231,9 @@ class MessageSchema:
         if name is None:
             files = _files(descriptors)
             if not files or not files[-1].message_type:
-                raise UnfitSchemaError("the schema has no message")
+                raise UnfitSchemaError(
+                    "the registered schema has no message; register a schema with a message, or give message="
+                )
             package = f"{files[-1].package}." if files[-1].package else ""
             name = package + files[-1].message_type[0].name
         return MessageSchema.of(descriptors, name)
@@ -244,7 +246,9 @@ class MessageSchema:
                 pool.Add(file)
             return pool.FindMessageTypeByName(self.name)
         except (TypeError, KeyError) as error:
-            raise UnfitSchemaError(f"the descriptors have no message {self.name!r}: {error}") from error
+            raise UnfitSchemaError(
+                f"the descriptors have no message {self.name!r}: {error}; correct message= or descriptors="
+            ) from error
 
     def handler(self, unit: TimestampUnit) -> Any:
         """Returns ptars's converter for the message. `unit` is the unit of timestamps and durations."""
@@ -257,7 +261,9 @@ class MessageSchema:
         """Returns the columns of the message. All are nullable."""
         fields = self.handler(unit).schema()
         if not len(fields):
-            raise UnfitSchemaError(f"the message {self.name!r} has no fields")
+            raise UnfitSchemaError(
+                f"the message {self.name!r} has no fields, so there are no columns to read; name another message"
+            )
         return pa.schema([pa.field(field.name, _nullable(field.type)) for field in fields])
 
     def required(self) -> list[str]:
@@ -329,7 +335,10 @@ def _files(descriptors: bytes) -> list[Any]:
     try:
         found.ParseFromString(descriptors)
     except _library("google.protobuf.message").DecodeError as error:
-        raise UnfitSchemaError("the descriptors are not a FileDescriptorSet") from error
+        raise UnfitSchemaError(
+            f"the descriptors ({len(descriptors)} bytes) are not a FileDescriptorSet; write them with protoc "
+            "--descriptor_set_out"
+        ) from error
     return list(found.file)
 
 
@@ -401,7 +410,10 @@ def _known_file(name: str) -> Any:
     try:
         return import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR
     except ImportError as error:
-        raise UnfitSchemaError(f"the schema imports {name!r}, which is not among its references") from error
+        raise UnfitSchemaError(
+            f"the schema imports {name!r}, which is not among its references and not an installed module; register it "
+            "as a reference"
+        ) from error
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
@@ -456,10 +468,13 @@ def _check_same(written: Any, read: Any, path: str, outer: tuple[str, ...]) -> N
         below = f"{path}.{field.name}" if path else field.name
         if field.type != other.type and field.type not in _wider_types().get(other.type, ()):
             raise UnfitSchemaError(
-                f"field {below!r} (number {number}) was written with another type, whose values it may not hold"
+                f"field {below!r} (number {number}) was written with another type than the program's schema has, so "
+                "values may not fit; give the field the same type there"
             )
         if field.is_repeated != other.is_repeated:
-            raise UnfitSchemaError(f"field {below!r} (number {number}) is repeated in one of the schemas only")
+            raise UnfitSchemaError(
+                f"field {below!r} (number {number}) is repeated in one of the schemas only; make it repeated in both"
+            )
         if field.message_type is not None and other.message_type is not None:
             _check_same(other.message_type, field.message_type, below, (*outer, read.full_name))
 
@@ -529,7 +544,10 @@ class _Messages(PayloadDecoder):
                 if pa.types.is_timestamp(leaf.type) or pa.types.is_duration(leaf.type):
                     ends = pc.min_max(leaf.cast(pa.int64())).as_py()
                     if ends["min"] == _LIMITS[0] or ends["max"] == _LIMITS[1]:
-                        raise ValueError(f"field {name!r} has a time that {leaf.type} cannot hold")
+                        raise ValueError(
+                            f"field {name!r} has a time that {leaf.type} cannot hold; correct the records, or read "
+                            "the field with another timestamp_unit="
+                        )
         return found
 
 

@@ -174,7 +174,10 @@ class RegistryClient:
                 return known
             now_ms = monotonic_ms()
             if now_ms - self._unknown.get(schema_id, now_ms - UNKNOWN_MS) < UNKNOWN_MS:
-                raise UnknownSchemaError(f"the registry has no schema with the id {schema_id}")
+                raise UnknownSchemaError(
+                    f"the schema registry at {self.registry.url} has no schema with the id {schema_id}; check that "
+                    "the records are from this registry"
+                )
             try:
                 answer = self._request("GET", f"/schemas/ids/{schema_id}{self._query}")
             except UnknownSchemaError:
@@ -231,7 +234,10 @@ class RegistryClient:
         kind = answer.get("schemaType", "AVRO")
         text = answer.get("schema")
         if kind not in ("AVRO", "PROTOBUF", "JSON") or not isinstance(text, str):
-            raise RegistryError(f"the registry at {self.registry.url} returned no schema: {_shown(answer)}")
+            raise RegistryError(
+                f"the registry at {self.registry.url} returned no schema: {_shown(answer)}; check that the address is "
+                "a schema registry"
+            )
         found: dict[str, str] = {}
         self._add_references(answer.get("references") or (), found)
         return RegisteredSchema(schema_id, kind, text, tuple(found.items()))
@@ -242,7 +248,10 @@ class RegistryClient:
             if each["name"] in found:
                 continue
             if len(found) >= _REFERENCES_MAX:
-                raise RegistryError(f"a schema has more than {_REFERENCES_MAX} references")
+                raise RegistryError(
+                    f"a schema has more than {_REFERENCES_MAX} references, which is the limit; register a schema with "
+                    "fewer references"
+                )
             path = f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}{self._query}"
             answer = self._request("GET", path)
             found[each["name"]] = ""
@@ -268,7 +277,10 @@ class RegistryClient:
                     failure = self._refusal(error, url, path)
             except (OSError, http.client.HTTPException) as error:
                 failure = error
-        raise RegistryError(f"the schema registry at {self.registry.url} does not answer: {failure}")
+        raise RegistryError(
+            f"the schema registry at {self.registry.url} does not answer: {failure}; check that it runs, and its "
+            "address"
+        )
 
     def _refusal(self, error: urllib.error.HTTPError, url: str, path: str) -> str:
         """Returns the reason of an HTTP error after which a retry may succeed. Raises an exception for any other
@@ -279,12 +291,17 @@ class RegistryClient:
             return f"{error.code} {text}"
         where = f"the schema registry at {url}"
         if error.code == 404:
-            raise UnknownSchemaError(f"{where} does not have {path}: {text}")
+            raise UnknownSchemaError(f"{where} does not have {path}: {text}; register it, or correct the name")
         if error.code in (401, 403):
             raise ConfigurationError(f"{where} refuses access ({error.code} {text}); correct user and password")
         if error.code in (409, 422):
-            raise ConfigurationError(f"{where} refuses the schema for {path}: {text}")
-        raise RegistryError(f"{where} answers {error.code} to {path}: {text}")
+            raise ConfigurationError(
+                f"{where} refuses the schema for {path}: {text}; make it compatible with the registered versions, or "
+                "change the compatibility of the subject"
+            )
+        raise RegistryError(
+            f"{where} answers {error.code} to {path}: {text}; check the address of the registry and its log"
+        )
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -298,7 +315,10 @@ def _tls(registry: SchemaRegistry) -> ssl.SSLContext:
         if registry.certificate is not None:
             context.load_cert_chain(registry.certificate, registry.key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"SchemaRegistry: the certificates cannot be loaded: {error}") from error
+        raise ConfigurationError(
+            f"SchemaRegistry: the certificates cannot be loaded: {error}; give the paths of PEM files that this "
+            "process can read"
+        ) from error
     return context
 
 
@@ -308,7 +328,9 @@ def _parsed(data: bytes, url: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise RegistryError(f"the answer of {url} is not JSON; is it a schema registry?") from error
     if not isinstance(found, dict):
-        raise RegistryError(f"the answer of {url} is not an object: {_shown(found)}")
+        raise RegistryError(
+            f"the answer of {url} is not an object: {_shown(found)}; check that the address is a schema registry"
+        )
     return found
 
 
@@ -333,7 +355,10 @@ def _looked_up(
 
 def _integer(answer: Mapping[str, Any], name: str) -> int:
     if not isinstance(answer.get(name), int):
-        raise RegistryError(f"the registry returned no {name}: {_shown(answer)}")
+        raise RegistryError(
+            f"the schema registry returned an answer without an integer {name!r}: {_shown(answer)}; check the address "
+            "of the registry"
+        )
     return int(answer[name])
 
 

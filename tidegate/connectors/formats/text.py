@@ -118,7 +118,7 @@ def _code(character: str) -> int:
 
 def _text(given: object) -> str:
     if not isinstance(given, str):
-        raise TypeError(given)
+        raise TypeError(f"{given!r} is not a str; give a str")
     return given
 
 
@@ -131,7 +131,7 @@ def _flag(given: object) -> bool:
 def _separator(given: object) -> str:
     text = {"\\t": "\t"}.get(_text(given), _text(given))
     if len(text) != 1 or not text.isascii() or text in "\r\n":
-        raise ValueError(text)
+        raise ValueError(f"{text!r} cannot be a separator; give one ASCII character")
     return text
 
 
@@ -369,7 +369,7 @@ def _integers(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Casts strings to integers. Checks them first, because Arrow accepts 0x1 and refuses +1."""
     if not _all(pc.match_substring_regex(texts, _PLAIN_INTEGER)):
         if not _all(pc.match_substring_regex(texts, _INTEGER)):
-            raise pa.ArrowInvalid("no integer")
+            raise pa.ArrowInvalid("a text is not an integer; correct it, or read the column as a string")
         texts = pc.utf8_ltrim(texts, "+")
     return texts.cast(wanted)
 
@@ -390,7 +390,9 @@ def _floats(texts: pa.Array, wanted: pa.DataType, options: TextOptions) -> pa.Ar
         values = texts.cast(wanted)
         odd = pc.invert(pc.is_finite(values))
         if not _all(pc.match_substring_regex(texts.filter(odd), _NOT_FINITE)):
-            raise pa.ArrowInvalid(f"no number, or one that is too great for {wanted}")
+            raise pa.ArrowInvalid(
+                f"a text is not a number, or one that is too great for {wanted}; give the column a wider type"
+            )
     return values
 
 
@@ -411,11 +413,13 @@ def _decimals(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 def _decimal(text: str, wanted: pa.DataType) -> decimal.Decimal:
     """Parses a number, with the scale of a decimal type. Raises ArrowInvalid if the type cannot represent it."""
     if not _DECIMAL.fullmatch(text):
-        raise pa.ArrowInvalid("no number")
+        raise pa.ArrowInvalid(f"{text!r} is not a number; correct it, or read the column as a string")
     try:
         sign, digits, exponent = decimal.Decimal(text).as_tuple()
     except decimal.InvalidOperation as error:
-        raise pa.ArrowInvalid("an exponent is too great") from error
+        raise pa.ArrowInvalid(
+            f"the exponent of {text!r} is too great for {wanted}; read the column as a string"
+        ) from error
     assert isinstance(exponent, int)
     written = "".join(map(str, digits)).lstrip("0")
     zeros = exponent + wanted.scale
@@ -425,7 +429,7 @@ def _decimal(text: str, wanted: pa.DataType) -> decimal.Decimal:
     if not written:
         return decimal.Decimal((0, (0,), -wanted.scale))
     if zeros < 0 or len(written) + zeros > wanted.precision:
-        raise pa.ArrowInvalid("too many digits")
+        raise pa.ArrowInvalid(f"{text!r} has too many digits for {wanted}; give the column a wider type")
     return decimal.Decimal((sign, tuple(map(int, written + "0" * zeros)), -wanted.scale))
 
 
@@ -441,7 +445,7 @@ DECIMAL_DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
 def _booleans(texts: pa.Array) -> pa.Array:
     """Casts strings to booleans. Checks them first, because Arrow accepts 1 and 0 too."""
     if not _all(pc.match_substring_regex(texts, _BOOLEAN)):
-        raise pa.ArrowInvalid("no boolean")
+        raise pa.ArrowInvalid("a text is not true or false; correct it, or read the column as a string")
     return texts.cast(pa.bool_())
 
 

@@ -112,7 +112,9 @@ class WireDecoder(PayloadDecoder):
         found: BlockReader | str
         try:
             if registered.kind != self._kind:
-                raise UnfitSchemaError(f"it is of type {registered.kind}")
+                raise UnfitSchemaError(
+                    f"it is of type {registered.kind}, not {self._kind}; give the format of this type"
+                )
             found = self._reader_of(registered)
         except UnfitSchemaError as error:
             found = f"the schema with the id {schema_id} cannot be read as the schema of the program: {error}"

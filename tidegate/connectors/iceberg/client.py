@@ -119,7 +119,10 @@ class TablePlace:
                 'pa.time64("us"), decimals to up to 38 digits, other columns to numbers or strings'
             ) from error
         except (ValueError, TypeError) as error:
-            raise TableError(f"{where}: {self.named} cannot be created: {error}") from error
+            raise TableError(
+                f"{where}: {self.named} cannot be created: {error}; cast the columns in a step before, or create the "
+                "table yourself"
+            ) from error
         check_columns(wanted, schema, f"{where}: {self.named}")
 
 

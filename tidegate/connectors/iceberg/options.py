@@ -57,8 +57,8 @@ class CatalogOptions:
         if isinstance(catalog, pyiceberg.Catalog):
             return CatalogOptions(catalog.name, _texts(catalog.properties, where))
         raise ConfigurationError(
-            f"{where}: catalog={type(catalog).__name__} is not a catalog: give a name, properties, or an object of "
-            "pyiceberg"
+            f"{where}: catalog= is of type {type(catalog).__name__}, which is not a catalog: give a name, properties, "
+            "or an object of pyiceberg"
         )
 
     def open(self) -> Catalog:
@@ -75,7 +75,10 @@ def imported() -> Any:
 def _texts(properties: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...]:
     wrong = [name for name, value in properties.items() if not isinstance(value, str | int | bool | float)]
     if wrong:
-        raise ConfigurationError(f"{where}: the property {wrong[0]!r} of the catalog must be a string")
+        raise ConfigurationError(
+            f"{where}: the property {wrong[0]!r} of catalog= has a value of type "
+            f"{type(properties[wrong[0]]).__name__}; give a string"
+        )
     return tuple(sorted((name, str(value)) for name, value in properties.items()))
 
 
@@ -92,7 +95,9 @@ def partition_transforms(partition_by: Sequence[str], where: str) -> list[tuple[
     for given in partition_by:
         match = _TRANSFORM.fullmatch(given) if isinstance(given, str) else None
         if match is None:
-            raise ConfigurationError(f"{where}: partition_by={given!r} is not understood: {PARTITION_ADVICE}")
+            raise ConfigurationError(
+                f"{where}: partition_by={given!r} is not a column or a transform of one: {PARTITION_ADVICE}"
+            )
         time, of_time, number, width, of_number, column = match.groups()
         if time:
             found.append((of_time, time))

@@ -346,7 +346,7 @@ def _decoded(committable: bytes, kind: type[Any]) -> Any:
     found = decode(committable)
     if not isinstance(found, kind):
         raise ConfigurationError(
-            f"the sink was restored with rows of {type(found).__name__}, and now needs {kind.__name__}: give it the "
-            "mode that it had"
+            f"to_iceberg: the checkpoint has rows of kind {type(found).__name__}, and the sink now needs "
+            f"{kind.__name__}: give mode= the value that it had, or give the sink another uid"
         )
     return found

@@ -311,7 +311,7 @@ class NativeProducer:
         if name not in self._topics:
             made = self._library.topic_new(self._handle, name.encode(), None)
             if not made:
-                raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC, f"the client refuses topic {name!r}"))
+                raise KafkaException(f"the client refuses topic {name!r}; give the name of a topic of Kafka")
             self._topics[name] = made
         return self._topics[name]
 

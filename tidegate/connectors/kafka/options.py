@@ -84,7 +84,9 @@ class Topics:
         """Parses a user's `topics` argument. Raises ConfigurationError."""
         if isinstance(given, re.Pattern):
             if not isinstance(given.pattern, str):
-                raise ConfigurationError("from_kafka(topics=): the pattern has bytes; compile it from a string")
+                raise ConfigurationError(
+                    f"from_kafka(topics=): the pattern {given.pattern!r} is of bytes; compile it from a string"
+                )
             # The flags become part of the pattern, so that it can be stored.
             flags = "".join(letter for letter in "aimsx" if given.flags & getattr(re, letter.upper()))
             return cls(pattern=f"(?{flags}:{given.pattern})" if flags else given.pattern)
@@ -94,7 +96,9 @@ class Topics:
             )
         names = tuple(given)
         if wrong := [name for name in names if not isinstance(name, str) or not name]:
-            raise ConfigurationError(f"from_kafka(topics=): {wrong[0]!r} is not the name of a topic")
+            raise ConfigurationError(
+                f"from_kafka(topics=): {wrong[0]!r} is not the name of a topic; give a string that is not empty"
+            )
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigurationError(f"from_kafka(topics=): {twice[0]!r} is there twice; name it once")
         return cls(names)
@@ -138,13 +142,17 @@ def place_of(given: object, topic: str, partition: int, setting: str) -> Place:
     if not isinstance(given, Mapping):
         return _place(given, offsets=False)
     if topic not in given:
-        raise ConfigurationError(f"from_kafka({setting}=): topic {topic!r} is missing; add it")
+        raise ConfigurationError(
+            f"from_kafka({setting}=): topic {topic!r} is read, and {setting}= has no place for it; add it, as in "
+            f"{{{topic!r}: 'earliest'}}"
+        )
     of_topic = given[topic]
     if not isinstance(of_topic, Mapping):
         return _place(of_topic, offsets=False)
     if partition not in of_topic:
         raise ConfigurationError(
-            f"from_kafka({setting}=): the place for partition {partition} of {topic!r} is missing; add it"
+            f"from_kafka({setting}=): partition {partition} of topic {topic!r} has no offset in {setting}=, which has "
+            f"{list(of_topic)}; add it, as in {{{partition}: 0}}"
         )
     return _place(of_topic[partition], offsets=True)
 
@@ -156,7 +164,9 @@ def check_place(given: object, words: Sequence[str], setting: str) -> None:
         return
     for topic, of_topic in given.items():
         if not isinstance(topic, str):
-            raise ConfigurationError(f"from_kafka({setting}=): {topic!r} is not the name of a topic")
+            raise ConfigurationError(
+                f"from_kafka({setting}=): {topic!r} is not the name of a topic; give a name that topics= has"
+            )
         if not isinstance(of_topic, Mapping):
             if isinstance(of_topic, int):
                 raise ConfigurationError(

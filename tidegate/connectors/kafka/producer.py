@@ -96,7 +96,9 @@ def check_properties(properties: Mapping[str, object]) -> None:
     """Raises ConfigurationError for client settings in `properties` that only the sink may set."""
     for name in properties:
         if not isinstance(name, str):
-            raise ConfigurationError(f"to_kafka(properties=): {name!r} is not the name of a setting of librdkafka")
+            raise ConfigurationError(
+                f"to_kafka(properties=): {name!r} is not the name of a setting of librdkafka; correct the name"
+            )
         if name in _RESERVED:
             raise ConfigurationError(f"to_kafka(properties=): remove {name!r}: {_RESERVED[name]}")
         if name.startswith("queue.buffering.max.") and name != "queue.buffering.max.ms":
@@ -192,7 +194,9 @@ def kafka_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except (library().KafkaException, SystemError) as error:
-        raise KafkaWriteError(f"{doing}: {error_of(error)}") from error
+        raise KafkaWriteError(
+            f"{doing}: {error_of(error)}; check that the brokers run, and the settings in properties="
+        ) from error
 
 
 def error_of(error: BaseException) -> str:

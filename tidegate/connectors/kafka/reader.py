@@ -340,7 +340,9 @@ class KafkaReader:
         if error.retriable() or error.code() in _may_pass(errors):
             self._contact.failed(f"{where}: {error}")
             return
-        raise ConfigurationError(f"{where} cannot be read: {error}")
+        raise ConfigurationError(
+            f"{where} cannot be read: {error}; check the rights of the user and the settings in properties="
+        )
 
     def _continue_after_loss(self, at: PartitionAt, partition: _Partition, offset: int) -> ReadResult:
         """Continues after deleted records if `on_missing` allows that. Raises ConfigurationError for "fail"."""

@@ -144,7 +144,10 @@ class KafkaSource:
         positions = [decode(split.payload) for split in splits]
         partitions = [at for at in positions if isinstance(at, PartitionAt)]
         if any((at.end is not None) != self.ends for at in partitions):
-            raise ConfigurationError(f"it had {'no ' if self.ends else 'an '}end=, which cannot change")
+            raise ConfigurationError(
+                f"from_kafka: the job was started {'without' if self.ends else 'with'} end=, which cannot change; "
+                f"{'remove it' if self.ends else 'give it again'}, or start without restore"
+            )
         before = {at.topic for at in partitions}
         gone = sorted(topic for topic in before if not self.topics.matches(topic))
         if gone:
@@ -175,7 +178,10 @@ class KafkaSource:
                     *self._lost_records(asked, infos, partitions),
                 ]
             except library.KafkaException as error:
-                raise ConfigurationError(f"the brokers at {self.servers} do not answer: {error}") from error
+                raise ConfigurationError(
+                    f"from_kafka: the brokers at {self.servers} do not answer: {error}; check that they run, and that "
+                    "the address is right"
+                ) from error
         if problems:
             raise ConfigurationError("; and ".join(problems))
 

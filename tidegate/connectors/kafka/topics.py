@@ -360,4 +360,6 @@ def _answer(future: Any, doing: str, topic: str) -> Any:
         return future.result(_ANSWER_S + 5)
     except FutureTimeoutError as error:
         kafka = library()
-        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT, f"{doing} {topic!r}")) from error
+        raise kafka.KafkaException(
+            f"{doing} {topic!r}: the brokers did not answer within {_ANSWER_S} s; check that they run"
+        ) from error

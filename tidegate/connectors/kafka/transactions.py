@@ -137,7 +137,10 @@ def _end_offset(settings: Mapping[str, object], topic: str, partition: int) -> i
     with closing(_reader(settings, "read_uncommitted")) as asked:
         found = asked.get_watermark_offsets(library().TopicPartition(topic, partition), timeout=TIMEOUT_S)
     if found is None:
-        raise KafkaWriteError(f"the brokers did not return the end of partition {partition} of topic {topic!r} in time")
+        raise KafkaWriteError(
+            f"the brokers did not return the end of partition {partition} of topic {topic!r} in time; check that they "
+            "run, and their load"
+        )
     return int(found[1])
 
 
@@ -165,7 +168,9 @@ def _read_to(reader: confluent_kafka.Consumer, end: int, lane: str, doing: str, 
             elif error.retriable():
                 log.debug("reading of commit tokens is tried again: %s", error.str())
             else:
-                raise KafkaWriteError(f"could not {doing}: {error.str()} ({error.name()})")
+                raise KafkaWriteError(
+                    f"could not {doing}: {error.str()} ({error.name()}); check that the user may read the token topic"
+                )
     took_ms = monotonic_ms() - began_ms
     if took_ms > _SLOW_READ_MS:
         log.warning("It took %d ms to %s (%d records). Is the topic compacted?", took_ms, doing, end)
@@ -347,7 +352,9 @@ class LaneCommitter:
             except (library().KafkaException, SystemError) as error:
                 passes = not isinstance(error, SystemError) and error.args[0].retriable()
                 if not passes or monotonic_ms() >= deadline_ms:
-                    raise KafkaWriteError(f"{doing}: {error_of(error)}") from error
+                    raise KafkaWriteError(
+                        f"{doing}: {error_of(error)}; check that the brokers run, and the rights of the user"
+                    ) from error
             time.sleep(_AGAIN_S)
 
     def _drop(self) -> None:

@@ -48,7 +48,10 @@ def connect(dsn: str, replication: bool = False) -> Connection:
     try:
         given = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"{_METHOD}(dsn=): it is not an address of PostgreSQL: {error}") from error
+        raise ConfigurationError(
+            f"{_METHOD}(dsn=): dsn= is not an address of PostgreSQL: {error}; give such as "
+            "'postgresql://user@host/database'"
+        ) from error
     options = f"{given.get('options', '')} {_SETTINGS}".strip()
     more = {"replication": "database"} if replication else {}
     found: Connection = psycopg.connect(
@@ -74,7 +77,10 @@ def connected(dsn: str) -> Iterator[Connection]:
         with connect(dsn) as connection:
             yield connection
     except psycopg.Error as error:
-        raise ConfigurationError(f"{_METHOD}: the database does not answer as needed: {error}") from error
+        raise ConfigurationError(
+            f"{_METHOD}: the database failed to answer: {error}; check that it runs, the address in dsn= and the "
+            "rights of the user"
+        ) from error
 
 
 _TABLE = """
@@ -121,9 +127,15 @@ def _table_of(connection: Connection, oid: int) -> CdcTable | None:
     schema, table, oid, kind, identity, has_children, persistence = found
     text = f"{schema}.{table}"
     if kind not in ("r", "p") or persistence != "p":
-        raise ConfigurationError(f"{_METHOD}(tables=): {text} is not a table whose changes are in the log")
+        raise ConfigurationError(
+            f"{_METHOD}(tables=): the log has no changes of {text}, because it is a view, a foreign table, or is "
+            "unlogged or temporary; give an ordinary, logged table"
+        )
     if kind == "r" and has_children:
-        raise ConfigurationError(f"{_METHOD}(tables=): {text} has tables that inherit from it; give these tables")
+        raise ConfigurationError(
+            f"{_METHOD}(tables=): {text} has tables that inherit from it, and their rows would be missing; give the "
+            "names of these tables instead"
+        )
     columns = []
     for name, number, type_oid, modifier, kind_of_type, base, base_modifier, required in connection.execute(
         _COLUMNS, (oid,)
@@ -383,10 +395,14 @@ def _end_of_stream(result: Any) -> Exception:
     """Returns the error for a stream that the server has ended. It is an OperationalError if a retry may succeed."""
     psycopg = driver()
     if result is None or result.status != psycopg.pq.ExecStatus.FATAL_ERROR:
-        return psycopg.OperationalError("the server ended the stream of the log")  # type: ignore[no-any-return]
+        return psycopg.OperationalError(
+            "the PostgreSQL server ended the stream of the replication log; check the log of the server"
+        )  # type: ignore[no-any-return]
     found: Exception = psycopg.errors.error_from_result(result)
     if str(getattr(found, "sqlstate", None) or "XX").startswith(_INTERNAL):
-        return psycopg.OperationalError(f"the server ended the stream of the log: {found}")  # type: ignore[no-any-return]
+        return psycopg.OperationalError(
+            f"the PostgreSQL server ended the stream of the replication log: {found}; check the log of the server"
+        )  # type: ignore[no-any-return]
     return found
 
 

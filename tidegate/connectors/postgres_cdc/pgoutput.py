@@ -115,8 +115,14 @@ def parse(data: bytes) -> Message | None:
             case b"O" | b"Y" | b"M":
                 return None
     except (struct.error, ValueError) as error:
-        raise CorruptionError(f"the server sent a message of kind {kind!r} that cannot be read: {error}") from error
-    raise CorruptionError(f"the server sent a message of kind {kind!r}, which pgoutput's first protocol does not have")
+        raise CorruptionError(
+            f"the PostgreSQL server sent a replication message of kind {kind!r} with {len(data)} bytes that cannot be "
+            f"read: {error}; restart the job, and report it if it is repeated"
+        ) from error
+    raise CorruptionError(
+        f"the PostgreSQL server sent a replication message of kind {kind!r}, which the first protocol of pgoutput "
+        "does not have; use a version of PostgreSQL that tidegate supports"
+    )
 
 
 def _values(data: bytes, at: int) -> tuple[Values, int]:
@@ -132,7 +138,7 @@ def _values(data: bytes, at: int) -> tuple[Values, int]:
             at += 4
             value = data[at : at + size]
             if len(value) != size:
-                raise ValueError("a value is cut")
+                raise ValueError(f"a value at byte {at} has {len(value)} of {size} bytes, so the message was cut")
             values.append(value)
             at += size
         elif kind == 0x6E:  # n
@@ -140,7 +146,7 @@ def _values(data: bytes, at: int) -> tuple[Values, int]:
         elif kind == 0x75:  # u
             values.append(UNCHANGED_VALUE)
         else:
-            raise ValueError(f"a value is of kind {kind:#x}")
+            raise ValueError(f"the value before byte {at} is of kind {kind:#x}, and pgoutput has the kinds t, n and u")
     return values, at
 
 

@@ -117,7 +117,8 @@ class PostgresCdcSource:
             if at.slot != self.slot or at.tables != self._names:
                 raise ConfigurationError(
                     f"it read {', '.join(at.tables)} through slot {at.slot!r}, and now reads {', '.join(self._names)} "
-                    f"through {self.slot!r}; both cannot change"
+                    f"through {self.slot!r}; both cannot change; give tables= and slot= their former values, or start "
+                    "without restore"
                 )
             for name, was, now in zip(at.tables, at.identities, self._identities, strict=True):
                 if was != now:
@@ -224,7 +225,10 @@ class PostgresCdcReader:
             if _is_busy(error):
                 self._retry.failed(error)
                 return ReadResult(None, offset, at_end=False)
-            raise ConfigurationError(f"from_postgres_cdc: the server refuses to send changes: {error}") from error
+            raise ConfigurationError(
+                f"from_postgres_cdc: the server refuses to send changes: {error}; check the rights of the user and "
+                "the log of the server"
+            ) from error
         self._retry.worked()
         return result
 
@@ -504,7 +508,8 @@ class PostgresCdcReader:
         arrays = self._columns[number].arrays(texts, reasons)
         if reasons:
             raise ConfigurationError(
-                f"a row of {self._source.tables[number].text} in {where} cannot be read: {reasons[min(reasons)]}"
+                f"a row of {self._source.tables[number].text} in {where} cannot be read: {reasons[min(reasons)]}; "
+                "correct the row, or leave the table out of tables="
             )
         return arrays
 

@@ -113,7 +113,9 @@ def _converter(field: pa.Field) -> Converter | None:
 def _booleans(texts: pa.Array) -> pa.Array:
     known = pc.index_in(texts, pa.array(["f", "t"]))
     if known.null_count != texts.null_count:
-        raise pa.ArrowInvalid("no boolean")
+        raise pa.ArrowInvalid(
+            "PostgreSQL sent a boolean that is neither t nor f; this is a bug in tidegate, please report it"
+        )
     return known.cast(pa.bool_())
 
 
@@ -122,12 +124,14 @@ def _bytes(texts: pa.Array) -> pa.Array:
     import polars as pl
 
     if pc.all(pc.starts_with(texts, "\\x"), min_count=0).as_py() is False:
-        raise pa.ArrowInvalid("no hexadecimal bytes")
+        raise pa.ArrowInvalid("PostgreSQL sent bytes that do not start with \\x; set bytea_output = hex on the server")
     digits = pc.utf8_slice_codeunits(texts, 2)
     try:
         found = pl.Series(digits).str.decode("hex", strict=True).to_arrow()
     except pl.exceptions.ComputeError as error:
-        raise pa.ArrowInvalid("no hexadecimal bytes") from error
+        raise pa.ArrowInvalid(
+            "PostgreSQL sent bytes that are not hexadecimal; this is a bug in tidegate, please report it"
+        ) from error
     values = found.cast(pa.binary())
     assert np.array_equal(
         values.is_null().to_numpy(zero_copy_only=False), texts.is_null().to_numpy(zero_copy_only=False)

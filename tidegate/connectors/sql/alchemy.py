@@ -103,7 +103,9 @@ def named_errors(where: str) -> Iterator[None]:
     try:
         yield
     except alchemy().exc.SQLAlchemyError as error:
-        raise ConfigurationError(f"{where}: {reason(error)}") from error
+        raise ConfigurationError(
+            f"{where}: the database reported: {reason(error)}; check the query, the table and the rights of the user"
+        ) from error
 
 
 @contextmanager
@@ -153,9 +155,13 @@ class AlchemyClient(TableClient):
         """Checks the table, creates missing tables, and returns the columns and unique indexes of the table."""
         name = self.engine.dialect.name
         if name == "postgresql":
-            raise ConfigurationError(f"{self.where}: use to_postgres for PostgreSQL, which is several times faster")
+            raise ConfigurationError(
+                f"{self.where}: the URL is of PostgreSQL; use to_postgres, which is several times faster"
+            )
         if name not in ("sqlite", *_MYSQL):
-            raise ConfigurationError(f"{self.where}: {name} is not supported; SQLite, MySQL and MariaDB are")
+            raise ConfigurationError(
+                f"{self.where}: {name} is not a supported database; give the URL of SQLite, MySQL or MariaDB"
+            )
         with named_errors(f"{self.where}: table {self.write.place}"):
             if create:
                 self._create(schema)
@@ -298,7 +304,10 @@ class AlchemySession(TableSession):
             ) from error
         except exc.SQLAlchemyError as error:
             self.close()
-            raise DatabaseError(f"{where}: {reason(error)}") from error
+            raise DatabaseError(
+                f"{where}: the database failed to store the rows of checkpoint {key.checkpoint_id}: {reason(error)}; "
+                "check that it runs"
+            ) from error
 
     def close(self) -> None:
         """Closes all connections of the engine."""

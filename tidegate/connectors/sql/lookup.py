@@ -227,7 +227,7 @@ def _chosen(
             f"{WHERE}: table {_shown(place)} has no column {unknown[0]!r}; it has {', '.join(by_name)}"
         )
     if len(set(chosen)) < len(chosen):
-        raise ConfigurationError(f"DatabaseTable: columns={list(chosen)} has a column twice")
+        raise ConfigurationError(f"DatabaseTable: columns={list(chosen)} has a column twice; name it once")
     if left := [name for name in types.names if name not in chosen]:
         raise ConfigurationError(f"DatabaseTable: schema= has the column {left[0]!r}, and columns= lacks it; add it")
     return tuple(by_name[name] for name in chosen)
@@ -269,11 +269,17 @@ def _postgres_table(
     try:
         connection = PostgresConnection(dsn)
     except driver().Error as error:
-        raise ConfigurationError(f"{where}: PostgreSQL does not answer: {first_line(error)}") from error
+        raise ConfigurationError(
+            f"{where}: PostgreSQL does not answer: {first_line(error)}; check that it runs, and that the address is "
+            "right"
+        ) from error
     try:
         found = postgres.columns_of(connection, literal(place_of(*place)))
     except driver().Error as error:
-        raise ConfigurationError(f"{where}: {first_line(error)}") from error
+        raise ConfigurationError(
+            f"{where}: the columns of table {_shown(place)} cannot be read: {first_line(error)}; check the rights of "
+            "the user"
+        ) from error
     finally:
         connection.close()
     columns = _chosen(place, found, names, types)
@@ -329,7 +335,10 @@ class PostgresLookup(LookupSession):
         except driver().Error as error:
             self.close()
             kind = ConfigurationError if is_permanent(error) else DatabaseError
-            raise kind(f"{table.where}: {first_line(error)}") from error
+            raise kind(
+                f"{table.where}: the query for the rows of the keys failed: {first_line(error)}; check the table and "
+                "that PostgreSQL runs"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -412,7 +421,9 @@ def _alchemy_table(
     if name == "postgresql":
         raise ConfigurationError(f"{where}: give an address of libpq, such as postgresql://user@host/database")
     if name not in ("sqlite", "mysql", "mariadb"):
-        raise ConfigurationError(f"{where}: {name} is not supported; PostgreSQL, SQLite, MySQL and MariaDB are")
+        raise ConfigurationError(
+            f"{where}: {name} is not a supported database; give the URL of PostgreSQL, SQLite, MySQL or MariaDB"
+        )
     file = engine.url.database
     if name == "sqlite" and not engine.url.query and file is not None and not Path(file).exists():
         raise ConfigurationError(f"{where}: there is no file {file}; check the URL")
@@ -476,10 +487,16 @@ class AlchemyLookup(LookupSession):
                     rows_max -= found[-1].num_rows
         except (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError) as error:
             self.close()
-            raise ConfigurationError(f"{table.where}: {reason(error)}") from error
+            raise ConfigurationError(
+                f"{table.where}: the database refuses the query for the rows of the keys: {reason(error)}; check the "
+                "table"
+            ) from error
         except sa.exc.SQLAlchemyError as error:
             self.close()
-            raise DatabaseError(f"{table.where}: {reason(error)}") from error
+            raise DatabaseError(
+                f"{table.where}: the query for the rows of the keys failed: {reason(error)}; check that the database "
+                "runs"
+            ) from error
         return pa.concat_tables(found)
 
     def close(self) -> None:

@@ -71,7 +71,9 @@ def identifier(name: str) -> str:
 def literal(text: str) -> str:
     """Returns a text as an SQL string literal. Raises ConfigurationError for a NUL character."""
     if "\0" in text:
-        raise ConfigurationError(f"{text!r} contains NUL, which PostgreSQL cannot store")
+        raise ConfigurationError(
+            f"{text!r} contains the character NUL, which PostgreSQL cannot store; remove it from the name"
+        )
     quoted = text.replace("'", "''")
     return f"'{quoted}'" if "\\" not in text else " E'" + quoted.replace("\\", "\\\\") + "'"
 
@@ -176,7 +178,10 @@ class PostgresClient(TableClient):
             shape = self._shape(connection)
             connection.commit()
         except driver().Error as error:
-            raise ConfigurationError(f"{self.where}: table {self.write.place}: {first_line(error)}") from error
+            raise ConfigurationError(
+                f"{self.where}: table {self.write.place} cannot be prepared: {first_line(error)}; check its name and "
+                "the rights of the user"
+            ) from error
         finally:
             connection.close()
         return shape
@@ -292,7 +297,8 @@ class PostgresSession(TableSession):
             if not is_permanent(error):
                 raise DatabaseError(
                     f"{self._client.where}: the rows of checkpoint {key.checkpoint_id} for table "
-                    f"{self._client.write.place} could not be committed: {first_line(error)}"
+                    f"{self._client.write.place} could not be committed: {first_line(error)}; check that PostgreSQL "
+                    "runs"
                 ) from error
             # Another process may have committed the same rows meanwhile, which a unique index reports as an error.
             if self._are_committed(key, buckets):
@@ -319,7 +325,10 @@ class PostgresSession(TableSession):
             connection.rollback()
         except driver().Error as error:
             self.close()
-            raise DatabaseError(f"{self._client.where}: {first_line(error)}") from error
+            raise DatabaseError(
+                f"{self._client.where}: PostgreSQL failed to return which rows are committed: {first_line(error)}; "
+                "check that it runs"
+            ) from error
         return not missing
 
     def _commit(self, key: CommitKey, buckets: Set[int], files: Files) -> None:
@@ -339,7 +348,10 @@ class PostgresSession(TableSession):
                     self._merge(connection, number if count > 1 else None)
             connection.commit()
             return
-        raise DatabaseError(f"{self._client.where}: another process stores the same tokens again and again")
+        raise DatabaseError(
+            f"{self._client.where}: checkpoint {key.checkpoint_id} cannot be committed, because another process "
+            "stores the same tokens again and again; stop the other job, or give this one another uid"
+        )
 
     def _connected(self) -> PostgresConnection:
         if self._connection is None:

@@ -109,7 +109,8 @@ class PostgresQueries(QueryClient):
             rows.close()
         if unknown := [name for name in self.given.names if name not in found.names]:
             raise ConfigurationError(
-                f"{self.where}: schema= has the column {unknown[0]!r}, the query has {found.names}"
+                f"{self.where}: schema= has the column {unknown[0]!r}, the query has {found.names}; remove it, or "
+                "select it in the query"
             )
         return plain_schema(pa.schema([self._field(field) for field in found]))
 
@@ -157,7 +158,10 @@ class PostgresQueries(QueryClient):
             finally:
                 connection.close()
         except driver().Error as error:
-            raise ConfigurationError(f"{self.where}: {first_line(error)}") from error
+            raise ConfigurationError(
+                f"{self.where}: PostgreSQL refuses the query: {first_line(error)}; correct it, or check that the "
+                "server runs"
+            ) from error
 
     def quoted(self, name: str) -> str:
         """Returns a column name as a quoted SQL identifier."""
@@ -191,7 +195,10 @@ class PostgresQueries(QueryClient):
         except driver().Error as error:
             if connection is not None:
                 connection.close()
-            raise ConfigurationError(f"{self.where}: {first_line(error)}") from error
+            raise ConfigurationError(
+                f"{self.where}: PostgreSQL refuses the query: {first_line(error)}; correct it, or check that the "
+                "server runs"
+            ) from error
 
 
 class PostgresRows(Rows):
@@ -214,7 +221,9 @@ class PostgresRows(Rows):
         except StopIteration:
             return None
         except (driver().Error, OSError, pa.ArrowException) as error:
-            raise DatabaseError(f"{self._where}: {first_line(error)}") from error
+            raise DatabaseError(
+                f"{self._where}: PostgreSQL stopped returning rows: {first_line(error)}; check that it runs"
+            ) from error
         arrays = []
         for column, field in zip(batch.columns, self._schema, strict=True):
             arrays.append(_exact(column, field, self._where))
@@ -258,7 +267,10 @@ def _exact(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
             "in schema=, or change the query"
         ) from error
     if found.null_count and not field.nullable:
-        raise ConfigurationError(f"{where}: column {field.name!r} has a null, and schema= forbids it")
+        raise ConfigurationError(
+            f"{where}: column {field.name!r} has a null, and schema= forbids it; make it nullable there, or filter "
+            "such rows in the query"
+        )
     return found
 
 
@@ -277,7 +289,9 @@ def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
         return found
     found = values.cast(field.type)
     if pa.types.is_floating(values.type) and pc.sum(pc.is_inf(found)) != pc.sum(pc.is_inf(values)):
-        raise ValueError(f"a number is too great for {field.type}")
+        raise ValueError(
+            f"a number is too great for {field.type}; give the column float64 or a decimal type in schema="
+        )
     return found
 
 
@@ -361,7 +375,10 @@ class AlchemyQueries(QueryClient):
             result = connection.exec_driver_sql(query)
         except alchemy().exc.SQLAlchemyError as error:
             engine.dispose()
-            raise failure(f"{self.where}: {reason(error)}") from error
+            raise failure(
+                f"{self.where}: the database refuses the query: {reason(error)}; correct it, or check that the server "
+                "runs"
+            ) from error
 
         def disconnect() -> None:
             connection.close()
@@ -384,7 +401,9 @@ class AlchemyRows(Rows):
         try:
             rows = self.result.fetchmany(ROWS_AT_ONCE)
         except alchemy().exc.SQLAlchemyError as error:
-            raise DatabaseError(f"{self._where}: {reason(error)}") from error
+            raise DatabaseError(
+                f"{self._where}: the database stopped returning rows: {reason(error)}; check that it runs"
+            ) from error
         if not rows:
             return None
         columns = zip(*rows, strict=True)
@@ -424,7 +443,9 @@ def _from_python(values: Sequence[Any], field: pa.Field, where: str) -> pa.Array
             return _exact(pa.array(values, pa.string()), field, where)
         for value in values if len(types) > 1 or not types <= set(_PYTHON_TYPES.get(kind, ())) else ():
             if value is not None and not isinstance(value, _PYTHON_TYPES.get(kind, ())):
-                raise ValueError(f"{value!r} is {type(value).__name__}")
+                raise ValueError(
+                    f"{value!r} is of the Python type {type(value).__name__}, which does not fit the column"
+                )
         return _exact(_array(values, kind, field.type), field, where)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
         raise ConfigurationError(
@@ -444,7 +465,7 @@ def _array(values: Sequence[Any], kind: str, wanted: pa.DataType) -> pa.Array:
     if kind == "date":
         times = [value for value in values if isinstance(value, datetime.datetime)]
         if times:
-            raise ValueError(f"{times[0]} is a time, and not a date")
+            raise ValueError(f"{times[0]} is a date with a time, and the column has dates")
         return pa.array(values, pa.date32())
     if kind == "time":
         return pa.array(values, pa.time64("us"))
@@ -458,17 +479,17 @@ def _as_datetime(value: datetime.date, kind: str) -> datetime.datetime:
     if not isinstance(value, datetime.datetime):
         return datetime.datetime.combine(value, datetime.time())
     if value.tzinfo is not None and kind == "naive":
-        raise ValueError(f"{value} has a time zone")
+        raise ValueError(f"{value} has a time zone, and the column has times without one")
     return value
 
 
 def _as_int(value: Any) -> int:
     if value != int(value):
-        raise ValueError(f"{value!r} is not an integer")
+        raise ValueError(f"{value!r} is not an integer, and the column has integers")
     return int(value)
 
 
 def _as_bool(value: object) -> bool:
     if value in (0, 1):
         return bool(value)
-    raise ValueError(f"{value!r} is neither 0 nor 1")
+    raise ValueError(f"{value!r} is neither 0 nor 1, and the column has booleans")

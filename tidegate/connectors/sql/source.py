@@ -227,7 +227,7 @@ def check_partition_column(client: QueryClient, schema: pa.Schema, partition_by:
 def sql_source(address: str, query: str, given: pa.Schema, partition_by: str | None, count: int) -> SqlSource:
     """Creates the source of a query. Connects to check the query and to choose ranges. Raises ConfigurationError."""
     if not isinstance(query, str) or not query.strip():
-        raise ConfigurationError(f"from_sql: query={query!r}; give a SELECT")
+        raise ConfigurationError(f"from_sql: query={query!r} is not a statement; give a SELECT")
     if " " not in query.strip():
         raise ConfigurationError(f"from_sql: query={query!r}; give a SELECT, such as 'SELECT * FROM {query.strip()}'")
     query = query.rstrip().rstrip(";")

@@ -98,7 +98,10 @@ def explain(
     if number is not None and (checkpoint, attempt, event) == (None, None, None):
         path, checkpoint = folder, number
     if sum(choice is not None for choice in (checkpoint, attempt, event)) != 1:
-        raise ConfigurationError("explain needs exactly one of checkpoint=, attempt= and event=")
+        raise ConfigurationError(
+            f"explain({path!r}): give exactly one of checkpoint=, attempt= and event=, not checkpoint={checkpoint}, "
+            f"attempt={attempt} and event={event}"
+        )
     history = EventHistory.read(*only_one(logs_under(path, job, open_store), path, job))
     events = [logged for _, _, entry_events, _ in history.entries for logged in entry_events]
     if checkpoint is not None:

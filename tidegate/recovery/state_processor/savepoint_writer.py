@@ -86,7 +86,8 @@ class SavepointWriter:
     ) -> None:
         if (job is None) == (base is None):
             raise ConfigurationError(
-                "SavepointWriter needs either job=, to begin without state, or base=, a savepoint to change"
+                "SavepointWriter: give either job=, to begin without state, or base=, a savepoint to change, and not "
+                f"{'both' if job is not None else 'neither'}"
             )
         self._open_store = open_store
         self._base_store: Store | None = None
@@ -114,7 +115,9 @@ class SavepointWriter:
     def path(self) -> str:
         """Returns the path of the savepoint, for `restore=`. Raises ConfigurationError before it is written."""
         if self._path is None:
-            raise ConfigurationError("the savepoint is not written yet: read path after the end of the with block")
+            raise ConfigurationError(
+                f"the savepoint at {self._store.url} is not written yet: read path after the end of the with block"
+            )
         return self._path
 
     def keys_of(self, uid: str) -> tuple[str, ...]:
@@ -223,7 +226,9 @@ class SavepointWriter:
         )
         written = vertices.write()
         if not written.operators:
-            raise ConfigurationError("the savepoint would have no operator: put a state, or keep an operator")
+            raise ConfigurationError(
+                f"the savepoint at {self._store.url} would have no operator: put a state, or keep an operator"
+            )
         complete_savepoint(self._store, written)
 
     def _leave_nothing(self, folder: str) -> None:
@@ -445,7 +450,10 @@ class ChangedVertices:
             if not self.changes.leaves(info.uid, info.state):
                 continue
             if self.base_store is None:
-                raise AssertionError("a state of nothing")
+                raise AssertionError(
+                    f"state {info.state!r} of operator {info.uid!r} belongs to no base savepoint; this is a bug in "
+                    "tidegate, please report it"
+                )
             if info.kind is not StateKind.KEYED and not info.rows:
                 yield info.uid, _Stored(info.state, info.kind, None, None, 0)
                 continue

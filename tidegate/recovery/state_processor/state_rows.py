@@ -152,7 +152,9 @@ def _in_memory(
     name = state if isinstance(state, str) else state.name
     where = f"state {name!r} of operator {info.uid!r}"
     if not keys:
-        raise ConfigurationError(f"{where}: name the key columns with keys=[...]")
+        raise ConfigurationError(
+            f"{where}: keys= is empty, and keyed state needs the key columns of its rows; give keys=[...]"
+        )
     table = as_table(rows, where)
     wanted = [*keys, name] if not isinstance(state, str) else [*keys, *(n for n in table.column_names if n not in keys)]
     _check_columns(table, wanted, where)
@@ -220,7 +222,10 @@ def _check_columns(table: pa.Table, wanted: Sequence[str], where: str) -> None:
     doubled = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
     if missing or doubled:
         problem = f"has no column {missing[0]!r}" if missing else f"has two columns {doubled[0]!r}"
-        raise ConfigurationError(f"{where}: the table {problem}; it has {table.column_names} and needs {list(wanted)}")
+        raise ConfigurationError(
+            f"{where}: the table {problem}; it has {table.column_names} and needs {list(wanted)}; add, remove or "
+            "rename columns"
+        )
 
 
 def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
@@ -255,7 +260,9 @@ def _as_list(data_type: pa.DataType, where: str) -> pa.DataType:
         return pa.list_(pa.struct([data_type.key_field, data_type.item_field]))
     if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
         return data_type
-    raise ConfigurationError(f"{where}: its column is of type {data_type}, and must be a list or a map")
+    raise ConfigurationError(
+        f"{where}: its column is of type {data_type}, and must be a list or a map; give a column of one of these types"
+    )
 
 
 def _with_keys(
@@ -267,7 +274,9 @@ def _with_keys(
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
     if expected.names != list(keys):
-        raise ConfigurationError(f"{where}: the operator has the keys {expected.names}, not {list(keys)}")
+        raise ConfigurationError(
+            f"{where}: the operator has the keys {expected.names}, not {list(keys)}; give these keys"
+        )
     fields = [*expected, *(table.schema.field(name).remove_metadata() for name in values)]
     fields = [f if f.name in keys else table.schema.field(f.name) for f in fields]
     parts = []
@@ -355,7 +364,9 @@ class SpilledRows:
                             writers[file] = stack.enter_context(pa.ipc.new_stream(sink, self.schema))
                         writers[file].write_batch(rows.slice(int(ends[file]), int(ends[file + 1] - ends[file])))
         except OSError as error:
-            raise StorageError(f"cannot keep rows in {self._folder}: {error}. Free some space there") from error
+            raise StorageError(
+                f"cannot keep rows in {self._folder}: {error}. Free some space there, or set TMPDIR to another folder"
+            ) from error
 
     def tables(self, owned: range) -> Iterator[pa.Table]:
         """Yields the rows of each file that contains some of these key groups, in the order of key groups."""

@@ -43,12 +43,14 @@ def _float(text: str) -> _Float:
 
 def _int(text: str) -> int:
     if len(text) > _NUMBER_CHARACTERS_MAX:
-        raise ValueError("a number with too many digits")
+        raise ValueError(
+            f"a number in JSON has {len(text):,} characters, more than {_NUMBER_CHARACTERS_MAX:,}; write it as a text"
+        )
     return int(text)
 
 
 def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
+    raise ValueError(f"{text} is not a value of JSON; write null or a text")
 
 
 _DECODERS = {

@@ -60,10 +60,10 @@ def _round(call: Call) -> Typed:
     given, digits = call.number(0), call.literal_int(1, otherwise=0)
     if is_integer(given.type):
         if digits < 0:
-            raise call.refused("the number of digits must not be negative")
+            raise call.refused("the number of digits must not be negative: give 0 or more")
         return given
     if digits < 0:
-        raise call.refused("the number of digits must not be negative")
+        raise call.refused("the number of digits must not be negative: give 0 or more")
     if not isinstance(given.type, pl.Decimal):
         return Typed(_rounded(given.expr.cast(pl.Float64), digits).cast(given.type), given.type)
     rounded = given.expr.round(digits, mode="half_away_from_zero")

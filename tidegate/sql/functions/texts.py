@@ -94,7 +94,9 @@ def _replacement(call: Call, pattern: str) -> str:
         if digits:
             count = next((n for n in range(len(digits), 1, -1) if int(digits[:n]) <= groups), 1)
             if int(digits[:count]) > groups:
-                raise call.refused(f"the pattern has no group {digits[:count]}")
+                raise call.refused(
+                    f"the pattern has no group {digits[:count]}, only {groups}: give the number of one of its groups"
+                )
             found.append(f"${{{digits[:count]}}}{digits[count:]}")
         else:
             found.append((escaped or other).replace("$", "$$"))
@@ -159,7 +161,7 @@ def _padded(start: bool) -> Function:
         text, length = call.text(0), max(0, call.literal_int(1))
         fill = call.literal_text(2) if len(call.args) > 2 else " "
         if len(fill) != 1:
-            raise call.refused("the fill must be one character")
+            raise call.refused("the fill must be one character: give a text such as '0'")
         padded = text.str.pad_start(length, fill) if start else text.str.pad_end(length, fill)
         return Typed(padded.str.slice(0, length), pl.String())
 
@@ -261,7 +263,7 @@ def _path_of(call: Call, text: str) -> tuple[Step, ...]:
         steps.append((found["name"] or found["quoted"]) if index is None else None if index == _ALL else int(index))
         place = found.end()
     if not text.startswith("$") or place < len(text):
-        raise call.refused(f"a path has $ and then .name, ['name'], [0] or [*], but this is {text!r}")
+        raise call.refused(f"a path has $ and then .name, ['name'], [0] or [*], but this is {text!r}: correct the path")
     return tuple(steps)
 
 
@@ -318,7 +320,7 @@ class _Schema:
             if self.peek() == ":":
                 self._next()
             if name in found:
-                raise self.refused(f"{name!r} occurs twice")
+                raise self.refused(f"{name!r} occurs twice: rename one of the fields")
             found[name] = self.type()
             if self.peek() == end:
                 return pl.Struct(found)

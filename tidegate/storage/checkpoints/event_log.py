@@ -109,7 +109,8 @@ class EventLog:
                 found = self.read(entry.index)
                 raise FencedError(
                     f"entry {entry.index} of {self._where()} was written by coordinator generation "
-                    f"{found.generation}, not by generation {entry.generation}: it has taken over"
+                    f"{found.generation}, not by generation {entry.generation}: it has taken over, so this "
+                    "coordinator has to stop"
                 ) from None
         if look and not self._continues(entry.index):
             if created:
@@ -121,8 +122,8 @@ class EventLog:
                     "the log. Was the folder deleted while the job was running? Start the job again from a savepoint"
                 )
             raise FencedError(
-                f"entry {entry.index} of {self._where()} has no predecessor: another coordinator has "
-                "continued the log and truncated it"
+                f"entry {entry.index} of {self._where()} has no predecessor: another coordinator has continued the "
+                "log and truncated it, so this coordinator has to stop"
             )
         return len(data)
 
@@ -175,7 +176,9 @@ class EventLog:
                     raise
             else:
                 return [*self._kept_before(oldest), *newest]
-        raise AssertionError("it returns or raises")
+        raise AssertionError(
+            "the loop over reads of the event log must return or raise; this is a bug in tidegate, please report it"
+        )
 
     def _kept_before(self, oldest: int) -> list[LogEntry]:
         kept = {index: data for span in self.segments.spans() for index, data in self.segments.read(span).items()}
@@ -293,7 +296,7 @@ class EventLog:
         try:
             return decode(payload)
         except CodecError as error:
-            raise CodecError(f"{where}: {error}") from error
+            raise CodecError(f"{where} cannot be read: {error}") from error
 
     def _snapshot_indices(self) -> list[int]:
         names = self._store.list(self._folder)

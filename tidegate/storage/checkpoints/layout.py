@@ -39,7 +39,10 @@ class CheckpointLayout:
 
     def __post_init__(self) -> None:
         if self.job_id in ("", ".", "..") or "/" in self.job_id:
-            raise ConfigurationError(f"{self.job_id!r} cannot be a job id: it must be usable as a folder name")
+            raise ConfigurationError(
+                f"{self.job_id!r} cannot be a job id, because it is not usable as a folder name: give letters, "
+                "digits, '-' and '_'"
+            )
 
     def job_dir(self) -> str:
         """Returns the folder that contains all files of the job."""

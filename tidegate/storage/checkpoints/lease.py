@@ -114,7 +114,10 @@ def read_lease(store: Store, job_id: JobId) -> Lease | None:
     try:
         lease = decode(unseal(_MAGIC, LEASE_VERSION, data, where))
     except CodecError as error:
-        raise CorruptionError(f"{where} cannot be read: {error}") from error
+        raise CorruptionError(
+            f"the lease of {job_id} in {where} cannot be read: {error}; delete the file if you are sure that the job "
+            "does not run"
+        ) from error
     if not isinstance(lease, Lease) or lease.job_id != job_id:
         raise CorruptionError(
             f"{where} does not hold the lease of {job_id}; delete the file if you are sure that the job does not run"

@@ -37,7 +37,10 @@ class _Permit:
 
     def __post_init__(self, decision: _Decision) -> None:
         if decision is not _DECIDED:
-            raise InvariantError(f"a {type(self).__name__} may only be made by the decision about it")
+            raise InvariantError(
+                f"a {type(self).__name__} may only be made by the decision about it; this is a bug in tidegate, "
+                "please report it"
+            )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -55,7 +58,8 @@ class _CheckpointPermit(_Permit):
         if checkpoint_id != self.checkpoint_id:
             name = type(self).__name__
             raise InvariantError(
-                f"the {name} of checkpoint {self.checkpoint_id} is used for checkpoint {checkpoint_id}"
+                f"the {name} of checkpoint {self.checkpoint_id} is used for checkpoint {checkpoint_id}; this is a bug "
+                "in tidegate, please report it"
             )
 
 

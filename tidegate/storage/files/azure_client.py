@@ -123,7 +123,7 @@ class AzureClient:
             async with self._blob(bucket, name) as blob:
                 found = await blob.get_blob_properties()
         if _is_folder(found):
-            raise FileNotFoundError(errno.ENOENT, "it is a folder", name)
+            raise FileNotFoundError(errno.ENOENT, "this name is a folder, not a file", name)
         return _info("", found), (found.metadata or {}).get(MARK)
 
     async def page(self, bucket: str, prefix: str, flat: bool, following: str | None) -> Page:
@@ -177,7 +177,7 @@ def _translated() -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, str(error)) from error
     except HttpResponseError as error:
         if error.status_code == 416:
-            raise _PastTheEndError(errno.EINVAL, "the range begins after the end") from error
+            raise _PastTheEndError(errno.EINVAL, "the requested range begins after the end of the blob") from error
         # The text of a failed identity has a line for each kind of credentials that was tried.
         message = str(error.message).partition("\n")[0]
         text = f"HTTP {error.status_code}: {message}" if error.status_code else message
@@ -185,4 +185,4 @@ def _translated() -> Iterator[None]:
             raise PermissionError(errno.EACCES, text) from error
         raise OSError(errno.EIO, text) from error
     except AzureError as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+        raise OSError(errno.EIO, f"the request to Azure failed with {type(error).__name__}: {error}") from error

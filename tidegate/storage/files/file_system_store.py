@@ -98,19 +98,28 @@ class FileSystemStore:
         with self._reported("create", path):
             won = self._files.create(key, data)
         if not won:
-            raise AlreadyExistsError(f"cannot create {join_url(self._url, path)}: it exists already")
+            raise AlreadyExistsError(
+                f"cannot create {join_url(self._url, path)}: it exists already; give another name, or delete the file "
+                "first"
+            )
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if offset < 0 or (length is not None and length < 0):
-            raise InvalidPathError(f"cannot read {join_url(self._url, path)}: negative offset or length")
+            raise InvalidPathError(
+                f"cannot read {join_url(self._url, path)}: offset {offset} and length {length} must not be negative"
+            )
         key = self._key(path)
         with self._reported("read", path):
             try:
                 return self._files.read(key, offset, length)
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
-                    raise OSError(error.errno, f"the bucket does not exist: {error}") from error
-                raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
+                    raise OSError(
+                        error.errno, f"the bucket does not exist: {error}; create it, or correct the URL"
+                    ) from error
+                raise NotFoundError(
+                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong"
+                ) from error
 
     def read_with_info(self, path: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
         """Returns up to `length` bytes from `offset` on, and the `info` of the very file that was read.
@@ -122,7 +131,9 @@ class FileSystemStore:
             try:
                 data, found = self._files.read_with_info(key, offset, length)
             except FileNotFoundError as error:
-                raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
+                raise NotFoundError(
+                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong"
+                ) from error
         return data, replace(found, path=path)
 
     def exists(self, path: str) -> bool:
@@ -176,7 +187,9 @@ class FileSystemStore:
             try:
                 found = self._files.info(key)
             except FileNotFoundError as error:
-                raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
+                raise NotFoundError(
+                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong"
+                ) from error
         return replace(found, path=path)
 
     def _key(self, path: str) -> str:

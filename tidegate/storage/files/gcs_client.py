@@ -109,7 +109,7 @@ class GcsClient:
                 upload.offset = end
                 return
             if stored <= upload.offset:
-                raise OSError(errno.EIO, f"the server has stored nothing of a part of {len(left)} bytes")
+                raise OSError(errno.EIO, f"the server has stored nothing of a part of {len(left)} bytes; try again")
             left = left[stored - upload.offset :]
             upload.offset = stored
 
@@ -128,7 +128,9 @@ class GcsClient:
         except _PastTheEndError:
             return b"", (await self.head(bucket, name))[0]
         if encoding := answer.get("Content-Encoding"):
-            raise OSError(errno.EIO, f"it is stored with Content-Encoding {encoding}; store its bytes without one")
+            raise OSError(
+                errno.EIO, f"the object is stored with Content-Encoding {encoding}; store its bytes without an encoding"
+            )
         size_bytes = int(answer["Content-Range"].rpartition("/")[2]) if "Content-Range" in answer else len(data)
         modified = parsedate_to_datetime(answer["Last-Modified"])
         return data, FileInfo("", size_bytes, _whole_seconds_ms(modified), answer.get("x-goog-generation", ""))
@@ -194,13 +196,17 @@ def _translated() -> Iterator[None]:
     except HttpError as error:
         code = int(error.code) if error.code is not None else None
         if code == 416:
-            raise _PastTheEndError(errno.EINVAL, "the range begins after the end") from error
+            raise _PastTheEndError(
+                errno.EINVAL, f"the requested range begins after the end of the object: {error.message}"
+            ) from error
         if code == 412:
-            raise FileExistsError(errno.EEXIST, "the name is taken") from error
+            raise FileExistsError(errno.EEXIST, f"an object of this name exists already: {error.message}") from error
         kind = PermissionError if code in (401, 403) else OSError
         raise kind(errno.EACCES if code in (401, 403) else errno.EIO, f"HTTP {code}: {error.message}") from error
     except (GoogleAuthError, RequestException, ClientError, ValueError, json.JSONDecodeError) as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+        raise OSError(
+            errno.EIO, f"the request to Google Cloud Storage failed with {type(error).__name__}: {error}"
+        ) from error
     except OSError as error:
         if str(error).startswith("Forbidden"):
             raise PermissionError(errno.EACCES, str(error)) from error

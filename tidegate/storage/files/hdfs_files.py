@@ -102,7 +102,10 @@ class HdfsFiles:
             before, found = found, self.info(key)
             if before == found:
                 return data, found
-        raise OSError(errno.EBUSY, f"the file was replaced {_READS_MAX} times while it was read")
+        raise OSError(
+            errno.EBUSY,
+            f"the file was replaced {_READS_MAX} times while it was read; do not write to files while a job reads them",
+        )
 
     def exists(self, key: str) -> bool:
         try:
@@ -196,7 +199,10 @@ class HdfsFiles:
             nonlocal size_bytes
             for chunk in chunks:
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError(errno.ETIMEDOUT, f"the write did not end within {self._write_timeout_s:g} s")
+                    raise TimeoutError(
+                        errno.ETIMEDOUT,
+                        f"the write did not end within {self._write_timeout_s:g} s; check the network to HDFS",
+                    )
                 # An empty chunk would end the body.
                 if data := bytes(chunk):
                     size_bytes += len(data)
@@ -207,7 +213,7 @@ class HdfsFiles:
             self._data_node("PUT", answer.headers["Location"], data=body()).close()
             written = self._status(temporary)["length"]
             if written != size_bytes:
-                raise OSError(errno.EIO, f"HDFS has stored {written} of {size_bytes} bytes")
+                raise OSError(errno.EIO, f"HDFS has stored {written} of {size_bytes} bytes; write the file again")
         except BaseException as error:
             self._discard(temporary, error)
             raise
@@ -252,19 +258,26 @@ class HdfsFiles:
         try:
             answer = self._session.request(method, url, allow_redirects=False, timeout=self._timeout_s, **more)
         except requests.exceptions.ConnectTimeout as error:
-            raise _UnreachableError(errno.ETIMEDOUT, f"{_address(url)} does not answer") from error
+            raise _UnreachableError(
+                errno.ETIMEDOUT, f"the HDFS server {_address(url)} does not answer; check that it runs, and the address"
+            ) from error
         except requests.exceptions.Timeout as error:
             raise TimeoutError(
-                errno.ETIMEDOUT, f"{_address(url)} did not answer within {self._timeout_s[1]:g} s"
+                errno.ETIMEDOUT,
+                f"the HDFS server {_address(url)} did not answer within {self._timeout_s[1]:g} s; check its load and "
+                "the network",
             ) from error
         except requests.exceptions.ConnectionError as error:
             # The causes are nested, and only the text has the class of the innermost one.
             refused = "NewConnectionError" in str(error) or "NameResolutionError" in str(error)
             kind = _UnreachableError if refused else OSError
             reason = getattr(error.args[0], "reason", error) if error.args else error
-            raise kind(errno.EIO, f"cannot reach {_address(url)}: {reason}") from error
+            raise kind(
+                errno.EIO,
+                f"cannot reach the HDFS server {_address(url)}: {reason}; check that it runs, and the address",
+            ) from error
         except requests.exceptions.RequestException as error:
-            raise OSError(errno.EIO, f"{_address(url)}: {error}") from error
+            raise OSError(errno.EIO, f"the request to the HDFS server {_address(url)} failed: {error}") from error
         if answer.status_code >= 400:
             raise _named(answer)
         return answer
@@ -301,7 +314,8 @@ def _named(answer: requests.Response) -> OSError:
         return _PastTheEndError(errno.EINVAL, text)
     if answer.status_code == 401:
         return PermissionError(
-            errno.EACCES, f"{text}; the server wants Kerberos or a password, which tidegate cannot give"
+            errno.EACCES,
+            f"{text}; the server requires Kerberos or a password, and tidegate supports only simple authentication",
         )
     kind, code = _KINDS.get(name, (OSError, errno.EIO))
     return kind(code, text)

@@ -79,7 +79,7 @@ class LocalFiles:
                     file.seek(offset)
                 return _read_all(file.fileno(), length)
         except (IsADirectoryError, NotADirectoryError) as error:
-            raise FileNotFoundError(error.errno, "no such file", key) from error
+            raise FileNotFoundError(error.errno, "there is no such file", key) from error
 
     def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
         try:
@@ -89,7 +89,7 @@ class LocalFiles:
                 # A writer into the file changes its time first, so data with an older time is whole.
                 return data, _info(key, os.fstat(file.fileno()))
         except (IsADirectoryError, NotADirectoryError) as error:
-            raise FileNotFoundError(error.errno, "no such file", key) from error
+            raise FileNotFoundError(error.errno, "there is no such file", key) from error
 
     def view(self, key: str, offset: int, length: int) -> memoryview:
         """Returns a range of a file, mapped into memory without a copy. The mapping ends with the last view of it.
@@ -141,7 +141,7 @@ class LocalFiles:
 
     def info(self, key: str) -> FileInfo:
         if not os.path.isfile(key):
-            raise FileNotFoundError(errno.ENOENT, "no such file", key)
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", key)
         return _info(key, os.stat(key))
 
 

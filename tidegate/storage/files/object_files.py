@@ -132,7 +132,10 @@ class ObjectFiles:
                 part = following
                 following = next(parts, None)
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError(errno.ETIMEDOUT, f"the write did not end within {self._write_timeout_s:g} s")
+                    raise TimeoutError(
+                        errno.ETIMEDOUT,
+                        f"the write did not end within {self._write_timeout_s:g} s; check the network to the store",
+                    )
             self._wait(self._client.add(upload, part, last=True))
         except BaseException:
             self._give_up(upload, key)

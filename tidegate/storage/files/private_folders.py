@@ -126,7 +126,9 @@ def _open_own(path: str, flags: int) -> int:
     descriptor = open_private(path, flags)
     if os.fstat(descriptor).st_uid != os.geteuid():
         os.close(descriptor)
-        raise PermissionError(errno.EACCES, "the file belongs to another user", path)
+        raise PermissionError(
+            errno.EACCES, "the file belongs to another user; remove it, or name a folder of your own", path
+        )
     return descriptor
 
 

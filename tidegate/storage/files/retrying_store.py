@@ -95,7 +95,10 @@ class RetryingStore(WrappedStore):
         except StorageError as error:
             if not may_pass(error):
                 raise
-            raise StorageError(f"{error} (the last of {TRIES_MAX} attempts)") from error
+            raise StorageError(
+                f"{error} (the last of {TRIES_MAX} attempts to {operation} {join_url(self.url, path)}; check that the "
+                "storage can be reached)"
+            ) from error
 
 
 class _Replayed:

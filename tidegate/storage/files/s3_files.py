@@ -163,7 +163,9 @@ class S3Files:
         if answer.get("Errors"):
             failed = answer["Errors"][0]
             why = f"{failed.get('Code')}: {failed.get('Message')}"
-            raise OSError(errno.EIO, f"cannot delete {failed.get('Key')}: {why}")
+            raise OSError(
+                errno.EIO, f"cannot delete {failed.get('Key')}: {why}; check that the credentials allow s3:DeleteObject"
+            )
 
     def delete_temporary(self, key: str) -> int:
         count = 0
@@ -223,7 +225,10 @@ class S3Files:
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(errno.ETIMEDOUT, f"the write did not end within {self._write_timeout_s:g} s")
+                raise TimeoutError(
+                    errno.ETIMEDOUT,
+                    f"the write did not end within {self._write_timeout_s:g} s; check the network to the store",
+                )
             if len(on_their_way) <= left_max:
                 return
             for request in wait(on_their_way, left_s, FIRST_COMPLETED).done:
@@ -463,7 +468,7 @@ class S3Requests:
 
     def _no_answer(self, last: Exception | None = None) -> TimeoutError:
         why = "is the endpoint reachable?" if last is None else f"the last attempt: {_named(last)}"
-        return TimeoutError(errno.ETIMEDOUT, f"no answer within {self._timeout_s:g} s; {why}")
+        return TimeoutError(errno.ETIMEDOUT, f"the S3 server gave no answer within {self._timeout_s:g} s; {why}")
 
 
 def status_of(error: BaseException) -> int | None:

@@ -119,7 +119,9 @@ def _widened_column(column: pa.Array) -> pa.Array:
     if types.is_list(found) or types.is_large_list(found):
         values = _widened_column(column.values)
         return type(column).from_arrays(_own_offsets(column), values, type=wanted, mask=column.is_null())
-    raise NotImplementedError(f"a dictionary inside of {found}")
+    raise NotImplementedError(
+        f"a dictionary inside of type {found} cannot be decoded; cast the column to a type without dictionaries before"
+    )
 
 
 def _widened_values(column: pa.DictionaryArray, wanted: pa.DataType) -> pa.Array:

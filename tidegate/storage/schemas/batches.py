@@ -59,7 +59,9 @@ def slice_from(batches: Sequence[pa.RecordBatch], row: int, rows_max: int) -> pa
         if row < batch.num_rows:
             return batch.slice(row, rows_max) if row or rows_max < batch.num_rows else batch
         row -= batch.num_rows
-    raise IndexError(f"there is no row {row}")
+    raise IndexError(
+        f"the batches end {row + 1} rows before the requested row; this is a bug in tidegate, please report it"
+    )
 
 
 def _larger(data_type: pa.DataType) -> str:

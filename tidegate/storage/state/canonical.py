@@ -91,8 +91,8 @@ def _joined(pieces: Sequence[_Piece]) -> StateChunk:
     groups = np.concatenate([piece.groups for piece in pieces])
     if np.any(groups[1:] < groups[:-1]):
         raise CorruptionError(
-            "rows of a canonical snapshot do not come in the order of their key groups"
-            "; the file is damaged: choose another checkpoint"
+            f"rows of a canonical snapshot of state are not in the order of their key groups ({groups[:3]} and more); "
+            "the file is damaged: choose another checkpoint"
         )
     rows = _canonical(pa.concat_batches([piece.rows for piece in pieces]))
     first, last = int(groups[0]), int(groups[-1])

@@ -75,7 +75,10 @@ def write_state(
             return encoder.handle(None, b"".join(head)) if head else None
         written_bytes = store.write(path, chain(_drained(head), pieces))
     if written_bytes != encoder.size_bytes:
-        raise StorageError(f"{path}: the store wrote {written_bytes} of {encoder.size_bytes} bytes of state")
+        raise StorageError(
+            f"{path}: the store wrote {written_bytes} of {encoder.size_bytes} bytes of state; the state is "
+            "incomplete, so this checkpoint fails. Check the storage"
+        )
     return encoder.handle(path, None)
 
 
@@ -301,7 +304,7 @@ def _decoded(store: Store, handle: StateHandle, section: SectionRef, chunk: Chun
         raise CorruptionError(f"{where} is damaged: its checksum does not match{_ADVICE}")
     rows = decode_chunk(data, where)
     if rows.num_rows != chunk.rows:
-        raise CorruptionError(f"{where} has {rows.num_rows} rows in a chunk of {chunk.rows}")
+        raise CorruptionError(f"{where} is damaged: it has {rows.num_rows} rows in a chunk of {chunk.rows}{_ADVICE}")
     check_groups(section.kind, chunk.first_group, chunk.group_rows, chunk.rows, where)
     return rows
 
@@ -490,7 +493,9 @@ def read_directory(store: Store, handle: StateHandle) -> tuple[StoredSection, ..
         raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes{_ADVICE}")
     found = _decode_directory(end[:-_TRAILER_BYTES], end[-_TRAILER_BYTES:], where)
     if tuple(stored.section for stored in found) != handle.sections:
-        raise CorruptionError(f"{where} does not have the states that the checkpoint's metadata lists")
+        raise CorruptionError(
+            f"{where} is damaged: it does not have the states that the checkpoint's metadata lists{_ADVICE}"
+        )
     return found
 
 

@@ -53,7 +53,10 @@ def check_timers(rows: pa.RecordBatch, keys: pa.Schema) -> None:
     expected = timers_schema(keys)
     found = rows.schema
     if [(field.name, field.type) for field in found] != [(field.name, field.type) for field in expected]:
-        raise CorruptionError(f"stored timers have columns {found.names}, not {expected.names}")
+        raise CorruptionError(
+            f"stored timers have columns {found.names}, not {expected.names}; the file is damaged: choose another "
+            "checkpoint"
+        )
 
 
 def domain_column(numbers: NDArray[Any]) -> pa.Array:
@@ -68,7 +71,10 @@ def domain_numbers(column: pa.Array) -> NDArray[np.uint8]:
     names = column.dictionary_encode()
     known = names.dictionary.to_pylist()
     if names.null_count or any(name not in DOMAINS for name in known):
-        raise CorruptionError(f"stored timers wait for {sorted(map(str, known))}; there are {sorted(DOMAINS)}")
+        raise CorruptionError(
+            f"stored timers have the clocks {sorted(map(str, known))}, and only {sorted(DOMAINS)} exist; the file is "
+            "damaged: choose another checkpoint"
+        )
     numbers = np.array([DOMAINS.index(name) for name in known], dtype=np.uint8)
     positions: NDArray[Any] = names.indices.to_numpy(zero_copy_only=False)
     found: NDArray[np.uint8] = numbers[positions]

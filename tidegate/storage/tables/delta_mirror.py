@@ -282,7 +282,10 @@ class DeltaMirror:
                     return
                 if self._loaded().version() == version:
                     # There was no concurrent transaction, so Delta refuses this one for itself.
-                    raise StorageError(f"cannot commit to the Delta table at {self._url}: {refused}")
+                    raise StorageError(
+                        f"cannot commit to the Delta table at {self._url}: {refused}; check the storage, and execute "
+                        "the job again with restore='latest'"
+                    )
         raise StorageError(
             f"could not commit to the Delta table at {self._url}: {RACES_MAX} times another writer was faster "
             f"(the last time: {refused})"

@@ -258,7 +258,8 @@ class HandedRows:
         except AlreadyExistsError:
             if self.store.read(path) != data:
                 raise FencedError(
-                    f"{join_url(self.store.url, path)}: another driver hands on the rows of this table"
+                    f"{join_url(self.store.url, path)} exists already: another driver hands on the rows of this "
+                    "table, so this one has to stop"
                 ) from None
         self._marks += 1
         # The mark before the newest stays: a reader that has listed it may be about to read it.

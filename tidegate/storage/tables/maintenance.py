@@ -393,5 +393,8 @@ def _write(
         written = write_data_file(store, path, batches or [pa.RecordBatch.from_pylist([], newest.schema)])
     if found != rows:
         store.delete(path)
-        raise InvariantError(f"{rewrite.files} have {found} rows, but {rows} rows according to the log")
+        raise InvariantError(
+            f"the files {rewrite.files} have {found} rows, but {rows} rows according to the log of the table; restore "
+            "the files from a copy of the table"
+        )
     return written

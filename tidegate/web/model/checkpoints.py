@@ -71,7 +71,10 @@ def find_checkpoint(job: SeenJob, checkpoint_id: int) -> EndedCheckpoint | Pendi
         if pending.checkpoint_id == checkpoint_id:
             return pending
     newest = f"; the newest {len(job.ended)} are kept" if job.ended else ""
-    raise NotKnown(f"job {job.job_id} has no checkpoint {checkpoint_id}, or no longer keeps it{newest}")
+    raise NotKnown(
+        f"job {job.job_id} has no checkpoint {checkpoint_id}, or no longer keeps it{newest}; see "
+        f"/jobs/{job.job_id}/checkpoints"
+    )
 
 
 def newest_checkpoint(job: SeenJob, status: str | None) -> CheckpointId:
@@ -82,7 +85,7 @@ def newest_checkpoint(job: SeenJob, status: str | None) -> CheckpointId:
     for ended in reversed(job.ended):
         if status in (None, COMPLETED if ended.record.reason is None else FAILED):
             return ended.record.checkpoint_id
-    raise NotKnown(f"job {job.job_id} has no such checkpoint yet; see /jobs/<id>/checkpoints")
+    raise NotKnown(f"job {job.job_id} has no such checkpoint yet; see /jobs/{job.job_id}/checkpoints")
 
 
 def checkpoint_details(job: SeenJob, checkpoint_id: int) -> dict[str, Any]:
@@ -144,7 +147,10 @@ def checkpoint_subtasks(job: SeenJob, checkpoint_id: int, vertex_id: str) -> dic
     part: dict[str, Any] = checkpoint_details(job, checkpoint_id)["tasks"][vertex_id]
     acknowledged = {task.subtask: each for task, each in found.subtasks.items() if task.vertex == vertex_id}
     if part["num_acknowledged_subtasks"] and not acknowledged:
-        raise NotKnown(f"checkpoint {checkpoint_id} of job {job.job_id} keeps only totals, not its subtasks")
+        raise NotKnown(
+            f"checkpoint {checkpoint_id} of job {job.job_id} keeps only totals, not its subtasks; increase "
+            "web.checkpoints.history for later ones"
+        )
     triggered_at_ms = found.triggered_at_ms if isinstance(found, PendingNow) else found.record.triggered_at_ms
     aborted = not isinstance(found, PendingNow) and found.record.reason is not None
     return part | {

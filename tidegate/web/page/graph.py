@@ -336,7 +336,9 @@ def _ranks(vertices: int, edges: Sequence[tuple[Node, Node]]) -> list[int]:
             return ranks
         for source, target in late:
             ranks[target] = max(ranks[target], ranks[source] + 1)
-    raise ValueError("the graph has a cycle")
+    raise ValueError(
+        "the graph of the job has a cycle, so its vertices have no ranks; this is a bug in tidegate, please report it"
+    )
 
 
 def _rows(ranks: Sequence[int], edges: Sequence[tuple[Node, Node]]) -> tuple[list[list[Node]], list[list[Node]]]:

@@ -150,8 +150,8 @@ def _strings(
         width = data_type.byte_width
         if np.any(lengths[valid] != width):
             raise CorruptionError(
-                f"a stored key of type {data_type} has a value of another width"
-                "; the file is damaged: choose another checkpoint"
+                f"a stored key of type {data_type} does not have {width} bytes in each row; the file is damaged: "
+                "choose another checkpoint"
             )
         values = np.zeros((rows, width), dtype=np.uint8)
         values[valid] = content.reshape(-1, width)
@@ -194,7 +194,9 @@ def _bitmap(valid: NDArray[Any]) -> pa.Buffer | None:
 
 
 def _damaged(schema: pa.Schema) -> CorruptionError:
-    return CorruptionError(f"stored keys are not rows of the key columns {schema.names}")
+    return CorruptionError(
+        f"stored keys are not rows of the key columns {schema.names}; the file is damaged: choose another checkpoint"
+    )
 
 
 def moment_bytes(domain: int, moment: int) -> bytes:
@@ -344,7 +346,10 @@ def _decimal_codec(scale: int) -> tuple[Encode, Decode]:
     def decode(data: bytes, at: int) -> tuple[Decimal, int]:
         end = at + _DECIMAL_BYTES
         if end > len(data):
-            raise ValueError("a decimal that ends early")
+            raise ValueError(
+                f"a decimal in a stored key has {len(data) - at} of {_DECIMAL_BYTES} bytes; the file is damaged: "
+                "choose another checkpoint"
+            )
         unscaled = int.from_bytes(data[at:end], "big") - _DECIMAL_SIGN
         return Decimal(unscaled).scaleb(-scale, _EXACT), end
 

@@ -176,8 +176,8 @@ class TableLayout:
         data = b"".join(packed)
         if len(data) != len(packed) * self.dtype.itemsize:
             raise CorruptionError(
-                f"stored rows of the columns {self.schema.names} have another size than they should"
-                "; the file is damaged: choose another checkpoint"
+                f"{len(packed)} stored rows of the columns {self.schema.names} have {len(data)} bytes instead of "
+                f"{self.dtype.itemsize} each; the file is damaged: choose another checkpoint"
             )
         rows = np.frombuffer(data, dtype=self.dtype)
         bits = np.unpackbits(rows["valid"], axis=1, count=len(self.schema), bitorder="little")

@@ -713,7 +713,7 @@ def _decoded(magic: bytes, data: bytes, where: str) -> object:
     try:
         return decode(payload)
     except CodecError as error:
-        raise CodecError(f"{where}: {error}") from error
+        raise CodecError(f"{where} cannot be read: {error}") from error
 
 
 def _is_number(name: str) -> bool:
