@@ -122,7 +122,7 @@ def test_columns_are_named_by_keywords() -> None:
         (tg.count().where(pl.col("x") + 1), r"the condition is int64"),
         (tg.sum(pl.col("x").cum_sum()), r"looks at more than one row"),
         (tg.sum(pl.col("x", "k")), r"it must make one"),
-        (5, r"n= is int; it takes what tg.count"),
+        (5, r"n= is int; give an aggregate, such as tg.count"),
     ],
 )
 def test_expressions_that_cannot_be_are_refused_in_the_call(aggregate: Any, said: str) -> None:

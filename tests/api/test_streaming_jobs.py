@@ -139,7 +139,7 @@ def test_a_query_that_somebody_stops_ends_its_job(streaming: Streaming) -> None:
         job = streaming.execute(env)
         streaming.until_all_are_there()
         streaming.stream.active[0].stop()
-        with pytest.raises(JobFailedError, match="it was stopped from outside"):
+        with pytest.raises(JobFailedError, match="was stopped from outside"):
             job.wait("4min")
 
 

@@ -134,9 +134,9 @@ def test_state_is_written_from_the_shell(taken: str, tmp_path: Path, suffix: str
         assert recovery.read_state(path, uid="counts", state="n").sort_by("k").equals(n)
     assert len(recovery.inspect(changed).operators) == len(recovery.inspect(taken).operators)
     for wrong, text in (
-        ((file, *put, "--job", "clicks"), "name the key columns"),
+        ((file, *put, "--job", "clicks"), "give keys="),
         ((str(tmp_path / "gone.parquet"), *put, "--base", taken), "gone.parquet cannot be read"),
-        ((file, *put), "needs either job=, to begin without state, or base="),
+        ((file, *put), "give either job=, to begin without state, or base="),
     ):
         result = run("state", "write", str(tmp_path / "wrong"), *wrong)
         assert result.exit_code == 2

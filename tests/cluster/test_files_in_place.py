@@ -100,21 +100,21 @@ def test_the_rows_are_those_of_spark(
 
 
 NEEDS_SPARK: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
-    "computes": ("it computes", lambda df: df.select((F.col("n") + 1).alias("n"))),
-    "filters by a function": ("it filters by", lambda df: df.filter("n % 2 = 0")),
+    "computes": ("the DataFrame computes", lambda df: df.select((F.col("n") + 1).alias("n"))),
+    "filters by a function": ("the DataFrame filters by", lambda df: df.filter("n % 2 = 0")),
     "decimals": ("constants of type decimal", lambda df: df.filter("amount > 3")),
-    "limit": ("its plan has GlobalLimit", lambda df: df.limit(3)),
-    "sort": ("its plan has Sort", lambda df: df.orderBy("n")),
-    "shuffle": ("its plan has Repartition", lambda df: df.repartition(2)),
-    "two reads": ("its plan has Union", lambda df: df.union(df)),
-    "name of file": ("it computes", lambda df: df.withColumn("file", F.input_file_name())),
-    "hidden column": ("it computes", lambda df: df.select("_metadata.file_path")),
+    "limit": ("the plan of the DataFrame has the step GlobalLimit", lambda df: df.limit(3)),
+    "sort": ("the plan of the DataFrame has the step Sort", lambda df: df.orderBy("n")),
+    "shuffle": ("the plan of the DataFrame has the step Repartition", lambda df: df.repartition(2)),
+    "two reads": ("the plan of the DataFrame has the step Union", lambda df: df.union(df)),
+    "name of file": ("the DataFrame computes", lambda df: df.withColumn("file", F.input_file_name())),
+    "hidden column": ("the DataFrame computes", lambda df: df.select("_metadata.file_path")),
     "another type": (
         "stores small in another way",
         lambda df: df.sparkSession.read.schema("small int").parquet(of(df)),
     ),
     "an option": ("the option", lambda df: df.sparkSession.read.option("int96RebaseMode", "LEGACY").parquet(of(df))),
-    "text": ("only Spark can read Text files", lambda df: df.sparkSession.read.text(of(df))),
+    "text": ("files of the format Text", lambda df: df.sparkSession.read.text(of(df))),
 }
 
 
@@ -141,7 +141,7 @@ def test_what_is_cached_is_not_read_again(raydp_session: RayDPSession, folder: s
     assert len(df.collect()) == ROWS
     df.cache()
     try:
-        with pytest.raises(tg.ConfigurationError, match="its plan has InMemoryRelation"):
+        with pytest.raises(tg.ConfigurationError, match="the plan of the DataFrame has the step InMemoryRelation"):
             DataFrameSource(df, stage=False).stage(str(tmp_path))
     finally:
         df.unpersist()

@@ -215,7 +215,7 @@ def test_the_log_says_once_what_came_of_it(caplog: pytest.LogCaptureFixture) -> 
         run(opened(Map(lambda row: {"x": row["i"] + 1}, None, False)), [batch])
     first, second = (record.getMessage() for record in caplog.records)
     assert "computes its function as expressions: x = " in first
-    assert "calls its function with each row, because it uses 'str', a type" in second
+    assert "calls its function with each row, because the function uses 'str', an object of type type" in second
 
 
 def test_a_given_schema_decides_about_types() -> None:

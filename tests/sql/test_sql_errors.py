@@ -33,7 +33,7 @@ ERRORS: dict[str, str] = {
     "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) LIMIT 3": "LIMIT cannot be applied "
     "before the rows are grouped by their windows",
     "SELECT auction FROM bids ORDER BY price LIMIT 0": "keeps at least one row",
-    "SELECT auction FROM bids ORDER BY 2 LIMIT 1": "the result has 1 columns, counted from 1",
+    "SELECT auction FROM bids ORDER BY 2 LIMIT 1": "the result has 1 columns: give a number",
     "SELECT auction FROM bids GROUP BY auction ORDER BY MAX(price) LIMIT 1": "add the aggregate to SELECT",
     "SELECT UPPER(EXPLODE(SPLIT(bidder, 'n'))) FROM bids": "EXPLODE makes several rows of one",
     "SELECT auction FROM bids WHERE EXPLODE(SPLIT(bidder, 'n')) = 'a'": "or in LATERAL VIEW",
@@ -120,7 +120,7 @@ ERRORS: dict[str, str] = {
     "SELECT auction, COUNT(*) FROM TABLE(SESSION(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY auction, "
     + BOTH: "keys of the sessions are no columns, but GROUP BY names",
     "SELECT COUNT(*) FROM bids GROUP BY window(ts, '10 parsecs')": "unknown unit 'parsecs'",
-    "SELECT window, COUNT(*) FROM bids GROUP BY window(ts, '10 seconds')": "window.start, window.end",
+    "SELECT window, COUNT(*) FROM bids GROUP BY window(ts, '10 seconds')": "window.start or window.end",
     "SELECT 1 FROM bids b JOIN auctions a ON b.price > 10": "needs an equality between a column of each side",
     "SELECT 1 FROM bids b LEFT JOIN auctions a ON b.auction = a.id AND b.price > 10": "put it into WHERE",
     "SELECT 1 FROM bids b LEFT JOIN auctions a ON b.auction = a.id AND b.price > a.id": "determine which rows have no",

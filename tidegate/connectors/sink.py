@@ -75,9 +75,7 @@ class Sink:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Writes rows, which follow the rows of earlier calls. They must stay invisible until `commit`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no method write(self, batch), which sinks need; define it"
-        )
+        raise NotImplementedError(f"{type(self).__name__} needs a method write(self, batch); define it")
 
     def prepare(self) -> Iterable[bytes]:
         """Makes the rows since the last call durable, and returns their committables.
@@ -85,8 +83,7 @@ class Sink:
         Called when a checkpoint begins.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no method prepare(self), which returns the committables of a checkpoint; "
-            "define it"
+            f"{type(self).__name__} needs a method prepare(self), which returns committables; define it"
         )
 
     def close(self) -> None:
@@ -104,7 +101,7 @@ class Sink:
         once.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no method commit(self, committables, context), which sinks need; define it"
+            f"{type(self).__name__} needs a method commit(self, committables, context); define it"
         )
 
     def abort(self, job_id: str) -> None:

@@ -113,7 +113,9 @@ def call_failed(error: BaseException, row: int | None) -> CallFailedError:
         _calls[number] = (error, row)
         while len(_calls) > _CALLS_MAX:
             _calls.popitem(last=False)
-    return CallFailedError(f"call {number} of a function has failed")
+    return CallFailedError(
+        f"call {number} of a function has failed with {type(error).__name__}: see the cause of this error"
+    )
 
 
 def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | None:

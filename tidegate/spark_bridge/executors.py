@@ -95,7 +95,9 @@ class NodePlan:
             if count is not None and count < 1:
                 raise ConfigurationError(f"on_spark: {name} must be at least 1, not {count}")
         if not executors:
-            raise ConfigurationError("on_spark: Spark has no executors; see why none has registered with it")
+            raise ConfigurationError(
+                "on_spark: Spark has no executors; read the log of Spark's master for why no executor has registered"
+            )
         least = min(executor.cores for executor in executors)
         each = slots if slots is not None else max(1, least - task_cpus)
         fitting = sum(executor.cores // each for executor in executors)
@@ -146,8 +148,8 @@ def await_executors(context: SparkContext, wanted: int | None, timeout_s: float)
             return found
         if now > deadline:
             raise SparkTimeoutError(
-                f"on_spark: {len(found)} of {max(expected, 1)} Spark executors have registered within {timeout_s:g} s. "
-                "Has Spark's cluster room for them, and does their Java start?"
+                f"on_spark: {len(found)} of {max(expected, 1)} Spark executors have registered within {timeout_s:g} "
+                "s. Check that Spark's cluster has enough free cores and memory, and that Java starts on its hosts"
             )
         time.sleep(POLL_S)
 

@@ -295,7 +295,7 @@ def _called(call: exp.Expr, outer: bool, table: str | None, columns: tuple[str, 
     if len(arguments) != 1:
         raise refused(
             call,
-            f"{call.name.upper()} takes 1 argument, not {len(arguments)}: remove the others, or add the missing one",
+            f"{call.name.upper()} takes 1 argument, not {len(arguments)}: give exactly one",
         )
     return Generator(call, arguments[0], outer or is_call(call, _OUTER), table, columns)
 

@@ -54,7 +54,9 @@ class CoordinatorContext:
     def spec(self) -> JobSpec:
         """Returns the description of the submitted job. Raises ProtocolError if no job was submitted yet."""
         if self.state.spec is None:
-            raise ProtocolError("the coordinator was used before a job was submitted to it")
+            raise ProtocolError(
+                "the coordinator was used before a job was submitted to it; this is a bug in tidegate, please report it"
+            )
         return self.state.spec
 
     def retry_later(self, timer: str, at_ms: int, failures: int) -> None:

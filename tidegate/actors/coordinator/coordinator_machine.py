@@ -88,13 +88,16 @@ class CoordinatorMachine:
     @singledispatchmethod
     def _on(self, event: ev.CoordinatorEvent) -> None:
         raise ProtocolError(
-            f"a coordinator does not take events of type {type(event).__name__}, which is not a coordinator event"
+            f"a coordinator does not take events of type {type(event).__name__}, which is not a coordinator event; "
+            "this is a bug in tidegate, please report it"
         )
 
     @_on.register
     def _on_submitted(self, event: ev.JobSubmitted) -> None:
         if self.state.spec is not None:
-            raise ProtocolError(f"job {self.state.spec.job_id} was submitted twice")
+            raise ProtocolError(
+                f"job {self.state.spec.job_id} was submitted twice; this is a bug in tidegate, please report it"
+            )
         self.state.spec = event.spec
         self.state.know_tables(event.spec.table_heads)
         final = event.spec.restore is not None and event.spec.restore.final
@@ -108,7 +111,8 @@ class CoordinatorMachine:
     def _on_started(self, event: ev.CoordinatorStarted) -> None:
         if not invariants.is_newer(self.state, event.generation):
             raise ProtocolError(
-                f"coordinator generation {event.generation} follows {self.state.generation}: it must be higher"
+                f"coordinator generation {event.generation} follows {self.state.generation}: it must be higher; this "
+                "is a bug in tidegate, please report it"
             )
         self.state.generation = event.generation
         self.state.storage_away = False

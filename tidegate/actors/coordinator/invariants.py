@@ -500,7 +500,7 @@ def permit_sweep(state: CoordinatorState) -> permits.EndPermit:
 
 def _require(holds: bool, rule: str) -> None:
     if not holds:
-        raise InvariantError(f"invariant {rule}")
+        raise InvariantError(f"invariant {rule}; this is a bug in tidegate, please report it")
 
 
 def may_trigger(state: CoordinatorState) -> bool:

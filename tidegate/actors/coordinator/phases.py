@@ -166,7 +166,10 @@ def next_status(status: JobStatus, input: JobInput) -> JobStatus:
     """
     following = JOB_TRANSITIONS[status, input]
     if following is None:
-        raise ProtocolError(f"a job with status {status.value} does not allow the input {input.value!r}")
+        raise ProtocolError(
+            f"a job with status {status.value} does not allow the input {input.value!r}; this is a bug in tidegate, "
+            "please report it"
+        )
     return following
 
 
@@ -176,5 +179,8 @@ def next_phase(phase: PendingPhase, input: PendingInput) -> PendingPhase:
     """
     following = PENDING_TRANSITIONS[phase, input]
     if following is None:
-        raise ProtocolError(f"a checkpoint in phase {phase.value} does not allow the input {input.value!r}")
+        raise ProtocolError(
+            f"a checkpoint in phase {phase.value} does not allow the input {input.value!r}; this is a bug in "
+            "tidegate, please report it"
+        )
     return following

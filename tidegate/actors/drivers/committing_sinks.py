@@ -197,7 +197,7 @@ class TaskCommitters:
             call_within(call, len(rows) * self._limit_ms / 1_000, "tidegate-committer")
         except NotBackError as error:
             committer.hangs = True
-            raise CommitFailedError(f"{what}: {error}", may_pass=False) from None
+            raise CommitFailedError(f"{what}: {error}; give the calls of the sink a timeout", may_pass=False) from None
         except BaseException as error:
             if not is_failure(error):
                 raise

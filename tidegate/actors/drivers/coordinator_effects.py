@@ -90,7 +90,10 @@ class CoordinatorEffects:
     def void_checkpoint(self, tombstone: CheckpointMetadata) -> _Decided:
         """Creates a tombstone, unless there is `_metadata`. Returns an event that reports which of the two exists."""
         if not tombstone.void:
-            raise InvariantError("a checkpoint is completed by `write_metadata`, with a permit")
+            raise InvariantError(
+                f"checkpoint {tombstone.checkpoint_id} is complete, so it cannot be marked as void; this is a bug in "
+                "tidegate, please report it"
+            )
         return self._create(tombstone)
 
     def _create(self, metadata: CheckpointMetadata) -> _Decided:
@@ -392,7 +395,9 @@ class HookCalls:
         with self._guard:
             self._closed = True
             if self._waiting is not None and not self._waiting.done():
-                self._waiting.set_exception(HookError("the job is over"))
+                self._waiting.set_exception(
+                    HookError(f"the job has ended while master hook {self._running} was running; its result is ignored")
+                )
 
     def _call_all(self, call: Callable[[MasterHook], None], what: str) -> None:
         if not self._turn.acquire(timeout=self._turn_timeout_s):
@@ -407,7 +412,7 @@ class HookCalls:
             threading.Thread(target=self._run, args=(call, what, done), name="tidegate-hooks", daemon=True).start()
         except RuntimeError as error:
             self._turn.release()
-            raise HookError(f"no master hook was called {what}: {error}") from error
+            raise HookError(f"no master hook was called {what}: {error}; correct the hook") from error
         if self._closed:
             self.close()
         done.result()
@@ -421,7 +426,7 @@ class HookCalls:
                 self._running = f"{name} {what}"
                 call(hook)
         except BaseException as raised:  # noqa: BLE001 (code of the user: whatever it raises, also an exit, is reported)
-            error = HookError(f"master hook {name} raised {failure_text(raised)}")
+            error = HookError(f"master hook {name} raised {failure_text(raised)}; correct its code")
         leave_if_forked(self._pid)
         self._turn.release()
         with self._guard:

@@ -86,7 +86,7 @@ def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     if not wait((future,), limit_s).done:
-        raise NotBackError(f"the call has not returned within {limit_s:g} s")
+        raise NotBackError(f"the call has not returned within {limit_s:g} s; give it a shorter timeout of its own")
     return future.result()
 
 
@@ -168,7 +168,10 @@ class ThreadPool:
             if self._closed:
                 return
             if self._work.qsize() >= WAITING_MAX:
-                raise RuntimeError(f"thread pool {self._name!r} is full: {WAITING_MAX} pieces of work wait")
+                raise RuntimeError(
+                    f"thread pool {self._name!r} is full: {WAITING_MAX} tasks wait for a thread; this is a bug in "
+                    "tidegate, please report it"
+                )
             self._work.put_nowait(run)
 
     @property

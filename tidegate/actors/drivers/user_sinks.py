@@ -408,7 +408,7 @@ class SinkCommitters:
 
     def _call(self, place: str, call: Callable[[], None]) -> None:
         if place in self._hung:
-            raise NotBackError("an earlier call of the sink has not returned")
+            raise NotBackError("an earlier call of the sink has not returned; give its calls a timeout")
         try:
             call_within(call, self._limit_ms / 1_000, "tidegate-sink")
         except NotBackError:

@@ -67,7 +67,9 @@ def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
         ) from error
     wrong = next((split for split in splits if not isinstance(split, SourceSplit)), None)
     if wrong is not None:
-        raise ConfigurationError(f"{named}: splits() must return tg.SourceSplit objects, not {repr_text(wrong)}")
+        raise ConfigurationError(
+            f"{named}: splits() must return tg.SourceSplit objects, not {repr_text(wrong)}; return a list of these"
+        )
     return splits
 
 

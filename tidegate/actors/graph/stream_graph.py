@@ -94,9 +94,15 @@ class StreamNode:
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
-            raise AssertionError("a stream node must be a source, an operator, or a side output")
+            raise AssertionError(
+                "a stream node must be a source, an operator, or a side output, and exactly one of these; this is a "
+                "bug in tidegate, please report it"
+            )
         if self.ordinals and len(self.ordinals) != len(self.inputs):
-            raise AssertionError("a stream node needs an ordinal for each input, or none at all")
+            raise AssertionError(
+                f"a stream node has {len(self.ordinals)} ordinals for {len(self.inputs)} inputs; this is a bug in "
+                "tidegate, please report it"
+            )
 
     @property
     def maker(self) -> StreamNode:

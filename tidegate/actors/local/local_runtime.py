@@ -603,7 +603,10 @@ class LocalCoordinatorPort:
         self._job.cancel_tasks(instruction)
 
     def kill_process(self, instruction: do.KillProcess) -> None:
-        raise ProtocolError(f"a local job cannot end process {instruction.process}: it has one process")
+        raise ProtocolError(
+            f"a local job cannot end process {instruction.process}: it has one process; this is a bug in tidegate, "
+            "please report it"
+        )
 
     def send(self, task: TaskId, event: ev.TaskEvent) -> None:
         def deliver() -> None:

@@ -195,7 +195,9 @@ class Deliveries:
 
         def lost(error: BaseException) -> None:
             if matters():
-                raise ConnectionError(f"a message did not arrive: {error_text(error)}") from error
+                raise ConnectionError(
+                    f"a message did not arrive: {error_text(error)}; the tasks restart from the newest checkpoint"
+                ) from error
 
         return watch_call(reference, self._mailbox, lambda error: self._guarded(lambda: lost(error)))
 

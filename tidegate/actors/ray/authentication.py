@@ -226,7 +226,9 @@ def probe(address: str, token: str | None = None) -> Head:
             failure: Any = error
     if failure.code() == grpc.StatusCode.UNAUTHENTICATED:
         return Head("asks for a token")
-    raise ConfigurationError(f"cannot connect to Ray at {address}: {_why(failure)}")
+    raise ConfigurationError(
+        f"cannot connect to Ray at {address}: {_why(failure)}; check the address, and that the cluster runs"
+    )
 
 
 def _why(failure: Any) -> str:

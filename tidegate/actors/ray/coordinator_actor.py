@@ -476,7 +476,9 @@ def replay_when_it_answers(
             if away_ms >= outage_ms:
                 raise
             threading.Event().wait(pause_ms(FIRST_PAUSE_MS, attempt) / 1000)
-    raise AssertionError("it returns or raises")
+    raise AssertionError(
+        "the loop over reads of the event log must return or raise; this is a bug in tidegate, please report it"
+    )
 
 
 _Done = Callable[[BaseException | None], None]

@@ -274,7 +274,10 @@ class Connections:
             connected.setblocking(False)
             connected.connect(address)
             if not _is_ours(connected):
-                raise OSError("a process of another user listens there; end that process, or run the job as that user")
+                raise OSError(
+                    f"a process of another user listens at the socket of process {process_id}; end that process, or "
+                    "run the job as that user"
+                )
             own = self._process_id.encode()
             shows = _ID_SIZE.pack(len(own)) + own + self._proof(self._process_id, process_id)
             connection = FramedConnection(
@@ -300,7 +303,9 @@ class Connections:
         if self._unavailable:
             raise OSError(self._unavailable)
         if not hasattr(select, "epoll"):
-            raise OSError("this system has no abstract socket names (only Linux has)")
+            raise OSError(
+                "this system has no abstract socket names (only Linux has), so processes of one node use Ray's calls"
+            )
         if self._is_full:
             raise OSError(TOO_MANY)
         if self._epoll is None:
@@ -555,7 +560,9 @@ class FrameCodec:
             if len(self._unread) < len(self._expects):
                 return []
             if self._unread[: len(self._expects)] != self._expects:
-                raise ProtocolError("the other end of a connection is not the expected process")
+                raise ProtocolError(
+                    "the process at the other end of a connection is not the expected process; the connection is closed"
+                )
             at, self._expects = len(self._expects), b""
         messages: list[Message] = []
         with memoryview(self._unread) as unread:
@@ -563,7 +570,8 @@ class FrameCodec:
                 size_bytes, number = MESSAGE_HEAD.unpack_from(unread, at)
                 if size_bytes > MESSAGE_BYTES_MAX or number not in _KINDS:
                     raise ProtocolError(
-                        f"a connection received an invalid message: {size_bytes} bytes of kind {number}"
+                        f"a connection received an invalid message of {size_bytes} bytes and kind {number}; the "
+                        "connection is closed"
                     )
                 begin, end = at + MESSAGE_HEAD.size, at + MESSAGE_HEAD.size + size_bytes
                 if end > len(unread):

@@ -110,7 +110,7 @@ class RayMemoryFiles:
     def read(self, key: str, offset: int, length: int | None) -> bytes:
         data: bytes | None = self._ask("get", key, offset, length)
         if data is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file", key)
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", key)
         return data
 
     def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
@@ -144,17 +144,21 @@ class RayMemoryFiles:
         folder, _, name = key.rpartition("/")
         size_bytes = self._ask("sizes", folder).get(name)
         if size_bytes is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file", key)
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", key)
         return FileInfo(key, size_bytes)
 
     def _put(self, key: str, data: bytes, replace: bool) -> bool:
         refused: str | None = self._ask("put", key, data, replace)
         if refused == "full":
             raise OSError(
-                errno.ENOSPC, f"the actor with the checkpoints in memory has no room for {len(data):,} more bytes"
+                errno.ENOSPC,
+                f"the actor with the checkpoints in memory has no room for {len(data):,} more bytes; keep checkpoints "
+                "in a folder or a bucket",
             )
         if refused == "in the way":
-            raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder is needed", key)
+            raise NotADirectoryError(
+                errno.ENOTDIR, "a file has the name of the folder that is needed; give another name", key
+            )
         return refused is None
 
     def _ask(self, method: str, *arguments: object) -> Any:
@@ -164,7 +168,9 @@ class RayMemoryFiles:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
         except GetTimeoutError as error:
             raise TimeoutError(
-                errno.ETIMEDOUT, f"the actor with the checkpoints in memory gave no answer within {self._timeout_s:g} s"
+                errno.ETIMEDOUT,
+                f"the actor with the checkpoints in memory gave no answer within {self._timeout_s:g} s; check that "
+                "its node is alive",
             ) from error
         except (RayError, ValueError) as error:
             # ValueError: no actor has this name.

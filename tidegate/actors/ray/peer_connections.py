@@ -133,7 +133,11 @@ class PeerConnection:
         """Returns a `Sync` that is done when the other process has received all messages sent so far."""
         sync = Sync()
         if self.way is not Way.SOCKET:
-            sync.future().set_exception(ConnectionError(f"the connection to process {self.process_id} is over"))
+            sync.future().set_exception(
+                ConnectionError(
+                    f"the connection to process {self.process_id} is closed; tasks restart from the newest checkpoint"
+                )
+            )
             return sync
         self._synced += 1
         self._syncs[self._synced] = sync.future()
@@ -179,7 +183,12 @@ class PeerConnection:
         self.use_calls()
         syncs, self._syncs = self._syncs, {}
         for sync in syncs.values():
-            sync.set_exception(ConnectionError(f"the connection to process {self.process_id} broke: {reason}"))
+            sync.set_exception(
+                ConnectionError(
+                    f"the connection to process {self.process_id} broke: {reason}; the tasks restart from the newest "
+                    "checkpoint"
+                )
+            )
         if was_open:
             self._inbox.broke(self, reason)
 
@@ -413,7 +422,10 @@ def unpack_frame(payload: bytes | memoryview, reader: FrameReader | None) -> tup
             elements += stream
     elif place is not None:
         if reader is None:
-            raise ProtocolError("a frame is in shared memory that this process has not mapped")
+            raise ProtocolError(
+                f"a frame is at {place} in shared memory that this process has not mapped; this is a bug in tidegate, "
+                "please report it"
+            )
         elements += reader.read(Place(*place))
     for index, element in controls:
         elements.insert(index, element)

@@ -130,7 +130,10 @@ class FrameReader:
     def read(self, place: Place) -> list[pa.RecordBatch]:
         """Returns the batches of a frame. Raises ProtocolError if another frame is at that place."""
         if self._segment.words[place.word] != place.number + 1:
-            raise ProtocolError(f"frame {place.number} is not at the place that its sender reported")
+            raise ProtocolError(
+                f"frame {place.number} is not at the place that its sender reported; this is a bug in tidegate, "
+                "please report it"
+            )
         lease = _Lease(self._segment, place.word)
         buffer = self._segment.lent(place.offset, place.size_bytes, lease)
         if place.copied:

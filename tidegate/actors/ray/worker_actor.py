@@ -522,7 +522,10 @@ class _RaySubtask(Subtask):
     def link_broke(self, link: PeerConnection, reason: str) -> None:
         """Raises ConnectionError if a broken connection has lost data of this subtask."""
         if self.neighbours.needs(link):
-            raise ConnectionError(f"the connection to process {link.process_id} broke: {reason}")
+            raise ConnectionError(
+                f"the connection to process {link.process_id} broke: {reason}; the tasks restart from the newest "
+                "checkpoint"
+            )
 
     def report(self, event: CoordinatorEvent) -> None:
         if isinstance(event, TaskReady) and not self.neighbours.settled:

@@ -259,8 +259,9 @@ class BarrierAligner(BarrierHandler):
         transition = TABLE[self._state, given]
         if transition.act is None:
             raise ProtocolError(
-                f"the barrier aligner is {self._state.name} at checkpoint {self.pending} and got {given.name}"
-                f" of checkpoint {step.checkpoint_id} on channel {step.channel}"
+                f"the barrier aligner is {self._state.name} at checkpoint {self.pending} and got {given.name} of "
+                f"checkpoint {step.checkpoint_id} on channel {step.channel}; this is a bug in tidegate, please report "
+                "it"
             )
         outcome = transition.act(self, step)
         assert self._state in transition.to, "the table names every state that an action leads to"

@@ -289,9 +289,11 @@ class Channels:
     def check(self, channel: ChannelId) -> None:
         """Raises ProtocolError if the channel is not an input of the task, or has ended."""
         if channel not in self._channels:
-            raise ProtocolError(f"{channel} is not an input of this task")
+            raise ProtocolError(f"{channel} is not an input of this task; this is a bug in tidegate, please report it")
         if channel in self._ended:
-            raise ProtocolError(f"{channel} has delivered an element after its end")
+            raise ProtocolError(
+                f"{channel} has delivered an element after its end; this is a bug in tidegate, please report it"
+            )
 
     def end(self, channel: ChannelId) -> None:
         """Records that the channel has delivered its last element."""

@@ -364,7 +364,10 @@ class ChangeLog:
                 if layer.condition is _Condition.WRITING:
                     return layer
                 break
-        raise ProtocolError(f"the write of changelog segment {number} was answered, but it is not being written")
+        raise ProtocolError(
+            f"the write of changelog segment {number} was answered, but it is not being written; this is a bug in "
+            "tidegate, please report it"
+        )
 
     def _replace_base(self) -> list[StateHandle]:
         base = self._coming

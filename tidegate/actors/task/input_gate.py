@@ -126,7 +126,8 @@ class InputChannel:
         if not invariants.is_gapless(first_sequence, self.arrived):
             raise ProtocolError(
                 f"{self.channel}: element {first_sequence} arrived where {self.arrived} was due: "
-                f"{first_sequence - self.arrived} elements were lost on the way"
+                f"{first_sequence - self.arrived} elements were lost on the way; the tasks restart from the newest "
+                "checkpoint"
             )
         new = elements[self.arrived - first_sequence :]
         self.queue.extend(new)
@@ -268,7 +269,7 @@ class InputGate:
     def __getitem__(self, channel: ChannelId) -> InputChannel:
         found = self._channels.get(channel)
         if found is None:
-            raise ProtocolError(f"{channel} is not an input of this task")
+            raise ProtocolError(f"{channel} is not an input of this task; this is a bug in tidegate, please report it")
         self._marked.mark(found.place)
         return found
 

@@ -83,19 +83,28 @@ def check_contiguous(taken: int, queued: int, arrived: int) -> None:
     an element.
     """
     if not are_contiguous(taken, queued, arrived):
-        raise InvariantError(f"invariant 1: {taken} elements were taken and {queued} wait, of {arrived} that arrived")
+        raise InvariantError(
+            f"invariant 1: {taken} elements were taken and {queued} wait, of {arrived} that arrived; this is a bug in "
+            "tidegate, please report it"
+        )
 
 
 def check_recover(rows_taken: int) -> None:
     """Raises InvariantError if restored in-flight rows are inserted too late (`may_recover`)."""
     if not may_recover(rows_taken):
-        raise InvariantError(f"invariant 3: in-flight rows are restored after {rows_taken} rows were processed")
+        raise InvariantError(
+            f"invariant 3: in-flight rows are restored after {rows_taken} rows were processed; this is a bug in "
+            "tidegate, please report it"
+        )
 
 
 def check_watermark(reached_ms: int | None, watermark_ms: int) -> None:
     """Raises InvariantError if a watermark is below the one that the task has reached."""
     if not goes_on(reached_ms, watermark_ms):
-        raise InvariantError(f"the watermark of a task goes back from {reached_ms} to {watermark_ms} ms")
+        raise InvariantError(
+            f"the watermark of a task goes back from {reached_ms} to {watermark_ms} ms; this is a bug in tidegate, "
+            "please report it"
+        )
 
 
 def check_process(blocked: bool) -> None:
@@ -103,7 +112,10 @@ def check_process(blocked: bool) -> None:
     processed.
     """
     if not may_process(blocked):
-        raise InvariantError("invariant 2: no element of a channel is processed between its barrier and the snapshot")
+        raise InvariantError(
+            "invariant 2: no element of a channel is processed between its barrier and the snapshot; this is a bug in "
+            "tidegate, please report it"
+        )
 
 
 # --- the coordinator --------------------------------------------------------------------------------------------------
@@ -164,7 +176,8 @@ def check_hold(checkpoints: int, limit: int) -> None:
     """
     if not may_hold(checkpoints, limit):
         raise InvariantError(
-            f"invariant 10: inputs of {checkpoints} checkpoints are deferred, and the limit is {limit}"
+            f"invariant 10: inputs of {checkpoints} checkpoints are deferred, and the limit is {limit}; this is a bug "
+            "in tidegate, please report it"
         )
 
 
@@ -174,5 +187,6 @@ def check_newer(checkpoint_id: int, closed: int) -> None:
     """
     if not is_newer(checkpoint_id, closed):
         raise InvariantError(
-            f"invariant 2: checkpoint {checkpoint_id} ends a second time; the last one that ended was {closed}"
+            f"invariant 2: checkpoint {checkpoint_id} ends a second time; the last one that ended was {closed}; this "
+            "is a bug in tidegate, please report it"
         )

@@ -316,7 +316,7 @@ class OutputGate:
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
         found = self.channels.get(channel)
         if found is None:
-            raise ProtocolError(f"{channel} is not an output of this task")
+            raise ProtocolError(f"{channel} is not an output of this task; this is a bug in tidegate, please report it")
         self._marked.mark(found.place)
         return found
 

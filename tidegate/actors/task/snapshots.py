@@ -63,7 +63,10 @@ class StagedFiles:
     def durable(self, index: int, file: DataFile) -> None:
         """Records that a file is written durably. Repeated calls change nothing."""
         if index >= self.next_index:
-            raise ProtocolError(f"sink file {index} was written, but only {self.next_index} files were ordered")
+            raise ProtocolError(
+                f"sink file {index} was written, but only {self.next_index} files were ordered; this is a bug in "
+                "tidegate, please report it"
+            )
         if index >= self._committed:
             self._durable[index] = file
 
@@ -305,7 +308,10 @@ class SnapshotTracker:
         if snapshot is None:
             return None
         if not snapshot.acknowledged:
-            raise ProtocolError(f"checkpoint {checkpoint_id} completed without this task's acknowledgement")
+            raise ProtocolError(
+                f"checkpoint {checkpoint_id} completed without this task's acknowledgement; this is a bug in "
+                "tidegate, please report it"
+            )
         for uid, end in snapshot.ends.items():
             if uid in self.commits:
                 self.commits[uid].complete(end)

@@ -375,7 +375,10 @@ class SourceCursor:
         if event.read != self._outstanding:
             if event.read < self._reads:
                 return None
-            raise ProtocolError(f"the result of read {event.read} arrived, but that read was never ordered")
+            raise ProtocolError(
+                f"the result of read {event.read} arrived, but that read was never ordered; this is a bug in "
+                "tidegate, please report it"
+            )
         self._outstanding = None
         for index in self._asked[: event.empty]:
             self._misses += 1
@@ -647,7 +650,7 @@ class SplitRequests:
         if event.first > self._given:
             raise ProtocolError(
                 f"splits from number {event.first} on were assigned to a task with {self._given} splits: some are "
-                "missing"
+                "missing; this is a bug in tidegate, please report it"
             )
         if event.first < self._given:
             return ()

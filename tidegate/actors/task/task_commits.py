@@ -71,7 +71,10 @@ class SubtaskCommits:
     def written(self, index: int, parts: tuple[PreparedPart, ...]) -> None:
         """Records the end of a write, and the rows that it has prepared, if any."""
         if index not in self._writing:
-            raise ProtocolError(f"write {index} of sink {self._uid!r} was answered twice, or never ordered")
+            raise ProtocolError(
+                f"write {index} of sink {self._uid!r} was answered twice, or never ordered; this is a bug in "
+                "tidegate, please report it"
+            )
         checkpoint_id = self._writing.pop(index)
         if parts:
             assert checkpoint_id is not None, "rows are prepared for a checkpoint"
@@ -110,5 +113,6 @@ class SubtaskCommits:
             reported = ", ".join(str(each.checkpoint_id) for each in rows)
             raise ProtocolError(
                 f"sink {self._uid!r}: checkpoints {reported} were reported as committed, and the running commit has "
-                f"{[int(each.checkpoint_id) for each in running]}"
+                f"{[int(each.checkpoint_id) for each in running]}; this is a bug in "
+                "tidegate, please report it"
             )

@@ -187,12 +187,18 @@ class TaskMachine:
 
     @singledispatchmethod
     def _on(self, event: ev.TaskEvent) -> None:
-        raise ProtocolError(f"a task does not take events of type {type(event).__name__}, which is not a task event")
+        raise ProtocolError(
+            f"a task does not take events of type {type(event).__name__}, which is not a task event; this is a bug in "
+            "tidegate, please report it"
+        )
 
     @_on.register
     def _on_restored(self, event: ev.TaskRestored) -> None:
         if self.status is not TaskStatus.CREATED or self._restored is not None:
-            raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and got `TaskRestored` again")
+            raise ProtocolError(
+                f"{self.descriptor.task} is {self.status.value} and got `TaskRestored` again; this is a bug in "
+                "tidegate, please report it"
+            )
         for rows in event.prepared:
             self.checkpoints.tracker.commits[rows.uid].restored((rows,))
         self._restored = event
@@ -217,7 +223,10 @@ class TaskMachine:
             self.chain.open(tables, event.checkpoint_id, event.kept)
         for channel, elements in event.in_flight:
             if event.finished:
-                raise ProtocolError(f"{self.descriptor.task} has finished and was restored with input of {channel}")
+                raise ProtocolError(
+                    f"{self.descriptor.task} has finished and was restored with input of {channel}; this is a bug in "
+                    "tidegate, please report it"
+                )
             self.inputs.recover(channel, elements)
         # Not RUNNING yet: sources, restored input and due timers would emit to tasks that may not be there.
         self.status = TaskStatus.READY
@@ -292,7 +301,10 @@ class TaskMachine:
     @_on.register
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
         if self.source is None:
-            raise ProtocolError(f"{self.descriptor.task} has no source, but got the result of a read")
+            raise ProtocolError(
+                f"{self.descriptor.task} has no source, but got the result of a read; this is a bug in tidegate, "
+                "please report it"
+            )
         if (pause_ms := self.source.batch_read(event)) is not None:
             self._instructions.append(do.SetTaskTimer(ev.TaskTimer.SOURCE, event.at_ms + pause_ms))
 
@@ -408,7 +420,10 @@ class TaskMachine:
 
     def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
-            raise ProtocolError(f"{self.descriptor.task} got {batch.num_rows} rows after its operators had finished")
+            raise ProtocolError(
+                f"{self.descriptor.task} got {batch.num_rows} rows after its operators had finished; this is a bug in "
+                "tidegate, please report it"
+            )
         self.chain.process(batch, input_index)
         self._stage(force=False)
 

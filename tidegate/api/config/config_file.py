@@ -251,9 +251,9 @@ def _setting_of(given: Given) -> tuple[str, str | None]:
 def _check_fixed(given: Given) -> None:
     only, reason = FIXED[given.key]
     if not isinstance(given.value, bool):
-        raise _at(given, f"{given.key}: {given.value!r} is neither true nor false")
+        raise _at(given, f"{given.key}: {given.value!r} is neither true nor false; write true or false")
     if given.value is not only:
-        raise _at(given, f"{given.key} can only be {str(only).lower()}: {reason}")
+        raise _at(given, f"{given.key} can only be {str(only).lower()}: {reason}; remove it")
 
 
 def _with_layer(before: Mapping[str, Given], layer: Mapping[str, Given]) -> dict[str, Given]:

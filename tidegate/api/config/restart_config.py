@@ -135,7 +135,7 @@ def _kind(key: str, value: object) -> str:
     for kind, details in _KINDS.items():
         if written in (kind, *details.names):
             return kind
-    raise SettingError(f"{key}: {value!r} is none of {', '.join(map(repr, _KINDS))}", (key,))
+    raise SettingError(f"{key}: {value!r} is none of {', '.join(map(repr, _KINDS))}; give one of them", (key,))
 
 
 def restart_text(key: str, value: object) -> str:

@@ -194,4 +194,6 @@ def _check(where: str, column: ColumnExpression, schema: pa.Schema | None) -> No
     select = Select(column.expression)
     found = schema_after(select, schema, f"{where}: {column} cannot be computed")
     if found is not None and len(found) != 1:
-        raise ConfigurationError(f"{where}: {column} makes the columns {found.names}; it must make one")
+        raise ConfigurationError(
+            f"{where}: {column} makes the columns {found.names}; it must make one. Give an expression with one result"
+        )

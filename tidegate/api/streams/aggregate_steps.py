@@ -332,7 +332,7 @@ def _check_aggregates(aggregates: Mapping[str, Aggregate], name: str) -> None:
     for label, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(
-                f"{name}: {label}= is {type(aggregate).__name__}; it takes what tg.count(), tg.sum(...) and others make"
+                f"{name}: {label}= is {type(aggregate).__name__}; give an aggregate, such as tg.count() or tg.sum('x')"
             )
 
 

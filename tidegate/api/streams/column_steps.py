@@ -152,7 +152,7 @@ def without_columns(stream: Stream, columns: Iterable[str | Iterable[str]], name
     _check_columns(dropped, schema, name)
     kept = [exact_column(column) for column in schema.names if column not in dropped]
     if not kept:
-        raise ConfigurationError(f"{name}: no column would remain; keep at least one")
+        raise ConfigurationError(f"{name}: no column would remain of {schema.names}; keep at least one")
     return selected(stream, kept, StepOptions(name, uid))
 
 

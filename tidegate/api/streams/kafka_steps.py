@@ -223,16 +223,24 @@ def _target(servers: str, topic: str | None, given: KafkaOptions) -> KafkaTarget
     check_properties(properties)
     timeout_ms = parse_duration_ms(given.delivery_timeout, setting="to_kafka(delivery_timeout)")
     if timeout_ms < 1_000:
-        raise ConfigurationError("to_kafka(delivery_timeout=): give at least a second")
+        raise ConfigurationError(
+            f"to_kafka(delivery_timeout={given.delivery_timeout!r}) is too short: give at least a second"
+        )
     if timeout_ms > TRANSACTION_MS_MAX and given.delivery == "exactly_once":
-        raise ConfigurationError("to_kafka(delivery_timeout=): a transaction of Kafka takes 15 minutes at most")
+        raise ConfigurationError(
+            f"to_kafka(delivery_timeout={given.delivery_timeout!r}) is too long: a transaction of Kafka takes 15 "
+            "minutes at most; give less"
+        )
     if not is_topic_name(given.token_topic):
-        raise ConfigurationError(f"to_kafka(token_topic={given.token_topic!r}) is not the name of a topic")
+        raise ConfigurationError(
+            f"to_kafka(token_topic={given.token_topic!r}) is not the name of a topic; give 1 to 249 letters, digits, "
+            "dots, underscores and hyphens"
+        )
     if given.token_topic == topic:
         raise ConfigurationError(f"to_kafka: topic {topic!r} is the token topic, too; give token_topic= another name")
     prefix = given.transactional_id_prefix
     if not isinstance(prefix, str) or not prefix:
-        raise ConfigurationError(f"to_kafka(transactional_id_prefix={prefix!r}): give a text")
+        raise ConfigurationError(f"to_kafka(transactional_id_prefix={prefix!r}): give a string that is not empty")
     return KafkaTarget(
         servers,
         topic,
@@ -267,10 +275,14 @@ def _layout(
         else column_names(parts.value, "to_kafka: value=")
     )
     if not value:
-        raise ConfigurationError("to_kafka(value=): there is no column for the value; name one")
+        raise ConfigurationError(
+            f"to_kafka(value={parts.value!r}): there is no column for the value; name one of {schema.names}"
+        )
     for name in (*value, *key):
         if name not in schema.names:
-            raise ConfigurationError(f"to_kafka: there is no column {name!r}; the stream has {schema.names}")
+            raise ConfigurationError(
+                f"to_kafka: there is no column {name!r}; the stream has {schema.names}; name one of these"
+            )
     topics = () if topic is None else (topic,)
     key_format = parts.key_format
     if key_format is None and key:

@@ -256,7 +256,8 @@ class StreamSources(OtherNames):
         if df.isStreaming:
             if stage is not None:
                 raise ConfigurationError(
-                    "from_dataframe(stage=): it is for bounded DataFrames, and this one has no end"
+                    f"from_dataframe(stage={stage!r}): stage= is for bounded DataFrames, and this one is streaming; "
+                    "remove stage="
                 )
             lanes = LANES_A_SUBTASK * (parallelism if parallelism is not None else self._program.parallelism)
             trigger_ms = None if trigger is None else parse_duration_ms(trigger, setting="from_dataframe(trigger)")
@@ -659,7 +660,9 @@ class StreamSources(OtherNames):
         if not isinstance(address, str):
             raise ConfigurationError(f"from_sql(address={address!r}): give the address of a database, a string")
         if partitions is not None and partition_by is None:
-            raise ConfigurationError("from_sql(partitions=): give partition_by=, the column to divide")
+            raise ConfigurationError(
+                f"from_sql(partitions={partitions!r}) needs a column to divide the rows by; give partition_by="
+            )
         if partitions is not None and (type(partitions) is not int or partitions < 1):
             raise ConfigurationError(f"from_sql(partitions={partitions!r}): give a whole number from 1 on")
         subtasks = parallelism if parallelism is not None else self._program.parallelism
@@ -1270,7 +1273,7 @@ def timed(
     if timestamp is None:
         if alignment is not None:
             raise ConfigurationError(
-                "alignment= needs event time, and the source has none; name its column with timestamp="
+                f"alignment={alignment!r} needs event time, and the source has none; name its column with timestamp="
             )
         return stream
     uid = None if uid is None else f"{uid}-timestamps"

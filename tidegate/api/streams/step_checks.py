@@ -93,11 +93,11 @@ def check_methods(function: object) -> None:
         if ours in wanted and hasattr(kind, other) and not _defines(kind, ours, base):
             raise ConfigurationError(
                 f"{kind.__name__} defines {other}; tidegate's process functions implement "
-                f"{ours}({', '.join(wanted[ours])})"
+                f"{ours}({', '.join(wanted[ours])}); rename it"
             )
     for name, parameters in inputs.items():
         if not _defines(kind, name, base) and not (base is ProcessFunction and _defines(kind, "process_batch", base)):
-            raise ConfigurationError(f"{kind.__name__} needs a method {name}(self, {', '.join(parameters)})")
+            raise ConfigurationError(f"{kind.__name__} needs a method {name}(self, {', '.join(parameters)}); define it")
     for name, parameters in wanted.items():
         method = inspect.getattr_static(kind, name, None)
         if isinstance(method, FunctionType) and _defines(kind, name, base):
@@ -118,7 +118,8 @@ def _check_parameters(of: str, method: FunctionType, parameters: Sequence[str]) 
     except TypeError:
         has = ", ".join(list(signature.parameters)[1:])
         raise ConfigurationError(
-            f"{of}.{method.__name__}({has}): tidegate calls {method.__name__}({', '.join(parameters)})"
+            f"{of}.{method.__name__} takes ({has}), and tidegate calls {method.__name__}({', '.join(parameters)}); "
+            "change its parameters"
         ) from None
 
 

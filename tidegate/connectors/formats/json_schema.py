@@ -304,7 +304,7 @@ class JsonSchema:
     def _type(self, schema: Any, path: str, depth: int) -> pa.DataType:
         if depth > _DEPTH_MAX:
             raise UnfitSchemaError(
-                f"field {path[:80]!r} is within itself, which has no Arrow type; leave it out of the columns"
+                f"field {path[:80]!r} is within itself, which has no Arrow type; remove the field from the columns"
             )
         found = self.resolved(schema)
         kinds = self.kinds(found)
@@ -319,7 +319,7 @@ class JsonSchema:
         if kinds == {"integer", "number"}:
             return pa.float64()
         shown = " or ".join(sorted(kinds)) or "of no known type"
-        raise UnfitSchemaError(f"field {path!r} is {shown}, which has no Arrow type; leave it out of the columns")
+        raise UnfitSchemaError(f"field {path!r} is {shown}, which has no Arrow type; remove the field from the columns")
 
     def refusal_of(self, schema: Any, wanted: pa.DataType) -> str | None:
         """Returns why values of a schema do not fit an Arrow type, or None if they may fit."""

@@ -274,7 +274,10 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
     if kind is AggregateKind.COUNT:
         return
     if kind is AggregateKind.COUNT_DISTINCT:
-        raise ConfigurationError(f"{aggregate}: an operator takes the function that stores its values instead")
+        raise ConfigurationError(
+            f"{aggregate}: count_distinct was not translated to the function that stores its values; this is a bug in "
+            "tidegate, please report it"
+        )
     _check_not_null(aggregate, aggregate.column, data_type)
     takes = _takes(kind, data_type)
     if takes is not None:
@@ -336,7 +339,9 @@ def _check_not_null(aggregate: Described, column: object, data_type: pa.DataType
 
 def _column_type(aggregate: Described, column: object, input_schema: pa.Schema) -> pa.DataType:
     if not isinstance(column, str):
-        raise ConfigurationError(f"{aggregate}: an operator takes names of columns, and {column} is an expression")
+        raise ConfigurationError(
+            f"{aggregate} takes names of columns, and {column} is an expression; compute it in with_columns before"
+        )
     if input_schema.get_field_index(column) < 0:
         raise ConfigurationError(
             f"{aggregate}: there is no column {column!r} (or two of them) in {input_schema.names}; name one of these"

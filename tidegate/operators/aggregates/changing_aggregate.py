@@ -348,7 +348,10 @@ class GlobalAggregate(KeyedAggregate):
     def _fields_for(self, schema: pa.Schema) -> Fields:
         fields = stored_groups(self._aggregates, list(schema)[1:])
         if fields is None:
-            raise ConfigurationError(f"{schema.names} are not the accumulators of {list(self._aggregates)}")
+            raise ConfigurationError(
+                f"restored rows have the columns {schema.names}, which are not the accumulators of "
+                f"{list(self._aggregates)}; restore with the aggregates that wrote them"
+            )
         return fields
 
     def _add_rows(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:

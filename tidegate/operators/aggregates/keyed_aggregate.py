@@ -511,7 +511,10 @@ def converted(
         return rows
     layout = StoredLayout.of(rows.schema, head.names, aggregates)
     if layout is None:
-        raise IncompatibleStateError(f"{where}: the stored columns {rows.schema.names} do not begin with {head.names}")
+        raise IncompatibleStateError(
+            f"{where}: the stored columns {rows.schema.names} do not begin with {head.names}; restore with the keys "
+            "that wrote them, or give the operator a new uid"
+        )
     columns = list(rows.columns[: len(head)])
     for field, column in zip(head, columns, strict=True):
         if column.type != field.type:

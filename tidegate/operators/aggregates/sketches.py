@@ -192,7 +192,9 @@ def approx_count_distinct(column: str | pl.Expr, *, precision: int = 12) -> Aggr
     the extra `sketches`.
     """
     if isinstance(precision, bool) or not isinstance(precision, int) or not 4 <= precision <= 21:
-        raise ConfigurationError(f"approx_count_distinct takes a precision of 4 to 21, not {precision!r}")
+        raise ConfigurationError(
+            f"approx_count_distinct takes a precision of 4 to 21, not {precision!r}; give a value in this range"
+        )
     need("approx_count_distinct", _EXTRA)
     return udaf(ApproxCountDistinct(precision), column)
 
@@ -207,9 +209,13 @@ def approx_quantile(column: str | pl.Expr, quantiles: float | Sequence[float], *
     """
     several = [quantiles] if isinstance(quantiles, float | int) else list(quantiles)
     if not several or not all(isinstance(q, float | int) and 0 <= q <= 1 for q in several):
-        raise ConfigurationError(f"approx_quantile takes quantiles from 0 to 1, not {quantiles!r}")
+        raise ConfigurationError(
+            f"approx_quantile takes quantiles from 0 to 1, not {quantiles!r}; give a value in this range"
+        )
     if isinstance(accuracy, bool) or not isinstance(accuracy, int) or not 10 <= accuracy <= 10_000:
-        raise ConfigurationError(f"approx_quantile takes an accuracy of 10 to 10000, not {accuracy!r}")
+        raise ConfigurationError(
+            f"approx_quantile takes an accuracy of 10 to 10000, not {accuracy!r}; give a value in this range"
+        )
     need("approx_quantile", _EXTRA)
     return udaf(ApproxQuantile(quantiles, accuracy), column)
 

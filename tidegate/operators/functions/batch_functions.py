@@ -352,7 +352,7 @@ class BatchFunction:
         """Returns the result for a batch that is not empty: a batch, a table, a polars DataFrame, or None for
         no rows.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, batch)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, batch); define it")
 
     def close(self) -> None:
         """Releases resources. Called once, also after a failure, and even if `open` has failed."""

@@ -328,7 +328,7 @@ def _simple(node: Node) -> Node:
                 return _simple(inner["expr"])
             case "Eval":  # within the list of one row; there it may look at all elements
                 if "Cumulative" in inner["variant"]:
-                    raise _NotRowWiseError("cumulative_eval looks at the rows before each one")
+                    raise _NotRowWiseError("cumulative_eval looks at the rows before each row")
                 _check_not_random(inner["evaluation"])
                 return _simple(inner["expr"])
             case "StructEval":
@@ -344,7 +344,7 @@ def _simple(node: Node) -> Node:
 def _function(node: Node) -> Node:
     name = _name(node["function"])
     if name in _RANDOM:
-        raise _NotRowWiseError("it is random, so that a replay gives other rows")
+        raise _NotRowWiseError(f"{name.rpartition('.')[2]} is random, so that a replay gives other rows")
     first, *others = node["input"]
     if name in (
         "Reinterpret",
@@ -364,7 +364,7 @@ def _function(node: Node) -> Node:
             )
         return _joined([first, *rest])
     if name == "StringExpr.Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
-        raise _NotRowWiseError("without format= the first rows of each batch decide how text is parsed; pass format=")
+        raise _NotRowWiseError("str.strptime without format= parses text by the first rows of each batch; pass format=")
     return {"Function": {**node, "input": _simple(node["input"]), "function": _finite(node["function"])}}
 
 
@@ -410,13 +410,14 @@ def _check_function(node: Node) -> None:
     flags = str(node.get("options", {}).get("flags", ""))
     if not {"ROW_SEPARABLE", "LENGTH_PRESERVING"} <= {flag.strip() for flag in flags.split("|")}:
         raise _NotRowWiseError(
-            "it calls a function of yours with all rows of the batch; pass is_elementwise=True if it works row by row"
+            "the expression calls a function of yours with all rows of the batch; pass is_elementwise=True if it "
+            "works row by row"
         )
 
 
 def _check_not_random(node: Node) -> None:
     if any(_name(function) in _RANDOM for function in _functions(node)):
-        raise _NotRowWiseError("it is random, so that a replay gives other rows")
+        raise _NotRowWiseError("the expression in eval is random, so that a replay gives other rows")
 
 
 def _functions(node: Node) -> Iterator[Node]:

@@ -224,7 +224,7 @@ class ProcessFunction(BaseProcessFunction):
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
         """Processes one row. Returns an iterable of new rows as dicts, yields them, or returns None for no rows."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context); define it")
 
     def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
         """Processes a batch, which is not empty. Define this method in place of `process`: it is many times faster.
@@ -232,7 +232,9 @@ class ProcessFunction(BaseProcessFunction):
         Returns new rows (a batch, a table, a polars DataFrame), or None for no rows. Read and write state by
         `get_many`, `put_many` and `clear_many`. A batch may contain a key several times: see `context.groups()`.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method process_batch(self, batch, context)")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method process_batch(self, batch, context); define it"
+        )
 
     def on_timer_batch(self, keys: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
         """Called with timers that fire, instead of `on_timer`, for functions with `process_batch`.
@@ -241,7 +243,9 @@ class ProcessFunction(BaseProcessFunction):
         time, then by key, and are no longer registered. Timers that this call registers fire in a later call. Returns
         new rows, as `process_batch` does.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method on_timer_batch(self, keys, context)")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method on_timer_batch(self, keys, context); define it"
+        )
 
 
 class CoProcessFunction(BaseProcessFunction):
@@ -254,11 +258,11 @@ class CoProcessFunction(BaseProcessFunction):
 
     def process1(self, row: dict[str, Any], context: ProcessContext) -> Rows:
         """Processes one row of the first stream. Returns or yields new rows as dicts, or returns None for no rows."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method process1(self, row, context)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method process1(self, row, context); define it")
 
     def process2(self, row: dict[str, Any], context: ProcessContext) -> Rows:
         """Processes one row of the second stream. Returns or yields new rows as dicts, or returns None for no rows."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method process2(self, row, context)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method process2(self, row, context); define it")
 
 
 class BroadcastContext(ProcessContext):
@@ -296,7 +300,7 @@ class BroadcastProcessFunction(BaseProcessFunction):
 
         Returns or yields new rows, or returns None. Broadcast states are read-only.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context); define it")
 
     def process_broadcast(self, row: dict[str, Any], context: BroadcastContext) -> Rows:
         """Processes one row of the broadcast stream, in every subtask. Broadcast states can be changed.
@@ -304,7 +308,9 @@ class BroadcastProcessFunction(BaseProcessFunction):
         The changes must be the same in every subtask, so they may depend only on the row and on broadcast states.
         Returns or yields new rows, or returns None.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method process_broadcast(self, row, context)")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method process_broadcast(self, row, context); define it"
+        )
 
 
 class KeyedBroadcastProcessFunction(BroadcastProcessFunction):

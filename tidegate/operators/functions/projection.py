@@ -167,7 +167,9 @@ def united(schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.Schema:
     names = list(dict.fromkeys(name for schema in schemas for name in schema.names))
     for number, schema in enumerate(schemas, start=1):
         if len(set(schema.names)) < len(schema.names):
-            raise ConfigurationError(f"union: two columns of stream {number} share a name: {columns_text(schema)}")
+            raise ConfigurationError(
+                f"union: two columns of stream {number} share a name: {columns_text(schema)}; rename one of them"
+            )
         missing = [name for name in names if name not in schema.names]
         if missing and not allow_missing:
             raise ConfigurationError(

@@ -150,7 +150,7 @@ def trace_filter(function: Callable[[dict[str, Any]], object], schema: pa.Schema
     outside, notes, found = _explored(function, schema, kept)
     outputs = _outputs(found, schema, partial(_keeps_its_type, None))
     if outputs["kept"].data_type != pa.bool_():
-        raise UntraceableError("it does not always give a bool")
+        raise UntraceableError("the function does not always return a bool")
     return Trace({"kept": outputs["kept"]}, notes, outside)
 
 
@@ -166,14 +166,16 @@ def _explored(
 ) -> tuple[Outside, Notes, _Branch | dict[str, Symbol]]:
     outside, asks_for_none = checked(function)
     if len(set(schema.names)) < len(schema):
-        raise UntraceableError("two columns share a name")
+        raise UntraceableError(f"two input columns have the same name: {schema.names}")
     notes, runs = Notes(), 0
 
     def follow(decisions: tuple[bool, ...]) -> _Branch | dict[str, Symbol]:
         nonlocal runs
         runs += 1
         if runs > _RUNS_MAX:
-            raise UntraceableError("it has too many conditions")
+            raise UntraceableError(
+                f"the function has too many conditions: it would have to be run more than {_RUNS_MAX} times"
+            )
         tracer = Tracer(notes, decisions)
         try:
             result = (run or function)({field.name: _column(tracer, field) for field in schema})
@@ -186,7 +188,7 @@ def _explored(
     except UntraceableError:
         raise
     except Exception as error:  # whatever the function raises: with rows it may not
-        raise UntraceableError(f"{type(error).__name__}: {error}") from error
+        raise UntraceableError(f"the function raised {type(error).__name__}: {error}") from error
     if asks_for_none:
         notes.columns.update(schema.names)
     return outside, notes, found
@@ -210,7 +212,9 @@ def _column(tracer: Tracer, field: pa.Field) -> Symbol:
 
 def _row(tracer: Tracer, result: object) -> dict[str, Symbol]:
     if type(result) is not dict or not result or not all(type(name) is str for name in result):
-        raise UntraceableError("it does not always give a dict with names of columns")
+        raise UntraceableError(
+            f"the function returned {type(result).__name__}, and not always a dict of column names and values"
+        )
     return {name: v if isinstance(v, Symbol) else constant(tracer, v) for name, v in result.items()}
 
 
@@ -221,7 +225,10 @@ def _outputs(
         return {name: _output(name, symbol, schema, may_copy) for name, symbol in found.items()}
     yes, no = _outputs(found.yes, schema, may_copy), _outputs(found.no, schema, may_copy)
     if [(name, out.data_type) for name, out in yes.items()] != [(name, out.data_type) for name, out in no.items()]:
-        raise UntraceableError("its rows do not always have the same columns and types")
+        raise UntraceableError(
+            f"the rows of the function do not always have the same columns and types: they have {list(yes)} or "
+            f"{list(no)}"
+        )
     return {
         name: out
         if out.column is not None and out.column == no[name].column
@@ -234,10 +241,15 @@ def _output(name: str, symbol: Symbol, schema: pa.Schema, may_copy: Callable[[st
     if symbol.kind is not None:
         return Output(symbol.expression, _OF_KIND[symbol.kind], symbol.column)
     if symbol.column is None:
-        raise UntraceableError("it copies a column whose type could change on its way through Python")
+        raise UntraceableError(
+            f"the function copies to {name!r} a column whose type could change on its way through Python"
+        )
     data_type = schema.field(symbol.column).type
     if not may_copy(name, data_type):
-        raise UntraceableError("it copies a column whose type could change on its way through Python")
+        raise UntraceableError(
+            f"the function copies to {name!r} a column of type {data_type}, which could change on its way through "
+            "Python"
+        )
     return Output(symbol.expression, data_type, symbol.column)
 
 
@@ -257,11 +269,13 @@ def _check_types(outputs: Mapping[str, Output], given: pa.Schema) -> None:
     An integer type may be narrower, because values are checked later.
     """
     if set(outputs) != set(given.names):
-        raise UntraceableError("its rows have other columns than schema=")
+        raise UntraceableError(
+            f"the rows of the function have the columns {list(outputs)}, and schema= has {given.names}"
+        )
     for name, out in outputs.items():
         wanted = given.field(name).type
         if wanted != out.data_type and not (out.data_type == pa.int64() and pa.types.is_integer(wanted)):
-            raise UntraceableError(f"schema= has {wanted} for {name!r}, and it gives {out.data_type}")
+            raise UntraceableError(f"the function returns {out.data_type} for {name!r}, and schema= has {wanted}")
 
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -352,13 +366,13 @@ class Symbol:
             return self.tracer.decide(self.expression != "")
         if self.kind in (int, float):
             return self.tracer.decide(self.expression != 0)
-        raise UntraceableError("it tests whether a value is true that is neither a number nor a string")
+        raise UntraceableError("the function tests as a condition a value that is neither a number nor a string")
 
     def __add__(self, other: Any) -> Symbol:
         if self.kind is str:
             right = self._operand(other)
             if right.kind is not str:
-                raise UntraceableError("it adds a string and something else")
+                raise UntraceableError("the function adds a string to a value that is not a string")
             self._use()
             return self._made(str, self.expression + right.expression)
         return self._arithmetic(other, lambda a, b: a + b, lambda a, b: (a[0] + b[0], a[1] + b[1]))
@@ -451,13 +465,13 @@ class Symbol:
         return self._edge(text, lambda value: value.str.ends_with(text))
 
     def __repr__(self) -> str:
-        raise UntraceableError("it writes a value as text")
+        raise UntraceableError("the function writes the value of a column as text")
 
     def __format__(self, form: str) -> str:
         return repr(self)
 
     def __getattr__(self, name: str) -> Any:
-        raise UntraceableError(f"it uses .{name} of a value")
+        raise UntraceableError(f"the function uses .{name} of the value of a column")
 
     def _use(self) -> None:
         if self.column is not None:
@@ -492,7 +506,7 @@ class Symbol:
         if self.kind is bool:
             return Symbol(self.tracer, int, self.expression.cast(pl.Int64), lambda of: (0, 1))
         if self.kind not in (int, float):
-            raise UntraceableError("it calculates with a value that is not a number")
+            raise UntraceableError("the function calculates with a value that is not a number")
         return self
 
     def _numbers(self, other: object) -> tuple[Symbol, Symbol]:
@@ -501,7 +515,7 @@ class Symbol:
     def _whole_numbers(self, other: object) -> tuple[Symbol, Symbol]:
         left, right = self._numbers(other)
         if left.kind is not int or right.kind is not int:
-            raise UntraceableError("it takes the whole part or the remainder of a float")
+            raise UntraceableError("the function takes the whole part or the remainder of a float")
         self.tracer.notes.conditions.append(right.expression != 0)
         return left, right
 
@@ -527,7 +541,7 @@ class Symbol:
         if left.kind is not right.kind:
             left, right = self._numbers(right)
         if left.kind is None:
-            raise UntraceableError("it compares values that are neither numbers nor strings")
+            raise UntraceableError("the function compares values that are neither numbers nor strings")
         if left.kind is not right.kind:
             left._must_be_exact()
             right._must_be_exact()
@@ -541,13 +555,15 @@ class Symbol:
     def _logical(self, other: Any, compute: Callable[[Any, Any], Any]) -> Symbol:
         right = self._operand(other)
         if self.kind is not bool or right.kind is not bool:
-            raise UntraceableError("it uses &, | or ~ on a value that is not a bool")
+            raise UntraceableError("the function uses &, | or ~ on a value that is not a bool")
         self._use()
         return self._made(bool, compute(self.expression, right.expression))
 
     def _edge(self, text: Any, compute: Callable[[pl.Expr], pl.Expr]) -> Symbol:
         if self.kind is not str or type(text) is not str:
-            raise UntraceableError("it looks for the beginning or end of a string that is not always the same")
+            raise UntraceableError(
+                "the function looks at the beginning or end of a string for a text that is not always the same"
+            )
         self._use()
         return self._made(bool, compute(self.expression))
 
@@ -566,7 +582,7 @@ def constant(tracer: Tracer, value: object) -> Symbol:
         return Symbol(tracer, bool, pl.lit(value, dtype=pl.Boolean))
     if type(value) is str:
         return Symbol(tracer, str, pl.lit(value, dtype=pl.String))
-    raise UntraceableError(f"it uses {type(value).__name__} as a value")
+    raise UntraceableError(f"the function uses an object of type {type(value).__name__} as a value")
 
 
 def _product(left: Bounds, right: Bounds) -> Bounds:

@@ -68,20 +68,20 @@ def checked(function: object) -> tuple[Outside, bool]:
     Raises UntraceableError if the code of the function breaks a rule.
     """
     if type(function) is not FunctionType:
-        raise UntraceableError(f"it is a {type(function).__name__} and not a plain function")
+        raise UntraceableError(f"the function is a {type(function).__name__} and not a plain function")
     code = function.__code__
     if code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & (0x04 | 0x08 | 0x20 | 0x80 | 0x200):
-        raise UntraceableError("it takes more than the row, or is a generator")
+        raise UntraceableError("the function takes other arguments than the row, or is a generator")
     if code.co_exceptiontable:
-        raise UntraceableError("it handles errors")
+        raise UntraceableError("the function handles errors in a try statement")
     outside: dict[str, tuple[Callable[[], Any], Any]] = {}
     asks_for_none = False
     for instruction in _instructions(code):
         name = "LOAD_METHOD" if _loads_method(instruction) else instruction.opname
         if name not in _ALLOWED:
-            raise UntraceableError(f"its code has {name}")
+            raise UntraceableError(f"the code of the function has the instruction {name}")
         if name == "LOAD_METHOD" and instruction.argval not in _METHODS:
-            raise UntraceableError(f"it calls {instruction.argval}()")
+            raise UntraceableError(f"the function calls {instruction.argval}()")
         if name in ("LOAD_GLOBAL", "LOAD_DEREF"):
             outside[instruction.argval] = _found(function, name, instruction.argval)
         asks_for_none |= name in _LOOKS_FOR_NONE
@@ -98,7 +98,7 @@ def outside_is_unchanged(outside: Outside) -> bool:
 def _instructions(code: CodeType) -> list[dis.Instruction]:
     found = list(dis.get_instructions(code))
     if len(found) > _INSTRUCTIONS_MAX:
-        raise UntraceableError("it is too long")
+        raise UntraceableError(f"the function has {len(found)} instructions, more than {_INSTRUCTIONS_MAX}")
     return found
 
 
@@ -114,7 +114,7 @@ def _found(function: FunctionType, operation: str, name: str) -> tuple[Callable[
     if operation == "LOAD_DEREF":
         cell = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)).get(name)
         if cell is None:
-            raise UntraceableError(f"it shares {name!r} with functions in it")
+            raise UntraceableError(f"the function shares the variable {name!r} with functions inside it")
         found = _cell_value(cell)
         look: Callable[[], Any] = lambda: _cell_value(cell)  # noqa: E731
     else:
@@ -124,7 +124,7 @@ def _found(function: FunctionType, operation: str, name: str) -> tuple[Callable[
         if name in _BUILTINS and found is getattr(builtins, name):
             return look, found
     if type(found) not in _CONSTANTS:
-        raise UntraceableError(f"it uses {name!r}, a {type(found).__name__}")
+        raise UntraceableError(f"the function uses {name!r}, an object of type {type(found).__name__}")
     return look, found
 
 

@@ -234,7 +234,7 @@ class JoinSides:
 def check_how(how: str) -> None:
     """Raises ConfigurationError if `how` is not a kind of join."""
     if how not in get_args(JoinHow):
-        raise ConfigurationError(f"join: how={how!r} is not one of {list(get_args(JoinHow))}")
+        raise ConfigurationError(f"join: how={how!r} is not one of {list(get_args(JoinHow))}; give one of them")
 
 
 def plain_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:

@@ -53,7 +53,7 @@ class LatestJoin(JoinOperator):
         ttl_ms: int | None = None,
     ) -> None:
         if emit not in get_args(LatestEmit):
-            raise ConfigurationError(f'join_latest: emit={emit!r}: must be "complete" or "always"')
+            raise ConfigurationError(f'join_latest: emit={emit!r}: must be "complete" or "always"; give one of them')
         if ttl_ms is not None and ttl_ms <= 0:
             raise ConfigurationError(
                 'join_latest: ttl must be greater than 0, such as ttl="1h"; to keep rows without a limit remove ttl='

@@ -85,7 +85,9 @@ class RegularJoin(JoinOperator):
         ttl_ms: int | None = None,
     ) -> None:
         if how not in HOWS:
-            raise ConfigurationError(f"join: how={how!r}: a join without a window is one of {list(HOWS)}")
+            raise ConfigurationError(
+                f"join: how={how!r}: a join without a window is one of {list(HOWS)}; give one of them"
+            )
         if ttl_ms is not None and ttl_ms <= 0:
             raise ConfigurationError(
                 'join: ttl must be greater than 0, such as ttl="1h"; to keep rows without a limit remove ttl='

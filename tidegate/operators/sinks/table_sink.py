@@ -78,10 +78,11 @@ class TableSink(StagingSink):
             )
         if (mode == "upsert") != bool(keys):
             raise ConfigurationError(
-                f"mode {mode!r} with keys {list(keys)}: upsert needs the columns that identify a row, append none"
+                f"mode {mode!r} with keys {list(keys)}: upsert needs the columns that identify a row, append takes "
+                "none. Change one of them"
             )
         if file_bytes_max <= 0:
-            raise ConfigurationError(f"file_bytes_max must be positive, not {file_bytes_max}")
+            raise ConfigurationError(f"file_bytes_max must be positive, not {file_bytes_max}; give a number of bytes")
         self._mode = mode
         self._keys = tuple(keys)
         self._file_bytes_max = file_bytes_max

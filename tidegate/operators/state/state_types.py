@@ -290,7 +290,7 @@ class _SequenceForm(_Form):
 
     def put(self, value: Any) -> Any:
         if not isinstance(value, list | tuple):
-            raise TypeError(f"{type(value).__name__} is neither a list nor a tuple")
+            raise TypeError(f"{type(value).__name__} is neither a list nor a tuple; give one of them")
         return [self._item.put(item) for item in value]
 
     def get(self, stored: Any) -> Any:
@@ -314,7 +314,7 @@ class _DictForm(_Form):
 
     def put(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise TypeError(f"{type(value).__name__} is not a dict")
+            raise TypeError(f"{type(value).__name__} is not a dict; give one")
         return [(self._key.put(key), self._value.put(item)) for key, item in value.items()]
 
     def get(self, stored: Any) -> Any:
@@ -342,7 +342,7 @@ class _RecordForm(_Form):
 
     def put(self, value: Any) -> Any:
         if type(value) is not self._record:
-            raise TypeError(f"{type(value).__name__} is not {self._record.__name__}")
+            raise TypeError(f"{type(value).__name__} is not {self._record.__name__}; give an object of it")
         stored = {}
         for name, form in self._forms:
             try:

@@ -144,14 +144,14 @@ class ProcessWindowFunction:
 
         Returns result rows, in any form that a function of `apply` may return.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, rows, context)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, rows, context); define it")
 
     def on_timer(self, timestamp: int, context: ProcessWindowContext) -> WindowResult:
         """Called when a timer of this key and window fires, at its time `timestamp` in ms.
 
         `context.window` is the window. Returns result rows, as `process` does.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a method on_timer(self, timestamp, context)")
+        raise NotImplementedError(f"{type(self).__name__} needs a method on_timer(self, timestamp, context); define it")
 
     def close(self) -> None:
         """Releases resources. Called once, also after a failure, and even if `open` was not reached."""

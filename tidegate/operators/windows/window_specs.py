@@ -186,7 +186,7 @@ class Cumulating(EventTimeWindow):
         if self.max_ms % self.step_ms:
             raise ConfigurationError(
                 f"Cumulating: max={self.max!r} is not a multiple of step={self.step!r}; the last window must end with "
-                "a step"
+                f"a step, as in max={self.step!r}"
             )
 
     def last_end_ms(self, times: Times) -> Times:
@@ -281,7 +281,7 @@ class Count:
         if not _is_row_count(self.rows):
             raise ConfigurationError(f"Count: rows={self.rows!r} must be a whole number, 1 or more, as in Count(100)")
         if not isinstance(self.fire_at_end, bool):
-            raise ConfigurationError(f"Count: fire_at_end={self.fire_at_end!r} must be True or False")
+            raise ConfigurationError(f"Count: fire_at_end={self.fire_at_end!r} must be True or False; give one of them")
         if self.slide is not None:
             self._check_slide(self.slide)
         if self.timeout is not None:

@@ -250,7 +250,10 @@ def _placed(
     try:
         at = FileAt.of(store.info(path))
         if at.size_bytes != file.size_bytes:
-            raise NeedsSparkError(f"{file.path} has changed since Spark has listed it")
+            raise NeedsSparkError(
+                f"{file.path} has changed since Spark has listed it: it had {file.size_bytes} bytes, and has "
+                f"{at.size_bytes}"
+            )
         parquet = pq.ParquetFile(pa.PythonFile(TakenFile(store, at, _ADVICE).open(), mode="r"))
     except (StorageError, ConfigurationError, pa.ArrowException, OSError, ValueError) as error:
         raise NeedsSparkError(f"{file.path} cannot be read without Spark: {error}") from error
@@ -274,7 +277,7 @@ def _url_of(path: str) -> tuple[str, str]:
         return "", "/" + rest.lstrip("/")
     if scheme in ("s3", "s3a", "s3n") and rest.startswith("//"):
         return "s3://", rest.lstrip("/")
-    raise NeedsSparkError(f"{path} is in a storage that tidegate may not reach")
+    raise NeedsSparkError(f"{path} is in a storage that only Spark can read; tidegate reads files and s3://")
 
 
 def _below_one_folder(
@@ -282,11 +285,11 @@ def _below_one_folder(
 ) -> tuple[str, list[tuple[FoundFile, str]]]:
     """Returns the deepest folder that contains all files, and their paths relative to it."""
     if not files:
-        raise NeedsSparkError("it reads no files")
+        raise NeedsSparkError("the DataFrame reads no files")
     schemes = {scheme for _, (scheme, _) in files}
     folder = os.path.commonpath([os.path.dirname(path) for _, (_, path) in files])
     if len(schemes) > 1 or not folder:
-        raise NeedsSparkError("its files are in several storages")
+        raise NeedsSparkError("the files of the DataFrame are in several storages")
     return schemes.pop() + folder, [(file, os.path.relpath(path, folder)) for file, (_, path) in files]
 
 
@@ -383,7 +386,7 @@ def files_of(df: DataFrame) -> FilesOfPlan:
     session = df.sparkSession
     for name, usual in _SETTINGS.items():
         if (value := str(session.conf.get(name, usual) or "").lower()) != usual.lower():
-            raise NeedsSparkError(f"{name} is {value}")
+            raise NeedsSparkError(f"the setting {name} of Spark is {value}, and not {usual}")
     return _Reading(df).found()
 
 
@@ -409,7 +412,7 @@ class _Reading:
             elif _is(plan, _PLANS, "Filter"):
                 conditions.append(plan.condition())
             else:
-                raise NeedsSparkError(f"its plan has {plan.nodeName()}")
+                raise NeedsSparkError(f"the plan of the DataFrame has the step {plan.nodeName()}")
             plan = plan.child()
         relation = plan.relation()
         _check_relation(plan, relation)
@@ -418,9 +421,9 @@ class _Reading:
         whole = pa.schema([*(field for field in data if field.name not in partitions.names), *partitions])
         for each in _all(plan.output()):
             if each.name() not in whole.names:
-                raise NeedsSparkError(f"it uses {each.name()}, which is not a column of the files")
+                raise NeedsSparkError(f"the DataFrame uses {each.name()}, which is not a column of the files")
             if _DEFAULT in each.metadata().json() or _COLLATED in each.dataType().sql():
-                raise NeedsSparkError(f"{each.name()} has a default value or a collation")
+                raise NeedsSparkError(f"the column {each.name()} has a default value or a collation")
             self._names[_id_of(each)] = each.name()
         self._types = {field.name: field.type for field in whole}
         condition: RowCondition | None = None
@@ -431,14 +434,16 @@ class _Reading:
         schema = arrow_schema_of(self._df.schema)
         stored = tuple(self._stored(number) for number in output)
         if [field.type for field in schema] != [self._types[name] for name in stored]:
-            raise NeedsSparkError("its columns have other types than its files")
+            raise NeedsSparkError(
+                f"the columns of the DataFrame have other types than the columns of its files: {schema}"
+            )
         return FilesOfPlan(schema, stored, whole, partitions, condition, files, folders)
 
     def _project(self, expression: Any) -> None:
         if _is(expression, _EXPRESSIONS, "Alias") and _is(expression.child(), _EXPRESSIONS, "AttributeReference"):
             self._given[_id_of(expression)] = _id_of(expression.child())
         elif not _is(expression, _EXPRESSIONS, "AttributeReference"):
-            raise NeedsSparkError(f"it computes {expression.sql()}")
+            raise NeedsSparkError(f"the DataFrame computes {expression.sql()}")
 
     def _stored(self, number: int) -> str:
         while number in self._given:
@@ -466,12 +471,12 @@ class _Reading:
             return compared("in", column, _array_of(values, self._types[column], expression.sql()))
         if name == "AttributeReference":
             return compared("=", self._stored(_id_of(expression)), pa.array([True]))
-        raise NeedsSparkError(f"it filters by {expression.sql()}")
+        raise NeedsSparkError(f"the DataFrame filters by {expression.sql()}")
 
     def _compared(self, expression: Any, test: str, left: Any, constants: list[Any]) -> RowCondition:
         plain = _is(left, _EXPRESSIONS, "AttributeReference") and len(constants) <= CONSTANTS_MAX
         if not plain or not all(_is(constant, _EXPRESSIONS, "Literal") for constant in constants):
-            raise NeedsSparkError(f"it filters by {expression.sql()}")
+            raise NeedsSparkError(f"the DataFrame filters by {expression.sql()}")
         column = self._stored(_id_of(left))
         values = [constant.value() for constant in constants]
         return compared(test, column, _array_of(values, self._types[column], expression.sql()))
@@ -497,24 +502,26 @@ class _Reading:
             )
             listed = _all(folder.files())
             if len(files) + len(listed) > FILES_MAX:
-                raise NeedsSparkError(f"it reads more than {FILES_MAX:,} files")
+                raise NeedsSparkError(f"the DataFrame reads more than {FILES_MAX:,} files")
             files += [FoundFile(f.getPath().toString(), int(f.getLen()), len(folders) - 1) for f in listed]
         return tuple(files), tuple(folders)
 
 
 def _check_relation(plan: Any, relation: Any) -> None:
     if plan.isStreaming() or not _is(relation, _SOURCES, "HadoopFsRelation"):
-        raise NeedsSparkError("it does not read a folder of files")
+        raise NeedsSparkError("the DataFrame does not read a folder of files")
     kind = relation.fileFormat().getClass().getName()
     location = relation.location().getClass().getName()
     if kind != f"{_SOURCES}parquet.ParquetFileFormat":
-        raise NeedsSparkError(f"only Spark can read {relation.fileFormat().toString()} files")
+        raise NeedsSparkError(
+            f"the DataFrame reads files of the format {relation.fileFormat().toString()}, not Parquet"
+        )
     if location != f"{_SOURCES}InMemoryFileIndex":
-        raise NeedsSparkError(f"its files are listed by {location.rpartition('.')[2]}")
+        raise NeedsSparkError(f"the files of the DataFrame are listed by {location.rpartition('.')[2]}")
     options = relation.options()
     unknown = sorted(name for name in _all(options.keys().toSeq()) if name.lower() not in _OPTIONS)
     if unknown:
-        raise NeedsSparkError(f"it has the option {unknown[0]}")
+        raise NeedsSparkError(f"the DataFrame has the option {unknown[0]!r}")
 
 
 def _columns_of(schema: Any) -> pa.Schema:
@@ -526,12 +533,12 @@ def _array_of(values: list[Any], kind: pa.DataType, where: str, *, nulls: bool =
     """Converts constants from Spark's representation to an array of the column's type."""
     types = pa.types
     if None in values and not nulls:
-        raise NeedsSparkError(f"it compares with null ({where})")
+        raise NeedsSparkError(f"the DataFrame compares with null ({where})")
     if types.is_string(kind):
         return pa.array([None if value is None else value.toString() for value in values], kind)
     if types.is_floating(kind):
         if any(value is not None and math.isnan(value) for value in values):
-            raise NeedsSparkError(f"it compares with NaN ({where})")
+            raise NeedsSparkError(f"the DataFrame compares with NaN ({where})")
         return pa.array(values, kind)
     if types.is_date32(kind):
         return pa.array(values, pa.int32()).view(kind)
@@ -539,7 +546,7 @@ def _array_of(values: list[Any], kind: pa.DataType, where: str, *, nulls: bool =
         return pa.array(values, pa.int64()).view(kind)
     if types.is_integer(kind) or types.is_boolean(kind):
         return pa.array(values, kind)
-    raise NeedsSparkError(f"it has constants of type {kind} ({where})")
+    raise NeedsSparkError(f"the DataFrame has constants of type {kind} ({where})")
 
 
 def _all(sequence: Any) -> list[Any]:

@@ -104,18 +104,24 @@ class DataFrameSource:
 
     def splits(self) -> Sequence[SourceSplit]:
         """Raises SparkBridgeError, because only the staged source has splits."""
-        raise SparkBridgeError("a DataFrame is read only after it was staged")
+        raise SparkBridgeError(
+            "a DataFrame of Spark cannot be read by tasks before it is staged as Parquet files: use "
+            "env.from_dataframe(df)"
+        )
 
     def reader(self) -> SourceReader:
         """Raises SparkBridgeError, because only the staged source can be read."""
-        raise SparkBridgeError("a DataFrame is read only after it was staged")
+        raise SparkBridgeError(
+            "a DataFrame of Spark cannot be read by tasks before it is staged as Parquet files: use "
+            "env.from_dataframe(df)"
+        )
 
     def _in_place(self, url: str) -> FilesInPlace:
         what = "asking for the plan of a DataFrame"
         try:
             plan = run_spark_action(self._df.sparkSession, lambda: files_of(self._df), timeout_s=_PLAN_S, what=what)
         except (PySparkException, Py4JError) as error:
-            raise NeedsSparkError(f"its plan cannot be read: {reason_of(error)}") from error
+            raise NeedsSparkError(f"the plan of the DataFrame cannot be read: {reason_of(error)}") from error
         source = place_files(plan, url)
         log.info("the DataFrame is read from its %d files, without staging", len(plan.files))
         return source

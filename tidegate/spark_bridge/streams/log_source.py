@@ -112,7 +112,10 @@ class LogReader:
         """
         number = self._lane_of(split)
         if offset < 0 or rows_max < 1:
-            raise ConfigurationError(f"cannot read {rows_max} rows from row {offset} of {split.split_id}")
+            raise ConfigurationError(
+                f"cannot read {rows_max} rows from row {offset} of {split.split_id}: give an offset of 0 or more, and "
+                "1 row or more"
+            )
         lane = self._lanes.get(number)
         if lane is None:
             lane = self._lanes[number] = _Lane(ParquetReader(self._source.url, self._source.schema))
@@ -294,7 +297,8 @@ class LogWindow:
             self._batches = [found]
             return True
         raise CorruptionError(
-            f"batches of {self._log.url} are listed and cannot be found: the folder is not one store's"
+            f"batches of {self._log.url} are listed and cannot be found: another program has changed the folder. "
+            "Start the job without restore"
         )
 
     def _bisect(self, ids: list[int], lane: int, row: int) -> LogBatch:

@@ -158,11 +158,17 @@ class StreamingDataFrameSource:
 
     def splits(self) -> Sequence[SourceSplit]:
         """Raises SparkBridgeError, because only the log has splits."""
-        raise SparkBridgeError("a streaming DataFrame is read only through its log")
+        raise SparkBridgeError(
+            "a streaming DataFrame cannot be read by tasks before Spark has written its rows to a log: use "
+            "env.from_dataframe(df)"
+        )
 
     def reader(self) -> SourceReader:
         """Raises SparkBridgeError, because only the log can be read."""
-        raise SparkBridgeError("a streaming DataFrame is read only through its log")
+        raise SparkBridgeError(
+            "a streaming DataFrame cannot be read by tasks before Spark has written its rows to a log: use "
+            "env.from_dataframe(df)"
+        )
 
 
 def _new_run() -> str:
@@ -252,7 +258,8 @@ class StreamFeed(DriverService):
             while not self._stopping.is_set():
                 if query.ended(LOOK_S):
                     raise SparkBridgeError(
-                        "it was stopped from outside of tidegate; execute the job again with restore='latest'"
+                        "the feed of the streaming DataFrame was stopped from outside of tidegate; execute the job "
+                        "again with restore='latest'"
                     )
                 looks += 1
                 if looks % ROUND_LOOKS == 0:

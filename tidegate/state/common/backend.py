@@ -595,7 +595,10 @@ class StateSize:
 
 def duplicate_key(state: str) -> CorruptionError:
     """Returns the CorruptionError for a key that occurs twice in layer 0, the base of a snapshot."""
-    return CorruptionError(f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap")
+    return CorruptionError(
+        f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap; restore another "
+        "checkpoint"
+    )
 
 
 def not_bound(state: str, bound: Iterable[str]) -> ConfigurationError:

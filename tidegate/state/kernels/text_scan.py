@@ -139,7 +139,9 @@ def csv_column(
     places = records.field_starts, records.field_ends, records.field_flags
     size = int(_csv_lengths(data, *places, fields, escape, quote, nulls, empties, empty_is_null, offsets, valid))
     if size > np.iinfo(np.int32).max:
-        raise OverflowError("a column of one block of CSV has more than 2 GiB")
+        raise OverflowError(
+            f"a column of one block of CSV has {size:,} bytes, more than 2 GiB; use a smaller max_row_size"
+        )
     out = np.empty(size, dtype=np.uint8)
     _csv_bytes(data, *places, fields, escape, quote, empties, offsets, valid, out)
     return offsets, out, valid

@@ -273,7 +273,10 @@ class RocksBackend:
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
         """Never called, because this backend cannot be rewound (`kept` returns None)."""
-        raise AssertionError("a RocksDB backend does not go back: its files are opened again")
+        raise AssertionError(
+            f"a RocksDB backend cannot go back to checkpoint {checkpoint_id}: its files are opened again; this is a "
+            "bug in tidegate, please report it"
+        )
 
     @property
     def stored_keys(self) -> pa.Schema | None:

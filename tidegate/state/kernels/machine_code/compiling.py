@@ -75,7 +75,10 @@ def make_image(function: Callable[..., Any], names: dict[str, Any], kinds: Seque
             raise CannotLoadError(f"{function.__qualname__} does not compile as a kernel: {error}") from error
         result = "" if compiled.signature.return_type == numba.types.none else str(compiled.signature.return_type)
         if result not in ("", "bool", *calling.RESULTS):
-            raise CannotLoadError(f"{function.__name__} returns {result}")
+            raise CannotLoadError(
+                f"the kernel {function.__name__} returns {result}, which is not one of {list(calling.RESULTS)}; this "
+                "is a bug in tidegate, please report it"
+            )
         result = "boolean" if result == "bool" else result
         _add_entry(compiled, arguments, bool(result))
         compiled.library.finalize()
