@@ -394,15 +394,13 @@ class LogStream:
 def _end_of_stream(result: Any) -> Exception:
     """Returns the error for a stream that the server has ended. It is an OperationalError if a retry may succeed."""
     psycopg = driver()
+    ended = "the PostgreSQL server ended the stream of the replication log"
+    advice = "check the log of the server"
     if result is None or result.status != psycopg.pq.ExecStatus.FATAL_ERROR:
-        return psycopg.OperationalError(
-            "the PostgreSQL server ended the stream of the replication log; check the log of the server"
-        )  # type: ignore[no-any-return]
+        return psycopg.OperationalError(f"{ended}; {advice}")  # type: ignore[no-any-return]
     found: Exception = psycopg.errors.error_from_result(result)
     if str(getattr(found, "sqlstate", None) or "XX").startswith(_INTERNAL):
-        return psycopg.OperationalError(
-            f"the PostgreSQL server ended the stream of the replication log: {found}; check the log of the server"
-        )  # type: ignore[no-any-return]
+        return psycopg.OperationalError(f"{ended}: {found}; {advice}")  # type: ignore[no-any-return]
     return found
 
 
