@@ -85,7 +85,8 @@ def test_a_number_that_no_event_has(job_folder: Path, number: str) -> None:
     """The error says which there are."""
     result = events(job_folder, f"--why={number}")
     assert result.exit_code == 2
-    assert re.match(r"Error: job watched-\w+ has no event -?\d+: its log has the events 0 to \d+\n", result.output)
+    known = r"its log has the events 0 to \d+; give the number of one of these"
+    assert re.match(rf"Error: job watched-\w+ has no event -?\d+: {known}\n", result.output)
 
 
 def test_a_folder_without_a_log(tmp_path: Path) -> None:

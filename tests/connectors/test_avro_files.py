@@ -142,5 +142,5 @@ def test_files_are_a_source(tmp_path: Path) -> None:
             break
     assert 0 < rows < 21
     assert [letter["error"] for letter in letters] == [
-        "a block cannot be read: ValueError: expected sync marker not found"
+        "a block cannot be read: ValueError: expected sync marker not found; the file is damaged: write it again"
     ]

@@ -573,8 +573,8 @@ def test_a_null_that_the_schema_of_the_program_does_not_allow_is_bad() -> None:
         found = decoder.decode([with_id(number, each) for each in written(written_as, *rows)])
     assert found.batch.to_pylist() == [rows[0], rows[3]]
     assert found.bad == {
-        1: "field 'x' is null, which the program's schema does not allow",
-        2: "field 'items[].v' is null, which the program's schema does not allow",
+        1: "field 'x' is null, which the program's schema does not allow; make the field nullable there",
+        2: "field 'items[].v' is null, which the program's schema does not allow; make the field nullable there",
     }
 
 

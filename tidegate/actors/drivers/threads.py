@@ -169,7 +169,7 @@ class ThreadPool:
                 return
             if self._work.qsize() >= WAITING_MAX:
                 raise RuntimeError(
-                    f"thread pool {self._name!r} is full: {WAITING_MAX} tasks wait for a thread; this is a bug in "
+                    f"thread pool {self._name!r} is full: {WAITING_MAX} pieces of work wait; this is a bug in "
                     "tidegate, please report it"
                 )
             self._work.put_nowait(run)

@@ -300,7 +300,8 @@ def _checked_parts(prepared: object, buckets: range) -> tuple[PreparedPart, ...]
     for committable in prepared:
         if not isinstance(committable, PreparedCommittable) or not isinstance(committable.data, bytes):
             raise ConfigurationError(
-                f"prepare must return a list of tg.Committable(bucket, data) with data of bytes, not {committable!r}"
+                f"prepare must return a list of tg.Committable(bucket, data) with data of bytes, not {committable!r}; "
+                "encode the data"
             )
         if committable.bucket not in buckets:
             raise ConfigurationError(

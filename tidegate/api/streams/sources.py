@@ -985,7 +985,9 @@ def source_node(program: Program, stream: object, what: str) -> StreamNode:
     if stream._changelog is not None:
         raise stream._changelog.refuse("hybrid")
     if node not in program.nodes:
-        raise ConfigurationError(f"{what}: the stream was used by another hybrid, or belongs to an earlier program")
+        raise ConfigurationError(
+            f"{what}: the stream was used by another hybrid, or belongs to an earlier program; call from_... again"
+        )
     if any(upstream.maker is node for each in program.nodes for upstream, _ in each.inputs):
         raise ConfigurationError(f"{what}: another step reads {node.name!r} (uid {node.uid!r}); call from_... again")
     return node

@@ -118,8 +118,8 @@ def _check_parameters(of: str, method: FunctionType, parameters: Sequence[str]) 
     except TypeError:
         has = ", ".join(list(signature.parameters)[1:])
         raise ConfigurationError(
-            f"{of}.{method.__name__} takes ({has}), and tidegate calls {method.__name__}({', '.join(parameters)}); "
-            "change its parameters"
+            f"{of}.{method.__name__}({has}): tidegate calls {method.__name__}({', '.join(parameters)}); change its "
+            "parameters"
         ) from None
 
 

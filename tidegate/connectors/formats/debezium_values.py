@@ -101,7 +101,7 @@ def wire_type(wanted: pa.DataType, decimals: Decimals, *, typed: bool = False) -
             return wanted if not typed else pa.string() if decimals == "string" else pa.float64()
         if wanted.bit_width > 8 * _DECIMAL_BYTES:
             raise ConfigurationError(
-                f"format='debezium': {wanted} is too wide; use up to 38 digits, or decimals='string'"
+                f"format='debezium': a column of type {wanted} is too wide; use up to 38 digits, or decimals='string'"
             )
         return pa.binary()
     if pa.types.is_date(wanted) or pa.types.is_time32(wanted):

@@ -342,8 +342,8 @@ class AsyncMap(Operator):
                     continue
                 if not isinstance(answer.result, Mapping):
                     raise TypeError(
-                        f"the function must return a row, a dict, or None for no row, not "
-                        f"{type(answer.result).__name__}: {answer.result!r}"
+                        "the function must return a row, a dict, or None for no row, not "
+                        f"{type(answer.result).__name__}: {answer.result!r}; return one of these"
                     )
             ready.append(answer.result)
             if len(ready) == OUTPUT_ROWS_MAX:
