@@ -383,8 +383,7 @@ class _Option(Node):
             flags = pc.and_(flags, above)
         if self.required is not None and flags.true_count < live:
             raise UnfitRecordError(
-                f"{self.required} is null, which the program's schema does not allow; make the field nullable in that "
-                "schema"
+                f"{self.required} is null, which the program's schema does not allow; make the field nullable there"
             )
         return self.inner.array(columns, length, valid if flags.true_count == length else flags.buffers()[1])
 
