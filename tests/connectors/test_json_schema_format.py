@@ -68,7 +68,9 @@ def test_columns_come_from_the_newest_schema() -> None:
         empty = dict.fromkeys(COLUMNS.names)
         assert found.batch.to_pylist() == [empty | row for row in rows]
         assert sorted(found.bad) == [1, 3, 4]
-        assert found.bad[4].endswith("cannot be read as the schema of the program: it is of type AVRO")
+        assert found.bad[4].endswith(
+            "cannot be read as the schema of the program: it is of type AVRO, not JSON; give the format of this type"
+        )
 
 
 @pytest.mark.parametrize(

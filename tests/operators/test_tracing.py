@@ -167,7 +167,7 @@ def _catches(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (_remembers, "calls append|a list"),
+        (_remembers, "calls append|type list"),
         (_loops, "range|FOR_ITER|GET_ITER"),
         (_catches, "handles errors"),
         (lambda row: {"x": f"{row['i']}"}, "FORMAT_(VALUE|SIMPLE)"),

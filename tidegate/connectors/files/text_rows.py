@@ -240,7 +240,7 @@ class TextRows:
                 at = decoder.begin(block, final and blocks.failure is None)
                 if at is None:
                     if len(block) > form.size_max:
-                        raise ConfigurationError(f"the header cannot be read: {too_long(form.size_max)}")
+                        raise ConfigurationError(f"the header: {too_long(form.size_max)}")
                     continue
                 place.passed(block[:at])
                 block = block[at:]
@@ -287,7 +287,7 @@ class TextRows:
         """Returns the dead letter of a bad record. Raises ConfigurationError instead if bad records fail the job."""
         line, offset = place.of(block[:start])
         if self._fails:
-            raise ConfigurationError(f"line {line:,} (byte {offset:,}) cannot be read: {reason}")
+            raise ConfigurationError(f"line {line:,} (byte {offset:,}): {reason}")
         size = min(LETTER_BYTES_MAX, self._form.size_max)
         raw = place.blocks.original(block[start : min(end, start + size)])
         return {"raw": raw, "file": self._file.url, "line": line, "offset": offset, "error": reason}

@@ -126,7 +126,7 @@ class AvroRows:
         found = self._records.decode_sequence(np.frombuffer(data, dtype=np.uint8), self._rows)
         if found.bad:
             number = min(found.bad)
-            raise ValueError(f"record {self._first + number} cannot be read: {found.bad[number]}")
+            raise ValueError(f"record {self._first + number}: {found.bad[number]}")
         return found.batch
 
 

@@ -156,7 +156,7 @@ def _checkpoint(request: Request, job: SeenJob) -> Response:
     given = request.path_params["number"]
     try:
         if not given.isdecimal() or len(given) > NUMBER_DIGITS_MAX:
-            raise model.NotKnown(f"{given!r} is not the number of a checkpoint. Give a number, such as 17.")
+            raise model.NotKnown("Give the number of a checkpoint, such as 17.")
         number = int(given)
         checkpoint = model.checkpoint_details(job, number)
     except model.NotKnown as error:
