@@ -70,6 +70,26 @@ _BATCHES: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+def test_a_part_is_read_without_the_files_of_the_rest(tmp_path: Path) -> None:
+    """Also where its last rows were deleted, and a cursor would go on to the rows that follow."""
+    store = open_store(str(tmp_path / "store"))
+    subject = RowsOfKeys(BACKENDS["rocksdb with files"], True)
+    base: NativeState | None = None
+    for number, (before, after) in enumerate([([(0, "append", 0)], [(0, "append", 0)]), ([(0, "remove", 0)], [])], 1):
+        subject.batch(before)
+        expected, backend = subject.expected(), subject.backend
+        assert isinstance(backend, RocksBackend)
+        native = backend.freeze_native(Cut(CheckpointId(number)))
+        assert native is not None
+        subject.batch(after)
+        base = write_native(store, f"chk-{number}", native, base)
+    subject.backend.close()
+    assert base is not None
+    for split in range(1, MAX_PARALLELISM):
+        halves = [list(read_native(store, base, groups)) for groups in (range(split), range(split, MAX_PARALLELISM))]
+        assert composed([*halves[0], *halves[1]]) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cache"),

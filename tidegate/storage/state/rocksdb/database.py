@@ -13,6 +13,7 @@ import rocksdict
 
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
+from tidegate.storage.state.rocksdb.value_layout import HEAD
 
 MEMORY_BYTES_MIN = 1024 * 1024
 _FILE_BYTES = 32 * 1024 * 1024
@@ -67,10 +68,13 @@ def unflushed_bytes_max(memory_bytes: int, tuning: DatabaseTuning = _TUNING) -> 
 def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
     """Opens a stored database read-only. A missing file raises an error only when it is read.
 
+    A prefix of keys, for cursors that stop at its end, is a key group with the number of a state.
+
     Raises StorageError, CorruptionError.
     """
     options = _options(memory_bytes, _TUNING)
     options.set_paranoid_checks(False)
+    options.set_prefix_extractor(rocksdict.SliceTransform.create_fixed_prefix(HEAD.size))
     with reported("open RocksDB files", folder):
         return rocksdict.Rdict(folder, options, access_type=rocksdict.AccessType.read_only(False))
 

@@ -303,8 +303,11 @@ def stored_tables(native: NativeState, key_groups: range, folder: str, only: str
         for state in description.states:
             if only not in (None, state.name):
                 continue
+            options = rocksdict.ReadOptions()
+            # Behind deleted rows a cursor would leave the key group, for files that need not have been downloaded.
+            options.set_prefix_same_as_start(True)
             with reported("read RocksDB", folder):
-                cursor = database.iter()
+                cursor = database.iter(options)
             for chunk in scan_state(cursor, description, state, key_groups, folder):
                 yield StateTable(state.name, StateKind.KEYED, chunk.rows)
             del cursor
