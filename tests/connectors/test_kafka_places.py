@@ -206,7 +206,7 @@ def test_topics_that_match_a_pattern(kafka_server: KafkaServer, caplog: pytest.L
     later = Reading(reader, next(split for split in new if split.split_id == "shop-c[1]"))
     assert (old.until(1), later.until(1)) == ([1], [3])
     reader.close()
-    with pytest.raises(ConfigurationError, match="topic 'shop-a' is read, and"):
+    with pytest.raises(ConfigurationError, match="topic 'shop-a' is missing in topics="):
         replace(finding, topics=Topics.of(re.compile("shop-[bc]"))).check_restored(splits)
     with pytest.raises(ConfigurationError, match="matches the pattern 'nothing'"):
         replace(finding, topics=Topics.of(re.compile("nothing"))).splits()

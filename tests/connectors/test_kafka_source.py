@@ -391,7 +391,7 @@ def test_what_cannot_be_restored_is_refused() -> None:
     for other, named in [
         (replace(base, topics=Topics(("b",))), "topic 'a' is missing"),
         (replace(base, topics=Topics(("a", "b"))), "topic 'b' was not there"),
-        (replace(base, end="latest"), "no end="),
+        (replace(base, end="latest"), "without end="),
     ]:
         with pytest.raises(ConfigurationError, match=named):
             other.check_restored(before)

@@ -309,7 +309,7 @@ def test_only_a_source_that_can_be_filtered_skips() -> None:
         return checked_read(spec, source.schema, source.splits()[0], 0, result)
 
     plain = MemorySource(NUMBERED, 1)
-    with pytest.raises(ConfigurationError, match="is not a FilterableSource"):
+    with pytest.raises(ConfigurationError, match="only a source that can be filtered may"):
         checked(plain, ReadResult(None, 3, at_end=False, skipped=3))
     with pytest.raises(ConfigurationError, match="it must be 2"):
         checked(plain, ReadResult(None, 3, at_end=False, skipped=2))

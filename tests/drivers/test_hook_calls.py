@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_call_when_the_job_is_over(hook: Hook) -> None:
         assert isinstance(waiting.exception(WAIT_S), HookError)
     late = HookCalls([hook])
     late.close()
-    with pytest.raises(HookError, match="over"):
+    with pytest.raises(HookError, match="the job has ended"):
         late.trigger(CheckpointId(2), 0)
 
 

@@ -71,7 +71,7 @@ def _undisturbed(build: Build) -> SimulatedPipeline:
     Where rows differ, it does not look for other causes by more runs, because the test has broken the operator.
     """
     pipeline = SimulatedPipeline(build)
-    pipeline._expected(0)
+    pipeline.run(0)
     pipeline._order = (None,)
     return pipeline
 

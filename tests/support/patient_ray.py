@@ -12,14 +12,12 @@ from __future__ import annotations
 import os
 import random
 import socket
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import waiting
 
-PAUSE_S = 0.1
 SESSION_S = 900.0
 """For each step of the start of a session: five Java processes start in it."""
 SETTINGS = {
@@ -58,14 +56,17 @@ def await_nodes() -> None:
         return
 
     def get_node(address: str, node_id: str) -> Any:
-        deadline_s = time.monotonic() + waiting.LIMIT_S
-        while True:
+        found: list[Any] = []
+
+        def is_known() -> bool:
             try:
-                return look(address, node_id)
+                found.append(look(address, node_id))
             except RuntimeError:
-                if time.monotonic() > deadline_s:
-                    raise
-                waiting.pause(PAUSE_S)
+                return False
+            return True
+
+        waiting.until("a node of Ray", is_known)
+        return found[0]
 
     def update_pre_selected_port(self: Any) -> Any:
         for name, port in zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True):
