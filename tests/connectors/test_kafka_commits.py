@@ -27,9 +27,10 @@ from kafka_server import KafkaServer
 from waiting import LIMIT_S, until
 
 from tidegate.connectors.committing_sink import CommitToken
+from tidegate.connectors.kafka import producer as kafka_producer
 from tidegate.connectors.kafka import sink as kafka_sink
 from tidegate.connectors.kafka import topics, transactions
-from tidegate.connectors.kafka.producer import KafkaWriteError
+from tidegate.connectors.kafka.producer import KafkaWriteError, RecordProducer
 from tidegate.connectors.kafka.sink import KafkaSink, KafkaTarget
 from tidegate.connectors.kafka.transactions import Token, TokenTopic, read_token
 from tidegate.storage.errors import ConfigurationError, CorruptionError
@@ -303,17 +304,42 @@ def test_many_records_are_committed_in_parts(
     assert values_of(read(found.servers, "parts")) == values
 
 
-def test_a_record_that_the_topic_refuses_fails_the_commit_as_a_whole(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """The limit was lowered after the submission. The error names topic and setting."""
-    kafka_server.create("small", 1, **{"max.message.bytes": "1000"})
-    found = KafkaTarget(kafka_server.servers, "small")
+@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
+def test_a_record_that_the_topic_refuses_fails_the_commit_as_a_whole(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """The limit was lowered after the submission. The error names topic and setting.
+
+    The brokers may refuse the record before the commit begins. Then the client accepts no more records.
+    """
+    send = kafka_producer.send
+
+    def until_refused(producer: RecordProducer, records: pa.RecordBatch, topic: str | None, doing: str) -> None:
+        def refused() -> bool:
+            try:
+                send(producer, records, topic, doing)
+            except KafkaWriteError:
+                return True
+            return False
+
+        if topic == token_topic:
+            until("the transaction has failed", refused)
+        else:
+            send(producer, records, topic, doing)
+
+    topic = f"small-{early}"
+    kafka_server.create(topic, 1, **{"max.message.bytes": "1000"})
+    found = KafkaTarget(kafka_server.servers, topic)
     found.check()
     found = replace(found, record_bytes_max=None)
     context = context_of(tmp_path)
     committables = prepared(found, context, 1, "fits", "x" * 5_000)
-    with pytest.raises(KafkaWriteError, match=r"records were not delivered.*topic 'small'.*max\.message\.bytes"):
+    token_topic = found.token_topic
+    if early:
+        monkeypatch.setattr(transactions, "send", until_refused)
+    with pytest.raises(KafkaWriteError, match=rf"records were not delivered.*topic '{topic}'.*max\.message\.bytes"):
         commit(found, context, 1, committables)
-    assert read(found.servers, "small") == []
+    assert read(found.servers, topic) == []
     assert token_of(found, lane_of(tmp_path)) is None
 
 

@@ -61,6 +61,8 @@ _READ_S = 0.02
 """Time in seconds that one read waits for more records, also at the end of a partition."""
 _AGAIN_S = 0.05
 _SLOW_READ_MS = 5_000
+_REPORTS_S = 5.0
+"""Time in seconds that a failed transaction waits for the reports of its records."""
 PART_BYTES_MAX = 64 << 20
 """Maximum size of a staged file in bytes, and so of a transaction. Such a transaction takes about a second."""
 PART_RECORDS_MAX = QUEUED_RECORDS_MAX - 1
@@ -228,6 +230,11 @@ def transactions_of(parts: Iterable[Part], records_max: int, bytes_max: int) -> 
         yield group
 
 
+def _is_not_fatal(error: BaseException | None) -> bool:
+    """Returns whether an error of the client allows further calls. After a fatal error, callbacks would fail too."""
+    return isinstance(error, library().KafkaException) and not error.args[0].fatal()
+
+
 class LaneCommitter:
     """Commits the parts of one lane (the commits of one sink bucket of one job), in order. Not thread-safe."""
 
@@ -315,22 +322,27 @@ class LaneCommitter:
         first = parts[0].done.checkpoint_id
         checkpoints = f"checkpoints {first} to" if first < done.checkpoint_id else "checkpoint"
         doing = f"could not commit {checkpoints} {done.checkpoint_id} of {self._lane!r}"
-        with kafka_errors(doing):
-            producer.begin_transaction()
-            for part in parts:
-                for batch in part.batches():
-                    send(producer, batch, part.topic, doing)
-                    producer.poll(0)
-                    self._deliveries.check(doing)
-            token = pa.RecordBatch.from_pydict(
-                {"key": [self._lane.encode()], "value": [done.encoded()], "partition": [self._partition]},
-                pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32())]),
-            )
-            send(producer, token, self._tokens.name, doing)
+        token = pa.RecordBatch.from_pydict(
+            {"key": [self._lane.encode()], "value": [done.encoded()], "partition": [self._partition]},
+            pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32())]),
+        )
         try:
+            with kafka_errors(doing):
+                producer.begin_transaction()
+                for part in parts:
+                    for batch in part.batches():
+                        send(producer, batch, part.topic, doing)
+                        producer.poll(0)
+                        self._deliveries.check(doing)
+                send(producer, token, self._tokens.name, doing)
             self._call(doing, producer.commit_transaction)
-        except KafkaWriteError:
-            # If a record has failed, the error of the commit is only that. The reports have the reason.
+        except KafkaWriteError as error:
+            # If a record has failed, this error is only that. The client's report of the record has the reason. It may
+            # be waiting behind records that will not be sent any more.
+            if _is_not_fatal(error.__cause__):
+                with kafka_errors(doing):
+                    producer.purge()
+                    producer.flush(_REPORTS_S)
             self._deliveries.check(doing, after_failure=True)
             raise
         self._deliveries.check(doing)
