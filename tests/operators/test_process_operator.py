@@ -196,6 +196,7 @@ def fussy(row: Row, context: ProcessContext) -> Rows:
         (Calls(process=lambda row, context: ["a"]), "a row must be a dict, not str"),
         (Calls(process=lambda row, context: [{"n": 1}, {"n": "x"}]), "no common type.*first of the rows"),
         (Calls(process=lambda row, context: register(context, 1.5)), "integer in milliseconds since 1970"),
+        (Calls(finish=lambda context: {}), "returned one row; return an iterable of rows"),
         (Calls(finish=lambda context: [context.current_key]), "the current key is kept per key.*not in open or"),
     ],
 )

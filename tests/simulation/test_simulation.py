@@ -53,7 +53,7 @@ def test_the_oracle_sees_a_broken_rule(rule: str) -> None:
             assert report.violation is not None
             assert f"seed {seed}: VIOLATED" in str(report)
             return
-    pytest.fail(f"nobody noticed in {len(seeds)} seeds that {rule}")
+    pytest.fail(f"none of {len(seeds)} seeds shows the break: {rule}")
 
 
 @pytest.mark.parametrize("rule", sorted(BROKEN.keys() - set(FAST)))

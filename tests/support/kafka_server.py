@@ -28,7 +28,7 @@ _FETCH_S_MAX = 300
 _FORMAT_S_MAX = 120
 _START_TRIES_MAX = 3
 _REQUEST_S = 10.0
-"""Of one of the requests that are repeated until a broker answers. Between two of them its process is looked at."""
+"""Timeout in seconds of a request to a starting broker. It is repeated while the process of the broker lives."""
 _LIBC = CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _JARS = (

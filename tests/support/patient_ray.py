@@ -30,7 +30,7 @@ SETTINGS = {
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
     "AUTOSCALER_UPDATE_INTERVAL_S": "60",
 }
-"""What Ray reads from the environment of the process that starts it."""
+"""Settings of Ray in the environment of the process that starts it."""
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _PORTS = range(20_000, 32_000)
 """Between the ports of Ray's workers and those that Linux gives to connections."""

@@ -49,8 +49,8 @@ def connect(dsn: str, replication: bool = False) -> Connection:
         given = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(
-            f"{_METHOD}(dsn=): dsn= is not an address of PostgreSQL: {error}; give such as "
-            "'postgresql://user@host/database'"
+            f"{_METHOD}(dsn=): dsn= is not an address of PostgreSQL: {error}; give one "
+            "such as 'postgresql://user@host/database'"
         ) from error
     options = f"{given.get('options', '')} {_SETTINGS}".strip()
     more = {"replication": "database"} if replication else {}

@@ -509,7 +509,7 @@ class PostgresCdcReader:
         if reasons:
             raise ConfigurationError(
                 f"a row of {self._source.tables[number].text} in {where} cannot be read: {reasons[min(reasons)]}; "
-                "correct the row, or leave the table out of tables="
+                "correct the row, or remove the table from tables="
             )
         return arrays
 

@@ -364,7 +364,8 @@ class ProcessOperator(Operator):
             yield
         self._timers.drop(TimeDomain.PROCESSING_TIME)
         with blame_call(self.context, "finish"):
-            rows = iter(returned_rows(self._function.finish(self._ask) or ()))
+            returned = self._function.finish(self._ask)
+            rows = iter(returned_rows(() if returned is None else returned))
         while True:
             with blame_call(self.context, "finish"):
                 self._collect(itertools.islice(rows, OUTPUT_ROWS_MAX))
