@@ -295,7 +295,7 @@ def test_many_records_are_committed_in_parts(
     (path,) = committables[0].files[2:3]
     data = Path(path).read_bytes()
     Path(path).write_bytes(data[:-9] + b"?" + data[-8:])
-    with pytest.raises(CorruptionError, match=r"staged records .* have changed"):
+    with pytest.raises(CorruptionError, match=r"staged rows .* have changed"):
         commit(found, context, 1, committables)
     assert values_of(read(found.servers, "parts")) == values[:40]
     assert token_of(found, lane_of(tmp_path)) == Token(1, 2)

@@ -1,7 +1,7 @@
-"""`StagedUpserts`: stages the rows of an upsert in Parquet files until their commit. Used for Delta and Iceberg tables.
+"""Upserts to Delta and Iceberg tables: how their rows are staged until the commit, and which rows have which keys.
 
 A lake table is changed by one commit for all subtasks of a checkpoint. Until then each subtask writes its rows to its
-own files. Rules:
+own files (`staged_rows.py`). Rules:
 
 - A file has only the last row of each key. All rows of a key arrive at one subtask, in order, so the last file with a
   key has its newest row.
@@ -11,60 +11,41 @@ own files. Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidegate.connectors.staged_rows import RowStage
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import decoded_type, settled_type
 from tidegate.storage.schemas.column_names import DELETED_COLUMN
 
 STAGED_BYTES_MAX = 64 << 20
-"""Size in bytes of buffered rows at which a file is written."""
+"""Size in bytes of the buffered rows of one file."""
 
 
-class StagedUpserts:
-    """Stages the rows that one writer has received since the last checkpoint."""
+def upsert_stage(
+    keys: tuple[str, ...],
+    write: Callable[[Iterable[memoryview]], str],
+    check: Callable[[pa.Table], None],
+    bytes_max: int = STAGED_BYTES_MAX,
+) -> RowStage:
+    """Returns a stage for the rows of one writer. `write` stores a new file, and returns its path.
 
-    def __init__(self, keys: tuple[str, ...], write: Callable[[pa.Table], str], bytes_max: int) -> None:
-        """`write` stores rows durably in a new file, and returns its path.
+    `check` is called with the rows of each file. It raises an error for rows that the table cannot store.
+    """
 
-        A file is written after `bytes_max` bytes of rows.
-        """
-        self._keys = keys
-        self._write = write
-        self._bytes_max = bytes_max
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_bytes = 0
-        self._paths: list[str] = []
+    def convert(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        rows = last_of_each_key(plain_table(pa.Table.from_batches(batches)), keys)
+        check(rows)
+        found: list[pa.RecordBatch] = rows.to_batches()
+        return found
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Adds rows. Raises ConfigurationError for a null in a key column."""
-        check_keys(batch, self._keys)
-        self._pending.append(batch)
-        self._pending_bytes += batch.nbytes
-        if self._pending_bytes >= self._bytes_max:
-            self._flush()
-
-    def take(self) -> list[str]:
-        """Writes the buffered rows to a file. Returns the paths of all files that were written since the last call, in
-        order.
-        """
-        self._flush()
-        paths = self._paths
-        self._paths = []
-        return paths
-
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        rows = last_of_each_key(plain_table(pa.Table.from_batches(self._pending)), self._keys)
-        self._pending, self._pending_bytes = [], 0
-        self._paths.append(self._write(rows))
+    return RowStage(write, bytes_max=bytes_max, convert=convert)
 
 
 def check_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:

@@ -20,17 +20,16 @@ import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.connectors.delta.client import DeltaPlace, commit_once, required_columns
 from tidegate.connectors.sink import CommitContext, Sink, SinkContext
-from tidegate.connectors.upserts import STAGED_BYTES_MAX, StagedUpserts, last_of_each_key
+from tidegate.connectors.staged_rows import StagedPart, staged_rows
+from tidegate.connectors.upserts import check_keys, last_of_each_key, upsert_stage
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError, NotFoundError, TableError
 from tidegate.storage.files.file_system_store import open_store
@@ -56,12 +55,10 @@ _DELETED = "deleted"
 @wire
 @dataclass(frozen=True, slots=True)
 class DeltaRows:
-    """The committable of a Delta upsert: the paths of staged files, in order, and the id of the table for which they
-    were staged.
-    """
+    """The committable of a Delta upsert: the id of the table, and the staged files with their paths, in order."""
 
     table_id: str
-    paths: tuple[str, ...]
+    files: tuple[tuple[str, StagedPart], ...]
 
 
 class DeltaUpsert(Sink):
@@ -89,32 +86,33 @@ class DeltaUpsert(Sink):
         """Opens the store for staged rows."""
         store = open_store(self._place.url)
         unique = f"{context.prefix}-{uuid4().hex[:8]}"
-        names = (f"{unique}-{number}.parquet" for number in itertools.count())
+        names = (f"{unique}-{number}.arrows" for number in itertools.count())
 
-        def write(rows: pa.Table) -> str:
-            self._check_rows(rows, self._required, self._partition_by)
+        def write(chunks: Iterable[memoryview]) -> str:
             path = f"{STAGED_FOLDER}/{next(names)}"
-            data = pa.BufferOutputStream()
-            pq.write_table(rows, data)
-            store.write(path, [memoryview(data.getvalue())])
+            store.write(path, chunks)
             return path
 
-        self._staged = StagedUpserts(self._keys, write, STAGED_BYTES_MAX)
+        def check(rows: pa.Table) -> None:
+            self._check_rows(rows, self._required, self._partition_by)
+
+        self._stage = upsert_stage(self._keys, write, check)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Stages rows in files for the next commit. Raises ConfigurationError for a key without a value."""
-        self._staged.add(batch)
+        check_keys(batch, self._keys)
+        self._stage.add(batch)
 
     def prepare(self) -> Iterable[bytes]:
         """Returns one committable with all files staged since the last call, or none if there are no rows.
 
         Raises TableError for rows that the table cannot store: a checkpoint that has them could never be committed.
         """
-        paths = self._staged.take()
-        if not paths:
+        files = self._stage.take()
+        if not files:
             return []
         assert self._table_id is not None, "check is called when a job is submitted"
-        return [encode(DeltaRows(self._table_id, tuple(paths)))]
+        return [encode(DeltaRows(self._table_id, tuple(files)))]
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
         """Merges the staged rows in one transaction, unless the table has the transaction already, and deletes the
@@ -128,22 +126,22 @@ class DeltaUpsert(Sink):
                 "table was replaced while the checkpoint was taken; restore an older checkpoint"
             )
         (table_id,) = ids
-        paths = [path for one in prepared for path in one.paths]
+        files = [file for one in prepared for file in one.files]
         store = open_store(self._place.url)
 
         def merge(table: DeltaTable, properties: CommitProperties) -> None:
             try:
-                staged = [pq.read_table(BytesIO(store.read(path))) for path in paths]
+                staged = [batch for path, part in files for batch in staged_rows(store.read, path, part)]
             except NotFoundError as error:
                 raise TableError(
                     f"rows of checkpoint {context.checkpoint_id} for {self._place.named} are gone, and the table does "
                     f"not have the checkpoint's transaction: {error}. Files are deleted after a commit, so the table "
                     "was put back or copied since. Restore a newer checkpoint"
                 ) from error
-            self._merge(table, last_of_each_key(pa.concat_tables(staged), self._keys), properties)
+            self._merge(table, last_of_each_key(pa.Table.from_batches(staged), self._keys), properties)
 
         commit_once(self._place, context, table_id, merge)
-        store.delete_all(paths)
+        store.delete_all(path for path, _ in files)
 
     def abort(self, job_id: str) -> None:
         """Deletes staged rows of the job's failed attempts."""

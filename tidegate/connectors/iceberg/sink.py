@@ -19,18 +19,24 @@ import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.connectors.iceberg.client import TableLayout, TablePlace, check_partitions, commit_once
 from tidegate.connectors.iceberg.options import check_columns
 from tidegate.connectors.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
-from tidegate.connectors.upserts import StagedUpserts, last_of_each_key, rows_with_other_keys, split_changes
+from tidegate.connectors.staged_rows import StagedPart, staged_rows
+from tidegate.connectors.upserts import (
+    check_keys,
+    last_of_each_key,
+    rows_with_other_keys,
+    split_changes,
+    upsert_stage,
+)
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.schemas.arrow_types import decoded_type
@@ -66,10 +72,10 @@ class IcebergFiles:
 @wire
 @dataclass(frozen=True, slots=True)
 class IcebergRows:
-    """A committable of an upsert: the paths of staged files, in order, and the UUID of the table."""
+    """A committable of an upsert: the UUID of the table, and the staged files with their paths, in order."""
 
     uuid: str
-    paths: tuple[str, ...]
+    files: tuple[tuple[str, StagedPart], ...]
 
 
 class IcebergAppend(Sink):
@@ -155,7 +161,7 @@ class IcebergUpsert(Sink):
     """A sink that replaces and deletes rows of the Iceberg table at `place` by their keys."""
 
     def __init__(self, place: TablePlace, layout: TableLayout, keys: tuple[str, ...], bytes_max: int) -> None:
-        """A subtask starts a new staged file after `bytes_max` bytes of rows."""
+        """A staged file has up to `bytes_max` bytes of rows."""
         self._place = place
         self._layout = layout
         self._keys = keys
@@ -166,38 +172,41 @@ class IcebergUpsert(Sink):
         table = self._place.load()
         self._layout.check(table, self._place)
         unique = f"{context.prefix}-{uuid4().hex[:8]}"
-        names = (f"{unique}-{number}.parquet" for number in itertools.count())
+        names = (f"{unique}-{number}.arrows" for number in itertools.count())
         folder = f"{table.location().rstrip('/')}/{STAGED_FOLDER}"
         required = [field.name for field in table.schema().fields if field.required]
 
-        def write(rows: pa.Table) -> str:
-            _check_required(split_changes(rows)[0], required, self._place)
+        def write(chunks: Iterable[memoryview]) -> str:
             path = f"{folder}/{next(names)}"
-            data = BytesIO()
-            pq.write_table(rows, data)
             with table.io.new_output(path).create(overwrite=True) as stream:
-                stream.write(data.getvalue())
+                for chunk in chunks:
+                    stream.write(bytes(chunk))
             return path
 
-        self._staged = StagedUpserts(self._keys, write, self._bytes_max)
+        def check(rows: pa.Table) -> None:
+            _check_required(split_changes(rows)[0], required, self._place)
+
+        self._stage = upsert_stage(self._keys, write, check, self._bytes_max)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Stages rows in files for the next commit. Raises ConfigurationError for a key without a value."""
-        self._staged.add(batch)
+        check_keys(batch, self._keys)
+        self._stage.add(batch)
 
     def prepare(self) -> Iterable[bytes]:
         """Returns one committable, with all files since the last call.
 
         Raises TableError for a required column without a value: a checkpoint that has it could never be committed.
         """
-        paths = self._staged.take()
-        return [encode(IcebergRows(self._layout.uuid, tuple(paths)))] if paths else []
+        files = self._stage.take()
+        return [encode(IcebergRows(self._layout.uuid, tuple(files)))] if files else []
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
         """Applies the changes in one snapshot, unless the table already has this checkpoint, and deletes the staged
         files.
         """
         prepared = [_decoded(committable, IcebergRows) for committable in committables]
+        files = [file for one in prepared for file in one.files]
 
         def check(table: Table) -> TableLayout:
             for one in prepared:
@@ -206,15 +215,14 @@ class IcebergUpsert(Sink):
             return TableLayout.of(table)
 
         def stage(table: Table, update: UpdateSnapshot) -> _SnapshotProducer[Any] | None:
-            return self._changed(table, update, [path for one in prepared for path in one.paths])
+            return self._changed(table, update, files)
 
         commit_once(self._place, context, check, stage)
         io = self._place.load().io
-        for one in prepared:
-            for path in one.paths:
-                # A repeated commit may have deleted it before.
-                if io.new_input(path).exists():
-                    io.delete(path)
+        for path, _ in files:
+            # A repeated commit may have deleted it before.
+            if io.new_input(path).exists():
+                io.delete(path)
 
     def _check_columns(self, metadata: TableMetadata, rows: pa.Schema) -> None:
         """Raises TableError if the table lacks a column of the rows, or has another column of this name by now."""
@@ -228,9 +236,12 @@ class IcebergUpsert(Sink):
                     'was renamed or dropped. Execute the job again with restore="latest"'
                 )
 
-    def _changed(self, table: Table, update: UpdateSnapshot, paths: Sequence[str]) -> _SnapshotProducer[Any] | None:
-        staged = [pq.read_table(BytesIO(_content(table, path))) for path in paths]
-        changes = last_of_each_key(pa.concat_tables(staged), self._keys)
+    def _changed(
+        self, table: Table, update: UpdateSnapshot, files: Sequence[tuple[str, StagedPart]]
+    ) -> _SnapshotProducer[Any] | None:
+        read = partial(_content, table)
+        staged = [batch for path, part in files for batch in staged_rows(read, path, part)]
+        changes = last_of_each_key(pa.Table.from_batches(staged), self._keys)
         metadata = table.metadata
         self._check_columns(metadata, split_changes(changes)[0].schema)
         check_partitions(metadata, self._place)

@@ -2,7 +2,8 @@
 
 With exactly-once delivery, rows pass through three stages:
 
-1. `_StagingWriter` writes batches of records to files of checkpoint storage. No transaction is open at the brokers.
+1. `_StagingWriter` stages batches of records in checkpoint storage (`staged_rows.py`). No transaction is open at the
+   brokers.
 2. The checkpoint refers to the files and describes them (`StagedRecords`).
 3. After the checkpoint completed, `_KafkaCommitter` sends the files in transactions (`transactions.py`).
 
@@ -13,14 +14,12 @@ delivered.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
-import xxhash
 
 from tidegate.connectors.committing_sink import (
     Committable,
@@ -53,16 +52,15 @@ from tidegate.connectors.kafka.transactions import (
     Token,
     TokenTopic,
 )
+from tidegate.connectors.staged_rows import RowStage, StagedPart, staged_rows
 from tidegate.storage.codec import decode, encode, wire
-from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
 Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
 TOKEN_TOPIC = "tidegate-commits"
 PREFIX = "tidegate"
-RECENT_BYTES_MAX = 2 * PART_BYTES_MAX
-"""Maximum bytes of staged files that a process also keeps in memory until they are committed."""
 _BATCH_OVERHEAD_BYTES = 128
 """Overhead of a batch with one record in bytes, in addition to key, value and headers."""
 _DEFAULT_RECORD_BYTES = 1_000_000
@@ -178,16 +176,6 @@ class KafkaTarget:
 
 @wire
 @dataclass(frozen=True, slots=True)
-class StagedPart:
-    """A staged file, whose path is at the same position in the committable. `checksum`: xxh3, 64 bits."""
-
-    records: int
-    size_bytes: int
-    checksum: int
-
-
-@wire
-@dataclass(frozen=True, slots=True)
 class StagedRecords:
     """The content of a committable: the records that a subtask has staged for one checkpoint, and all settings that a
     commit needs.
@@ -232,97 +220,36 @@ class _StagingWriter(CommittingWriter):
         self._target = target
         self._tokens = target.tokens
         self._context = context
-        self._batches: list[pa.RecordBatch] = []
-        self._records = 0
-        self._bytes = 0
-        self._parts: list[StagedPart] = []
-        self._paths: list[str] = []
+        self._stage = RowStage(
+            context.files.write,
+            bytes_max=PART_BYTES_MAX,
+            rows_max=PART_RECORDS_MAX,
+            compression=None,
+            recent_of=context.prefix,
+        )
 
     def close(self) -> None:
         """Releases memory. Prepared records stay in their files."""
-        _RECENT.drop(self._context.prefix)
+        self._stage.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Buffers records, and stages a file whenever the buffer has the size of one."""
         for start in range(0, batch.num_rows, CHUNK_RECORDS):
-            chunk = batch.slice(start, CHUNK_RECORDS)
-            size_bytes = chunk.nbytes
-            full = self._bytes + size_bytes > PART_BYTES_MAX or self._records + chunk.num_rows > PART_RECORDS_MAX
-            if self._batches and full:
-                self._stage()
-            self._batches.append(chunk)
-            self._records += chunk.num_rows
-            self._bytes += size_bytes
+            self._stage.add(batch.slice(start, CHUNK_RECORDS))
 
     def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
         """Stages the buffered records, and returns one committable, or none if there are no records."""
-        if self._batches:
-            self._stage()
-        if not self._parts:
+        files = self._stage.take()
+        if not files:
             return []
         staged = StagedRecords(
             self._context.uid,
             self._target.topic or "",
             self._target.transactional_id_prefix,
             self._tokens,
-            tuple(self._parts),
+            tuple(part for _, part in files),
         )
-        paths = tuple(self._paths)
-        self._parts, self._paths = [], []
-        return [Committable(self._context.buckets[0], encode(staged), paths)]
-
-    def _stage(self) -> None:
-        path = self._context.files.write(self._serialized())
-        _RECENT.add(self._context.prefix, path, self._batches, self._bytes)
-        self._paths.append(path)
-        self._batches, self._records, self._bytes = [], 0, 0
-
-    def _serialized(self) -> Iterator[memoryview]:
-        """Yields the buffered batches as an Arrow stream, one batch at a time, to reuse the memory."""
-        checksum = xxhash.xxh3_64()
-        size_bytes = 0
-        for each in (self._batches[0].schema, *self._batches):
-            data = memoryview(each.serialize())
-            checksum.update(data)
-            size_bytes += len(data)
-            yield data
-        self._parts.append(StagedPart(self._records, size_bytes, checksum.intdigest()))
-
-
-class _RecentFiles:
-    """Staged files that are still in memory, so that a commit in the same process does not need to read them."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._files: dict[tuple[str, str], tuple[Sequence[pa.RecordBatch], int]] = {}
-        """Batches and size in bytes of each file, by the prefix of the writer and the path, oldest first."""
-
-    def add(self, writer: str, path: str, batches: Sequence[pa.RecordBatch], size_bytes: int) -> None:
-        """Stores the batches of a file, and drops the oldest files if the limit is exceeded."""
-        with self._lock:
-            self._files[writer, path] = batches, size_bytes
-            self._bytes += size_bytes
-            while self._bytes > self._bytes_max:
-                self._bytes -= self._files.pop(next(iter(self._files)))[1]
-
-    def take(self, writer: str, path: str) -> Sequence[pa.RecordBatch] | None:
-        """Removes a file and returns its batches, or None if it is not in memory."""
-        with self._lock:
-            batches, size_bytes = self._files.pop((writer, path), (None, 0))
-            self._bytes -= size_bytes
-            return batches
-
-    def drop(self, writer: str) -> None:
-        """Drops all files of a writer."""
-        with self._lock:
-            for key in [key for key in self._files if key[0] == writer]:
-                self._bytes -= self._files.pop(key)[1]
-
-
-_RECENT = _RecentFiles(RECENT_BYTES_MAX)
-"""The staged files in memory of this process. Writer and committer of a subtask run in the same process."""
+        return [Committable(self._context.buckets[0], encode(staged), tuple(path for path, _ in files))]
 
 
 class _KafkaCommitter(Committer):
@@ -373,27 +300,11 @@ class _KafkaCommitter(Committer):
         for number, (path, part) in enumerate(zip(committable.files, staged.parts, strict=True)):
             yield Part(
                 Token(checkpoint_id, number + 1),
-                partial(_staged_batches, self._context, path, part),
+                partial(staged_rows, self._context.files.read, path, part, recent_of=self._context.prefix),
                 staged.topic or None,
-                part.records,
+                part.rows,
                 part.size_bytes,
             )
-
-
-def _staged_batches(context: CommittingContext, path: str, part: StagedPart) -> Iterator[pa.RecordBatch]:
-    """Yields the records of a staged file. Raises CorruptionError if its size or checksum has changed."""
-    recent = _RECENT.take(context.prefix, path)
-    if recent is not None:
-        yield from recent
-        return
-    data = context.files.read(path)
-    if len(data) != part.size_bytes or xxhash.xxh3_64_intdigest(data) != part.checksum:
-        raise CorruptionError(
-            f"the staged records in {path} have changed since they were written ({len(data)} bytes; "
-            f"{part.size_bytes} were written). They cannot be committed; restore an earlier checkpoint"
-        )
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        yield from reader
 
 
 class KafkaSender:

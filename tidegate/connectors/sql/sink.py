@@ -1,7 +1,7 @@
 """`DatabaseSink` writes rows to a table of a database, exactly once.
 
-- A writer stores rows in files in checkpoint storage, in the types that are sent to the database. With keys each file
-  has at most one row for each key, the newest, and its rows are sorted by bucket.
+- A writer stages rows in checkpoint storage (`staged_rows.py`), in the types that are sent to the database. With keys
+  each file has at most one row for each key, the newest, and its rows are sorted by bucket.
 - After the checkpoint completed, the committer reads the files and writes their rows and the tokens `(sink, job,
   bucket) -> checkpoint` in one transaction. A bucket that has the token already is skipped.
 
@@ -30,26 +30,29 @@ from tidegate.connectors.committing_sink import (
     CommittingSink,
     CommittingWriter,
     CommitToken,
-    SinkFiles,
 )
 from tidegate.connectors.sql.client import DELETED, CommitKey, TableClient, TableSession
 from tidegate.connectors.sql.columns import TableColumn, check_keys, chosen_columns, conform, sent_schema
+from tidegate.connectors.staged_rows import RowStage, StagedPart, staged_rows
 from tidegate.state.kernels.columns import plain
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.batches import one_batch, together
+from tidegate.storage.schemas.batches import together
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.user_values import value_text
 
 FILE_BYTES = 32 << 20
-"""Size in bytes of buffered rows at which a writer writes a file. A commit has one file in memory."""
+"""Size in bytes of the buffered rows of one file. A commit has one file in memory."""
 
 _KINDS = ("+I", "+U", "-U", "-D")
 _COMES = 2
 """Kinds in `_KINDS` before this index mark added rows."""
 
-_RANGE = struct.Struct("<IQQ")
-"""Binary format of a bucket's rows in a file: number of the file in its checkpoint, first row, number of rows."""
+_RANGE = struct.Struct("<IQQQQQ")
+"""Binary format of a bucket's rows in a file.
+
+Number of the file in its checkpoint, first row, number of rows, and the fields of the file's `StagedPart`.
+"""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class DatabaseSink(CommittingSink):
 
     def open_committer(self, context: CommittingContext) -> DatabaseCommitter:
         """Returns the committer of a subtask."""
-        return DatabaseCommitter(context.uid, context.files, self.client.open(self.columns, self.sent), self)
+        return DatabaseCommitter(context, self.client.open(self.columns, self.sent), self)
 
 
 def database_sink(
@@ -114,49 +117,38 @@ class DatabaseWriter(CommittingWriter):
     def __init__(self, sink: DatabaseSink, context: CommittingContext) -> None:
         self._sink, self._context = sink, context
         self._keys = sink.client.write.keys
-        self._batches: list[pa.RecordBatch] = []
-        self._bytes = 0
-        self._files = 0
-        self._ranges: dict[int, list[bytes]] = defaultdict(list)
-        """The encoded row ranges (`_RANGE`) of each bucket since the last checkpoint."""
-        self._paths: dict[int, list[str]] = defaultdict(list)
+        self._counts: list[list[tuple[int, int]]] = []
+        """Buckets and their numbers of rows, in the order of the rows, for each file since the last checkpoint."""
+        self._stage = RowStage(
+            context.files.write, bytes_max=FILE_BYTES, convert=self._converted, recent_of=context.prefix
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Buffers rows, and writes a file when the buffer is large enough."""
-        if not batch.num_rows:
-            return
-        self._batches.append(batch)
-        self._bytes += batch.nbytes
-        if self._bytes >= FILE_BYTES:
-            self._write_file()
+        """Buffers rows, and writes a file when the buffer is full."""
+        self._stage.add(batch)
 
     def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
         """Returns one committable for each bucket with rows."""
-        self._write_file()
-        prepared = [
-            Committable(bucket, b"".join(ranges), tuple(self._paths[bucket]))
-            for bucket, ranges in sorted(self._ranges.items())
-        ]
-        self._ranges.clear()
-        self._paths.clear()
-        self._files = 0
-        return prepared
+        ranges: dict[int, list[bytes]] = defaultdict(list)
+        paths: dict[int, list[str]] = defaultdict(list)
+        files = self._stage.take()
+        for number, ((path, part), counts) in enumerate(zip(files, self._counts, strict=True)):
+            start = 0
+            for bucket, count in counts:
+                ranges[bucket].append(_RANGE.pack(number, start, count, part.rows, part.size_bytes, part.checksum))
+                paths[bucket].append(path)
+                start += count
+        self._counts = []
+        return [Committable(bucket, b"".join(ranges[bucket]), tuple(paths[bucket])) for bucket in sorted(ranges)]
 
-    def _write_file(self) -> None:
-        if not self._batches:
-            return
-        rows, counts = self._sent_rows(together(self._batches, self._sink.client.where))
-        self._batches, self._bytes = [], 0
-        out = pa.BufferOutputStream()
-        with pa.ipc.new_stream(out, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
-            stream.write_batch(rows)
-        path = self._context.files.write([out.getvalue().to_pybytes()])
-        start = 0
-        for bucket, count in counts:
-            self._ranges[bucket].append(_RANGE.pack(self._files, start, count))
-            self._paths[bucket].append(path)
-            start += count
-        self._files += 1
+    def close(self) -> None:
+        """Releases memory. Prepared rows stay in their files."""
+        self._stage.close()
+
+    def _converted(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        rows, counts = self._sent_rows(together(batches, self._sink.client.where))
+        self._counts.append(counts)
+        return [rows]
 
     def _sent_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[tuple[int, int]]]:
         """Returns rows cast to the types that are sent and sorted by bucket. Also returns pairs of a bucket and its
@@ -231,8 +223,8 @@ def newest_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
 class DatabaseCommitter(Committer):
     """Commits the rows that one subtask has prepared."""
 
-    def __init__(self, uid: str, files: SinkFiles, session: TableSession, sink: DatabaseSink) -> None:
-        self._uid, self._files, self._session, self._sink = uid, files, session, sink
+    def __init__(self, context: CommittingContext, session: TableSession, sink: DatabaseSink) -> None:
+        self._context, self._session, self._sink = context, session, sink
 
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
         """Writes the rows and tokens of buckets that are not committed yet."""
@@ -242,26 +234,29 @@ class DatabaseCommitter(Committer):
 
         def files(buckets: Set[int]) -> Iterator[pa.RecordBatch]:
             wanted: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+            parts: dict[str, StagedPart] = {}
             for bucket in sorted(buckets):
                 for committable in by_bucket[bucket]:
                     ranges = _RANGE.iter_unpack(committable.data)
-                    for (number, start, count), path in zip(ranges, committable.files, strict=True):
+                    for (number, start, count, *part), path in zip(ranges, committable.files, strict=True):
                         wanted[number, path].append((start, count))
+                        rows, size_bytes, checksum = part
+                        parts[path] = StagedPart(rows, size_bytes, checksum)
             for (_, path), found in sorted(wanted.items()):
-                yield self._rows(path, sorted(found))
+                yield self._rows(path, parts[path], sorted(found))
 
         if by_bucket:
-            key = CommitKey(self._uid, token.job_id, token.checkpoint_id)
+            key = CommitKey(self._context.uid, token.job_id, token.checkpoint_id)
             self._session.commit(key, by_bucket.keys(), files)
 
     def close(self) -> None:
         """Closes the database session."""
         self._session.close()
 
-    def _rows(self, path: str, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    def _rows(self, path: str, part: StagedPart, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
         """Reads the given ranges (first row, number of rows) of a file."""
-        with pa.ipc.open_stream(pa.py_buffer(self._files.read(path))) as stream:
-            rows = one_batch(stream.read_all(), path)
+        context = self._context
+        (rows,) = staged_rows(context.files.read, path, part, recent_of=context.prefix)
         sent = self._sink.sent
         if not rows.schema.equals(sent):
             raise ConfigurationError(
