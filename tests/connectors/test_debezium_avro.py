@@ -237,16 +237,20 @@ def test_each_bad_event_is_named_alone(registry: RegistryServer) -> None:
 def test_values_that_the_database_did_not_write_are_listed(registry: RegistryServer) -> None:
     """Text, bytes and arrays have a placeholder."""
     mark = "__debezium_unavailable_value"
-    schema = _event_schema(id="int", t="string", b="bytes", a={"type": "array", "items": "string"})
-    columns = pa.schema([("id", pa.int32()), ("t", pa.string()), ("b", pa.binary()), ("a", pa.list_(pa.string()))])
+    arrays = {"n": {"type": "array", "items": "int"}, "h": {"type": "map", "values": ["null", "string"]}}
+    schema = _event_schema(id="int", t="string", b="bytes", a={"type": "array", "items": "string"}, **arrays)
+    listed = [("a", pa.list_(pa.string())), ("n", pa.list_(pa.int32())), ("h", pa.map_(pa.string(), pa.string()))]
+    columns = pa.schema([("id", pa.int32()), ("t", pa.string()), ("b", pa.binary()), *listed])
+    whole = {"t": mark, "b": mark.encode(), "a": [mark], "n": list(mark.encode()), "h": {mark: mark}}
     values = [
-        _event(registry, schema, "u", {"id": 1, "t": mark, "b": mark.encode(), "a": [mark]}),
-        _event(registry, schema, "u", {"id": 2, "t": f"about {mark}", "b": b"", "a": []}),
+        _event(registry, schema, "u", {"id": 1, **whole}),
+        _event(registry, schema, "u", {"id": 2, "t": f"about {mark}", "b": b"", "a": [], "n": [1], "h": {mark: "x"}}),
     ]
     found = _decoder(registry, columns).decode_records(values, [_key(registry, id=1), _key(registry, id=2)])
     assert not found.bad
-    assert found.batch.column(UNCHANGED).to_pylist() == [["t", "b", "a"], None]
-    assert [found.batch.to_pylist()[0][name] for name in "tba"] == [None, None, None]
+    assert found.batch.column(UNCHANGED).to_pylist() == [["t", "b", "a", "n", "h"], None]
+    assert [found.batch.to_pylist()[0][name] for name in "tbanh"] == [None] * 5
+    assert found.batch.to_pylist()[1]["n"] == [1]
 
 
 @pytest.mark.parametrize(("mode", "kind", "value"), [("string", "string", "1234.50"), ("double", "double", 1234.5)])

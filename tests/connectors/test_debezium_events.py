@@ -190,6 +190,43 @@ def test_values_that_the_database_did_not_write_are_listed() -> None:
     assert [second[name] for name in "tba"] == [f"about {mark}", None, []]
 
 
+MARK = "__debezium_unavailable_value"
+BYTES_OF_MARK = [base64.b64encode(bytes([each])).decode() for each in MARK.encode()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(pa.int16()), list(MARK.encode())),
+        (pa.list_(pa.int64()), list(MARK.encode())),
+        (pa.list_(pa.date32()), list(MARK.encode())),
+        (pa.list_(pa.timestamp("us")), list(MARK.encode())),
+        (pa.list_(pa.float64()), [float(each) for each in MARK.encode()]),
+        (pa.list_(pa.bool_()), [True] * len(MARK)),
+        (pa.list_(pa.decimal128(5, 1)), BYTES_OF_MARK),
+        (
+            pa.list_(pa.struct([("scale", pa.int32()), ("value", pa.binary())])),
+            [{"scale": 0, "value": each} for each in BYTES_OF_MARK],
+        ),
+        (pa.list_(pa.string()), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),  # UUID.nameUUIDFromBytes of Java
+        (pa.list_(pa.binary()), [base64.b64encode(MARK.encode()).decode()]),
+        (pa.string(), json.dumps({MARK: MARK}, separators=(",", ":"))),  # an hstore
+        (pa.string(), MARK.encode().hex()),
+        (pa.string(), base64.urlsafe_b64encode(MARK.encode()).decode()),
+        (pa.dictionary(pa.int32(), pa.string()), MARK),
+    ],
+)
+def test_a_placeholder_has_the_type_of_its_column(kind: pa.DataType, value: Any) -> None:
+    """Debezium writes arrays of numbers with an element for each byte. Arrays that differ from it are values."""
+    columns = pa.schema([("id", pa.int64()), ("v", kind)])
+    others = [value[:-1], None] if isinstance(value, list) else [None]
+    values = [_event("u", {"id": 1, "v": each}) for each in (value, *others)]
+    found = _decoder(columns).decode_records(values, [_key(1)] * len(values))
+    assert not found.bad
+    assert found.batch.column(UNCHANGED).to_pylist() == [["v"], *[None] * len(others)]
+    assert found.batch.column("v").is_valid().to_pylist() == [False, *(each is not None for each in others)]
+
+
 def test_reasons_name_the_field() -> None:
     """Each event is judged alone."""
     row = {"id": 1, "v": "x"}
@@ -203,6 +240,7 @@ def test_reasons_name_the_field() -> None:
     assert "field 'id' is 1 in the row, and 2 in the key" in _fault(_event("c", row), _key(2))
     assert "columns ['id', 'x'], and keys= has ['id']" in _fault(_event("c", row), b'{"id": 1, "x": 1}')
     assert "columns ['x'], and keys= has ['id']" in _fault(_event("c", row), b'{"x": 1}')
+    assert "field 'id' is null in the key of the record" in _fault(_event("c", row), b'{"id": null}')
     assert "the key of the record" in _fault(_event("c", row), b"1")
     assert "after/v" in _fault(_event("c", {"id": 1, "v": 5}))
 

@@ -19,6 +19,9 @@ of records have the columns of the key. What is written is read back with the sa
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -239,7 +242,7 @@ class DebeziumDecoder(PayloadDecoder):
             table = form.table(columns, self._keys)
             self._events = AvroEvents(table, form.avro)
             self._record_keys = AvroKeys(table, form.avro)
-        self._placeholders = _placeholders(form.unavailable)
+        self._placeholders = _Placeholders(form.unavailable)
 
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
         """Decodes events of records without keys. Only truncates are valid without a key."""
@@ -358,28 +361,31 @@ class DebeziumDecoder(PayloadDecoder):
     ) -> pa.Array:
         """Returns the names of the unchanged columns of each row, and sets their values to null in `images`."""
         listed: list[list[str] | None] = [None] * len(numbers)
-        touched: list[int] = []
-        # Most batches have no placeholder, and one search in all events finds that out.
-        together = b"".join(value for value in values if value is not None)
-        if any(mark in together for mark in self._placeholders):
-            touched = [
-                row
-                for row, number in enumerate(numbers.tolist())
-                if any(mark in (values[number] or b"") for mark in self._placeholders)
-            ]
-        if not touched:
-            return pa.nulls(len(numbers), self.schema.field(UNCHANGED).type)
-        known = (self._form.unavailable, self._form.unavailable.encode())
+        marked = self._marked_rows(values, numbers)
         for name, column in images.items():
-            found = [row for row in touched if _is_placeholder(column[row].as_py(), known)]
+            found = [
+                row for row in self._placeholders.candidates(column, marked) if self._placeholders.is_in(column, row)
+            ]
             for row in found:
                 listed[row] = [*(listed[row] or ()), name]
-            keep = np.ones(len(numbers), dtype=np.bool_)
-            keep[found] = False
             if found:
+                keep = np.ones(len(numbers), dtype=np.bool_)
+                keep[found] = False
                 takes = np.arange(len(numbers), dtype=np.int64)
                 images[name] = column.take(pa.array(takes, mask=~keep))
-        return pa.array(listed, self.schema.field(UNCHANGED).type)
+        kind = self.schema.field(UNCHANGED).type
+        return pa.array(listed, kind) if any(listed) else pa.nulls(len(numbers), kind)
+
+    def _marked_rows(self, values: Sequence[bytes | None], numbers: NDArray[np.int64]) -> list[int]:
+        """Returns the rows whose events have a text of the placeholder somewhere."""
+        # Most batches have no placeholder, and one search in all events finds that out.
+        together = b"".join(value for value in values if value is not None)
+        marks = [mark for mark in self._placeholders.marks if mark in together]
+        if not marks:
+            return []
+        return [
+            row for row, number in enumerate(numbers.tolist()) if any(mark in (values[number] or b"") for mark in marks)
+        ]
 
     def _value(
         self,
@@ -407,13 +413,64 @@ class DebeziumDecoder(PayloadDecoder):
         return [found[name] for name in self._form.metadata]
 
 
-def _placeholders(text: str) -> tuple[bytes, ...]:
-    """Returns the encodings of the placeholder in the bytes of an event: as a string, and as Base64."""
-    return text.encode(), base64.b64encode(text.encode())
+class _Placeholders:
+    """The values that Debezium writes in place of an unchanged large value, which PostgreSQL does not write to its log.
+
+    Each has the type of its column (`UnchangedToastedPlaceholder` of Debezium's connector for PostgreSQL):
+
+    - A string is the text, or for bytes that are written as text (`binary.handling.mode`) its Base64 or hex digits. An
+      hstore is an object with the text as its only member and value.
+    - An array of strings or bytes has the text as its only element. An array of UUIDs has the UUID of the text.
+    - An array of numbers, dates or booleans has an element for each byte of the text. So have arrays of decimals, which
+      are bytes or objects in an event.
+    """
+
+    def __init__(self, text: str) -> None:
+        data = text.encode()
+        base64_texts = {base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()}
+        version_3 = bytearray(hashlib.md5(data, usedforsecurity=False).digest())
+        version_3[6] = version_3[6] & 0x0F | 0x30
+        version_3[8] = version_3[8] & 0x3F | 0x80
+        named = str(uuid.UUID(bytes=bytes(version_3)))
+        hstore = json.dumps({text: text}, separators=(",", ":"), ensure_ascii=False)
+        self._single: frozenset[object] = frozenset({text, data, data.hex(), hstore, *base64_texts})
+        self._elements: frozenset[object] = self._single | {named}
+        self._numbers = list(data)
+        self._bytes = [bytes([each]) for each in data]
+        self._objects = [{"scale": 0, "value": each} for each in self._bytes]
+        self.marks = tuple(mark.encode() for mark in sorted({text, data.hex(), named, *base64_texts}))
+        """The encodings of the placeholder in the bytes of an event, except in arrays of numbers."""
+
+    def candidates(self, column: pa.Array, marked: list[int]) -> list[int]:
+        """Returns the rows of a column that may have a placeholder. `marked`: the rows whose events have a mark."""
+        kind = column.type
+        if not pa.types.is_list(kind):
+            return marked if _is_text(kind) or pa.types.is_map(kind) else []
+        if _is_text(kind.value_type) and not pa.types.is_binary(kind.value_type):
+            return marked
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        return sorted({*marked, *np.flatnonzero(lengths == len(self._numbers)).tolist()})
+
+    def is_in(self, column: pa.Array, row: int) -> bool:
+        """Returns whether the value in a row is a placeholder."""
+        value = column[row].as_py()
+        if pa.types.is_map(column.type):
+            return value is not None and len(value) == 1 and {*value[0]} <= self._single
+        if not isinstance(value, list):
+            return value in self._single
+        if _is_text(column.type.value_type) and len(value) == 1:
+            return value[0] in self._elements
+        if pa.types.is_boolean(column.type.value_type):
+            return len(value) == len(self._numbers) and all(value)
+        return value in (self._numbers, self._bytes, self._objects)
 
 
-def _is_placeholder(value: object, known: Sequence[object]) -> bool:
-    return value in known or (isinstance(value, list) and len(value) == 1 and value[0] in known)
+def _is_text(kind: pa.DataType) -> bool:
+    """Returns whether a type has strings or bytes, also in a dictionary."""
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 @dataclass(frozen=True, slots=True)

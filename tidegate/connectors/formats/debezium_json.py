@@ -99,6 +99,7 @@ class JsonKeys(EventParser):
         wires = [pa.field(each.name, wire_type(each.type, decimals)) for each in keys]
         self._objects = _Objects(pa.schema(wires))
         self._wanted = set(keys.names)
+        self._first = keys.names[0]
 
     def parse(self, records: list[bytes]) -> Parsed:
         """Decodes the keys of Kafka records: a row for each. A key with other columns is in `bad`."""
@@ -108,9 +109,12 @@ class JsonKeys(EventParser):
         if len(found.numbers) and member_names([records[at] for at in found.numbers]) != self._wanted:
             others += [at for at in found.numbers.tolist() if member_names([records[at]]) != self._wanted]
         for at in others:
+            names = member_names([records[at]])
             bad[at] = (
-                f"the key of the record has the columns {sorted(member_names([records[at]]))}, and keys= has "
-                f"{sorted(self._wanted)}; they must be the same"
+                f"the key of the record has the columns {sorted(names)}, and keys= has {sorted(self._wanted)}; they "
+                "must be the same"
+                if names != self._wanted
+                else f"field {self._first!r} is null in the key of the record; a key of a table has a value"
             )
         return Parsed(found.rows, found.numbers, bad)
 
