@@ -43,6 +43,17 @@ def test_a_key_of_strings_is_the_text_itself() -> None:
     assert rows(found) == [(0, "", 1.0, "+U"), (1, '{"part":"x"}', 1.0, "+U"), (None, "é", None, "-D")]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
+def test_a_key_that_to_kafka_writes_as_it_is_is_read_as_it_is(kind: pa.DataType) -> None:
+    """Also with offsets of 64 bits."""
+    columns = pa.schema([("part", kind), ("v", pa.int64())])
+    value = b'{"part": "aGk=", "v": 1}'
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    found = decoder("part", columns=columns).decode_records([value, None], [b"aGk=" if is_text else b"hi", b"x"])
+    assert not found.bad
+    assert [row["v"] for row in found.batch.to_pylist()] == [1, None]
+
+
 @pytest.mark.parametrize(
     ("value", "key", "reason"),
     [

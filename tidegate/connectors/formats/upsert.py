@@ -89,7 +89,9 @@ class UpsertDecoder(PayloadDecoder):
         columns = form.values.schema
         self._keys = pa.schema([columns.field(name).with_nullable(True) for name in form.keys])
         kind = self._keys.field(0).type
-        self._raw = kind if len(self._keys) == 1 and (pa.types.is_string(kind) or pa.types.is_binary(kind)) else None
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        raw = text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        self._raw = kind if len(self._keys) == 1 and raw else None
         self._key_objects = None if self._raw is not None else JsonDecoder(self._keys)
 
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
@@ -129,7 +131,7 @@ class UpsertDecoder(PayloadDecoder):
         """Decodes the keys of records to a row with the key columns for each. Rows of bad keys are null."""
         if self._raw is not None:
             faults: dict[int, str] = {}
-            if pa.types.is_string(self._raw):
+            if pa.types.is_string(self._raw) or pa.types.is_large_string(self._raw):
                 texts = [(number, not_utf8(key, "of the key")) for number, key in enumerate(keys) if key is not None]
                 faults = {number: fault for number, fault in texts if fault is not None}
             for number, fault in faults.items():
