@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -180,9 +181,9 @@ class Times:
         self._committed = committed
 
     def offsets_for_times(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-        """Offsets are seconds, up to five."""
+        """A record a second, up to five. The first one at a time or later is found."""
         (at,) = asked
-        return [TopicPartition(at.topic, at.partition, at.offset // 1_000 if at.offset <= 5_000 else -1)]
+        return [TopicPartition(at.topic, at.partition, -(-at.offset // 1_000) if at.offset <= 5_000 else -1)]
 
     def committed(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         """The offset of the group, in every partition."""
@@ -194,6 +195,8 @@ class Times:
     [
         (4_000, 4),
         (datetime.fromtimestamp(3, UTC), 3),
+        (datetime.fromtimestamp(3, UTC) + timedelta(microseconds=1), 4),
+        (datetime.fromtimestamp(3, UTC) - timedelta(microseconds=1), 3),
         (9_000, 6),
         ("earliest", 1),
         ("latest", 6),
@@ -214,6 +217,24 @@ def test_a_start_is_an_offset(start: Start, offset: int | None) -> None:
     assert offset_at(Times(), "t", 0, place, (1, 6)) == offset  # type: ignore[arg-type]
     if isinstance(place, str) and place.startswith("group"):
         assert offset_at(Times(5), "t", 0, place, (1, 6)) == 5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        re.compile("SHOP-.", re.IGNORECASE),
+        re.compile("(?i)SHOP-."),
+        re.compile("(?ix) SHOP - . # of each shop"),
+        re.compile("shop-."),
+        re.compile("(?u)shop-."),
+    ],
+)
+def test_a_pattern_keeps_its_flags(pattern: re.Pattern[str]) -> None:
+    """Also flags and comments within the pattern."""
+    topics = Topics.of(pattern)
+    assert topics.matches("shop-a")
+    assert not topics.matches("eshop-a")
+    assert topics.matches("Shop-a") == bool(pattern.flags & re.IGNORECASE)
 
 
 def test_a_place_that_is_missing_is_named() -> None:

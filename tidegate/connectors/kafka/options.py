@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
 from tidegate.storage.errors import ConfigurationError
@@ -27,6 +27,9 @@ End: TypeAlias = "str | int | datetime | Mapping[str, str | int | datetime | Map
 STARTS = ("earliest", "latest", "group", "group_or_earliest", "group_or_latest")
 ENDS = ("latest",)
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_INLINE_FLAGS = re.compile(r"^\(\?[aimsxu]+\)")
+"""Matches flags at the begin of a pattern, which Python allows nowhere else."""
 _OURS = {"enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "error"}
 """Settings of the client on which correctness depends. Users cannot change them."""
 _DEFAULTS = {
@@ -87,9 +90,11 @@ class Topics:
                 raise ConfigurationError(
                     f"from_kafka(topics=): the pattern {given.pattern!r} is of bytes; compile it from a string"
                 )
-            # The flags become part of the pattern, so that it can be stored.
+            # The flags become part of the pattern, so that it can be stored. They include flags that begin it.
+            text = _INLINE_FLAGS.sub("", given.pattern)
             flags = "".join(letter for letter in "aimsx" if given.flags & getattr(re, letter.upper()))
-            return cls(pattern=f"(?{flags}:{given.pattern})" if flags else given.pattern)
+            # A comment of a verbose pattern ends with its line.
+            return cls(pattern=f"(?{flags}:{text}\n)" if "x" in flags else f"(?{flags}:{text})" if flags else text)
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise ConfigurationError(
                 f"from_kafka(topics={given!r}): give a list of names, or re.compile(...) for all topics that match"
@@ -232,7 +237,8 @@ def _place(given: Any, offsets: bool) -> Place:
     if isinstance(given, str):
         return given
     if isinstance(given, datetime):
-        return AtTime(int(given.timestamp() * 1000))
+        # Records have whole milliseconds. The first one at or after a time within a millisecond is at the next.
+        return AtTime(-((_EPOCH - given) // timedelta(milliseconds=1)))
     return AtOffset(given) if offsets else AtTime(given)
 
 
