@@ -255,6 +255,9 @@ def test_two_halves_of_a_character_are_not_a_character() -> None:
     assert (found.batch.column(0).to_pylist(), sorted(found.bad)) == (["a", "b"], [1, 2])
 
 
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+CLOCK = {"type": "int", "logicalType": "time-millis"}
+DATE = {"type": "int", "logicalType": "date"}
 EVOLUTION: list[tuple[str, Any, Any, Any, Any]] = [
     ("a new field with a default", ("int", {}), ("int", {}), 1, 1),
     ("int to long", ("int", {}), ("long", {}), 5, 5),
@@ -273,6 +276,24 @@ EVOLUTION: list[tuple[str, Any, Any, Any, Any]] = [
         5,
         dt.datetime(1970, 1, 1, 0, 0, 0, 5000, tzinfo=dt.UTC),
     ),
+    (
+        "a number that became a time",
+        ("int", {}),
+        (MILLIS, {}),
+        5,
+        dt.datetime(1970, 1, 1, 0, 0, 0, 5000, tzinfo=dt.UTC),
+    ),
+    ("a time that became a number", (MILLIS, {}), ("double", {}), 5, 5.0),
+    (
+        "a time of day in another unit",
+        (CLOCK, {}),
+        ({"type": "long", "logicalType": "time-micros"}, {}),
+        5,
+        dt.time(0, 0, 0, 5000),
+    ),
+    ("a time of day as a number", (CLOCK, {}), ("long", {}), 5, 5),
+    ("a date that became a time", (DATE, {}), (MILLIS, {}), 1, dt.datetime(1970, 1, 2, tzinfo=dt.UTC)),
+    ("a date that became a number", (DATE, {}), ("long", {}), 1, 1),
     (
         "an enum with a default",
         ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, {}),
@@ -316,6 +337,12 @@ def test_records_of_an_older_schema_are_read_as_the_newer_one(
             {"type": "fixed", "name": "F", "size": 3},
             "field 'x' was written with 2 bytes",
         ),
+        (
+            MILLIS,
+            {"type": "long", "logicalType": "time-micros"},
+            r"field 'x' was written as timestamp\[ms, tz=UTC\], and the program's schema has time64\[us\]",
+        ),
+        (CLOCK, DATE, r"field 'x' was written as time32\[ms\]"),
         (record(("a", "int"), name="A"), record(("a", "int"), name="B"), "field 'x' was written as 'A'"),
         (
             record(("a", "int"), name="A"),
@@ -334,6 +361,58 @@ def test_a_schema_that_does_not_fit_is_refused(writer: Any, reader: Any, reason:
         registry.add("orders-value", new)
         decoder = AvroFormat(new, registry=registry.url).for_reading(None, READING).decoder()
         assert f"the schema with the id {first} cannot be read" in decoder.decode([with_id(first, b"")]).bad[0]
+
+
+def test_a_time_of_day_is_less_than_a_day() -> None:
+    """Also a number that becomes one. Neither is shown as another time."""
+    day = 86_400_000
+    payloads = written(record(("x", "int")), {"x": day - 1}, {"x": day}, {"x": -1})
+    found = read(record(("x", CLOCK)), payloads)
+    assert found.batch.column(0).to_pylist() == [dt.time(23, 59, 59, 999_000)]
+    assert sorted(found.bad) == [1, 2]
+    with registry_server() as registry:
+        first = registry.add("orders-value", record(("x", "int")))
+        registry.add("orders-value", record(("x", {"type": "long", "logicalType": "time-micros"})))
+        decoder = AvroFormat(registry=registry.url).for_reading(None, READING).decoder()
+        found = decoder.decode([with_id(first, each) for each in payloads])
+    assert found.batch.column(0).to_pylist() == [dt.time(0, 1, 26, 399_999), dt.time(0, 1, 26, 400_000)]
+    assert sorted(found.bad) == [2]
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_a_field_is_found_by_its_name_before_its_aliases(order: tuple[str, str]) -> None:
+    """In any order of the written fields, and aliases in their order."""
+    old = record(*((name, "int") for name in order), ("d", "int"), ("c", "int"))
+    new = record(("b", "int"), ("x", "int"))
+    new["fields"][0]["aliases"] = ["a"]
+    new["fields"][1]["aliases"] = ["b", "c", "d"]
+    with registry_server() as registry:
+        first = registry.add("orders-value", old)
+        registry.add("orders-value", new)
+        payload = with_id(first, written(old, {"a": 1, "b": 2, "c": 3, "d": 4})[0])
+        found = AvroFormat(registry=registry.url).for_reading(None, READING).decoder().decode([payload])
+    assert found.batch.to_pylist() == [{"b": 2, "x": 3}]
+
+
+def test_a_default_of_a_list_that_has_no_elements() -> None:
+    """A new field of the elements of a list needs no value if all lists are empty."""
+    inner = record(("a", "int"), name="Inner")
+    newer = record(
+        ("a", "int"), ("b", record(("c", "int"), name="C")), ("l", {"type": "array", "items": "int"}), name="Inner"
+    )
+    newer["fields"][1]["default"] = {"c": 5}
+    newer["fields"][2]["default"] = [7]
+    old, new = (record(("x", {"type": "array", "items": each})) for each in (inner, newer))
+    with registry_server() as registry:
+        first = registry.add("orders-value", old)
+        registry.add("orders-value", new)
+        decoder = AvroFormat(registry=registry.url).for_reading(None, READING).decoder()
+        empty, full = (with_id(first, each) for each in written(old, {"x": []}, {"x": [{"a": 1}]}))
+        assert decoder.decode([empty]).batch.to_pylist() == [{"x": []}]
+        assert decoder.decode([empty, full]).batch.to_pylist() == [
+            {"x": []},
+            {"x": [{"a": 1, "b": {"c": 5}, "l": [7]}]},
+        ]
 
 
 def test_bytes_of_confluents_serializer() -> None:
@@ -382,7 +461,7 @@ def test_only_needed_columns_are_read() -> None:
     assert read(schema, payloads, columns).batch.to_pylist() == [{"e": 7, "b": {"d": 5}}]
     for wanted, reason in [
         (None, "field 'a' is a union of int, string, which has no Arrow type"),
-        (pa.schema([("z", pa.int64())]), r"the schema has no field 'z', which value= names; it has \[\]"),
+        (pa.schema([("z", pa.int64())]), r"the schema has no field 'z', which value= names; it has \['a', 'b', 'e'\]"),
         (pa.schema([("e", pa.string())]), "column 'e' is int32 and not string in the schema"),
     ]:
         with pytest.raises(ConfigurationError, match=reason):

@@ -133,7 +133,8 @@ class AvroFormat(Format):
                 f"{where}: the schema has no fields, so there are no columns to read; give a schema with fields"
             )
         columns = found if columns is None else columns
-        check_read(found, columns, self.kind, use)
+        names = schema.fields() if kind_of(schema.of(schema.root)) == "record" else None
+        check_read(found, columns, self.kind, use, names)
         return AvroRead(columns, text, references, self._registry, use.part)
 
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:

@@ -70,7 +70,7 @@ class AvroRows:
         self._rows = 0
         self._open()
         written = _written(self._reader)
-        check_read(compiled(written, written, schema).schema, schema, "avro", _USE)
+        check_read(compiled(written, written, schema).schema, schema, "avro", _USE, written.fields())
         self._records = AvroRecords(compiled(written, written, schema), schema)
 
     def next_row(self, row: int) -> int:

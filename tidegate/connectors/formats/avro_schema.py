@@ -465,7 +465,8 @@ class _Constant(Node):
     type: pa.DataType
 
     def array(self, columns: Columns, length: int, valid: pa.Buffer | None = None) -> pa.Array:
-        return pa.repeat(pa.scalar(self.value, self.type), length)
+        # Arrow cannot repeat a nested value zero times.
+        return pa.repeat(pa.scalar(self.value, self.type), max(1, length)).slice(0, length)
 
     def put(
         self, array: pa.Array, into: ColumnsOfRows, rows: NDArray[np.int64], live: NDArray[np.bool_], path: str
@@ -476,18 +477,44 @@ class _Constant(Node):
 def _converted(found: pa.Array, stored: pa.DataType, wanted: pa.DataType) -> pa.Array:
     """Casts decoded entries to the type of the program's schema. Raises UnfitRecordError."""
     try:
-        if pa.types.is_decimal(stored):
+        if pa.types.is_decimal(stored) or pa.types.is_time(stored):
             found.validate(full=True)
         if found.type == wanted:
             return found
+        if _is_temporal(stored) and not _is_temporal(wanted):
+            # A number without its logical type.
+            found = found.cast(_number_type(stored))
         if pa.types.is_floating(wanted):
             return found.cast(wanted, safe=False)
+        if _is_temporal(wanted) and not _is_temporal(stored):
+            found = found.cast(_number_type(wanted)).cast(wanted)
+            if pa.types.is_time(wanted):
+                found.validate(full=True)
+            return found
         return found.cast(wanted)
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise UnfitRecordError(
             f"a value does not fit {wanted}, the type in the program's schema: {error}; give the field a wider type "
             "there"
         ) from error
+
+
+def _is_temporal(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
+
+
+def _number_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the number that stands for a date or time in Avro."""
+    return pa.int32() if pa.types.is_date(kind) or pa.types.is_time32(kind) else pa.int64()
+
+
+def _are_convertible(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether a date or time can be another one: a time of day is neither a date nor a timestamp."""
+    if not _is_temporal(stored) or not _is_temporal(wanted) or stored == wanted:
+        return True
+    if pa.types.is_date(wanted):
+        return False
+    return bool(pa.types.is_time(stored) == pa.types.is_time(wanted))
 
 
 def compiled(
@@ -580,6 +607,11 @@ class _Resolver:
                 f"{_field(path)} was written as {stored}, and the program's schema has {result}; give the field the "
                 "same type and scale there"
             )
+        if not _are_convertible(stored, result):
+            raise UnfitSchemaError(
+                f"{_field(path)} was written as {stored}, and the program's schema has {result}; give the field the "
+                "same logical type there"
+            )
         if pa.types.is_decimal(stored):
             number = self._program.column(16)
             if kind == "fixed":
@@ -602,12 +634,12 @@ class _Resolver:
         fields = reader["fields"]
         if wanted is not None and pa.types.is_struct(wanted):
             fields = [each for each in fields if wanted.get_field_index(each["name"]) >= 0]
-        by_name = {name: each for each in fields for name in (*each.get("aliases", ()), each["name"])}
+        by_name = _written_fields(fields, {each["name"] for each in writer["fields"]})
         nodes: dict[str, Node] = {}
         for each in writer["fields"]:
             below = f"{path}.{each['name']}" if path else each["name"]
             found = by_name.get(each["name"])
-            if found is None or found["name"] in nodes:
+            if found is None:
                 self.skip(each["type"], below)
             else:
                 inner = None if wanted is None or not pa.types.is_struct(wanted) else wanted.field(found["name"]).type
@@ -711,8 +743,8 @@ class _Resolver:
     def _enter(self, name: str, path: str) -> None:
         if name in self._open:
             raise UnfitSchemaError(
-                f"{_field(path)} is a {name!r} within itself, which has no Arrow type; remove the field from the "
-                "columns, or read the records as format='raw'"
+                f"{_field(path)} is a {name!r} within itself, which has no Arrow type and cannot be skipped; read the "
+                "records as format='raw', and decode them in a step"
             )
         self._open.append(name)
 
@@ -760,6 +792,20 @@ class _Resolver:
             program.emit(kernels.ENUM, path, argument=len(schema["symbols"]))
         elif kind != "null":
             program.emit(_PRIMITIVES[kind][0], path)
+
+
+def _written_fields(fields: Sequence[Mapping[str, Any]], written: set[str]) -> dict[str, Mapping[str, Any]]:
+    """Returns the fields of the program's schema that records have, by the names under which they were written.
+
+    A field is found by its own name, or else by the first alias that was written and is not the name of another field.
+    """
+    found = {each["name"]: each for each in fields if each["name"] in written}
+    for each in fields:
+        if each["name"] not in found:
+            alias = next((name for name in each.get("aliases", ()) if name in written and name not in found), None)
+            if alias is not None:
+                found[alias] = each
+    return found
 
 
 def leaf_type(schema: Schema, path: str) -> pa.DataType:

@@ -6,6 +6,8 @@ value that does not fit is bad.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,13 +17,18 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import InexactValueError, exact_cast, refusal_of
 
 
-def check_read(found: pa.Schema, columns: pa.Schema, kind: str, use: PayloadUse) -> None:
-    """Raises ConfigurationError unless payloads with the columns `found` can be read as `columns`."""
+def check_read(
+    found: pa.Schema, columns: pa.Schema, kind: str, use: PayloadUse, names: Sequence[str] | None = None
+) -> None:
+    """Raises ConfigurationError unless payloads with the columns `found` can be read as `columns`.
+
+    `names`: all fields of the schema, for the error, if `found` has only some of them.
+    """
     for field in columns:
         if field.name not in found.names:
             raise ConfigurationError(
                 f"{use.method}(format={kind!r}): the schema has no field {field.name!r}, which {use.part}= names; it "
-                f"has {found.names}"
+                f"has {found.names if names is None else list(names)}"
             )
         if (reason := refusal_of(found.field(field.name).type, field.type)) is not None:
             raise ConfigurationError(
