@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.output_steps import partitioned_by_key, to_sink
 from tidegate.api.streams.step import Step, StepOptions
-from tidegate.connectors.formats.debezium import DebeziumFormat
-from tidegate.connectors.formats.format import PayloadUse
+from tidegate.connectors.formats.format import Format, PayloadUse
 from tidegate.connectors.formats.named import PayloadFormat, check_registry, format_named
 from tidegate.connectors.kafka.encoding import RecordLayout
 from tidegate.connectors.kafka.producer import PARTITIONERS, TRANSACTION_MS_MAX, check_properties, library
@@ -123,21 +122,21 @@ def to_kafka(
 def _parts_of_changes(
     parts: RecordParts, topic_column: str | None, changelog: ChangelogMode | None, delivery: Delivery
 ) -> RecordParts:
-    """For the formats "debezium" and "upsert", returns the parts of a record with the keys of the stream as the record
-    key.
+    """For formats that write upserts or changes, returns the parts of a record with the keys of the stream as the
+    record key.
 
     For other formats `parts` is returned unchanged. Raises ConfigurationError for a stream without changes.
     """
-    is_debezium = parts.format == "debezium" or isinstance(parts.format, DebeziumFormat)
-    if not is_debezium and parts.format != "upsert":
+    form = format_named(parts.format, parts.registry, "to_kafka")
+    if form.writes == "rows":
         return parts
-    where = f"to_kafka(format={'debezium' if is_debezium else 'upsert'!r})"
+    where = f"to_kafka(format={form.kind!r})"
     if changelog is None:
         raise ConfigurationError(
             f"{where} writes changes, and rows of this stream are only added. Use format='json', or make a stream of "
             "changes, with aggregate(emit='changes') or as_changes(keys=[...])"
         )
-    if is_debezium and not changelog.changes:
+    if form.writes == "changes" and not changelog.changes:
         raise ConfigurationError(
             f"{where}: {changelog.made_by} emits updates, which do not have the row before. Use emit='changes' there, "
             "or format='upsert'"
@@ -148,8 +147,8 @@ def _parts_of_changes(
             f"{where}: the changes of {changelog.made_by} have no key"
             + (", because a step has dropped it; keep its columns" if changelog.keyless else "; group by a column")
         )
-    if not is_debezium:
-        return replace(parts, key=key, format="json")
+    if form.writes == "upserts":
+        return replace(parts, key=key)
     if topic_column is not None:
         raise ConfigurationError(f"{where}: a topic is a table; give its name, and filter the stream for each topic")
     if parts.key_format is not None:
@@ -159,9 +158,9 @@ def _parts_of_changes(
             f'{where}: after a failure events would come again with another row in "before"; use '
             'delivery="exactly_once", or format="upsert"'
         )
-    if isinstance(parts.format, DebeziumFormat):
-        return replace(parts, key=key, key_format=parts.format)
-    form = DebeziumFormat(registry=parts.registry)
+    if isinstance(parts.format, Format):
+        return replace(parts, key=key, key_format=form)
+    # The format has the registry now.
     return replace(parts, key=key, format=form, key_format=form, registry=None)
 
 

@@ -96,6 +96,7 @@ class DebeziumFormat(Format):
     """
 
     kind = "debezium"
+    writes = "changes"
 
     decimals: Decimals = "precise"
     truncates: Truncates = "fail"

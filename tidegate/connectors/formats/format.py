@@ -201,6 +201,8 @@ class Format(ABC):
 
     kind: str
     """The name by which users select the format, such as "json"."""
+    writes: Literal["rows", "upserts", "changes"] = "rows"
+    """What a payload that is written is: a row, the newest row of its key, or a change with the old and the new row."""
 
     @abstractmethod
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:

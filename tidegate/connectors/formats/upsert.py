@@ -41,6 +41,7 @@ class UpsertFormat(Format):
     """Compacted topics: each record inserts, replaces or deletes the row of its key. Values are JSON."""
 
     kind = "upsert"
+    writes = "upserts"
 
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
         """Binds the format to the columns and the keys of a table. Raises ConfigurationError."""
