@@ -111,7 +111,7 @@ def test_what_nobody_had_is_read_after_a_restore(tmp_path: Path, parallelism: in
 
 
 def test_splits_that_were_dealt_out_stay_where_they_are(tmp_path: Path) -> None:
-    """As in checkpoints of older versions: the subtasks have every split, and nothing is assigned twice."""
+    """The subtasks have every split, and nothing is assigned twice."""
     savepoint = interrupt(tmp_path, static=True)
     assert recovery.inspect(savepoint).metadata.pools == ()
     assert resume(tmp_path, savepoint, SlowSource(), 2) == list(range(SPLITS * ROWS))

@@ -145,9 +145,8 @@ def test_errors_of_commands_are_one_sentence(arguments: tuple[str, ...], exit_co
 
 def test_prints_the_event_log(store: FileSystemStore) -> None:
     """Each entry's index, time and generation, and its events; jobs can be chosen."""
-    EventLog(store, JobId(_JOB)).append(
-        LogEntry(0, Generation(1), 1_700_000_000_000, "n", (CoordinatorStarted(1_700_000_000_000, Generation(1)),))
-    )
+    started = CoordinatorStarted(1_700_000_000_000, Generation(1))
+    EventLog(store, JobId(_JOB)).append(LogEntry(0, Generation(1), started.at_ms, "n", (started,), 0, (None,)))
 
     result = _run("events", store.url, "--job", "demo", "--raw")
 
@@ -161,8 +160,8 @@ def test_entries_of_a_newer_version_do_not_end_the_list(store: FileSystemStore) 
     """An event of an unknown type is named in its place, the entries after it are printed, and the exit code is 1."""
     log = EventLog(store, JobId(_JOB))
     for index in range(3):
-        log.append(LogEntry(index, Generation(1), 0, "n", (f"event {index}",)))
-    newer = encode(LogEntry(1, Generation(1), 0, "n", ())).replace(b"LogEntry", b"NewEntry")
+        log.append(LogEntry(index, Generation(1), 0, "n", (f"event {index}",), index, (None,)))
+    newer = encode(LogEntry(1, Generation(1), 0, "n", (), 1, ())).replace(b"LogEntry", b"NewEntry")
     store.write(f"{_JOB}/events/{1:012d}", [seal(b"TGEVENT", 1, newer)])
 
     result = _run("events", store.url, "--raw")

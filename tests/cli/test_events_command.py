@@ -94,17 +94,17 @@ def test_a_folder_without_a_log(tmp_path: Path) -> None:
     assert "there is no event log under" in events(tmp_path, "--why", 0).output
     store = open_store(str(tmp_path))
     for job in ("a-11111111", "b-22222222"):
-        EventLog(store, JobId(job)).append(_entry(0, None))
+        EventLog(store, JobId(job)).append(_entry(0, 0, None))
     result = events(tmp_path, "--why", 0)
     assert result.exit_code == 2
     assert "one of a-11111111, b-22222222" in " ".join(result.output.split())
     assert events(tmp_path, "--why", 0, "--job", "a").exit_code == 0
 
 
-# --- logs that were written by older versions, cut, or damaged ----------------------------------------------------
+# --- logs that were cut or damaged ---------------------------------------------------------------------------------
 
 
-def _entry(index: int, first: int | None, *causes: int | None) -> LogEntry:
+def _entry(index: int, first: int, *causes: int | None) -> LogEntry:
     event = TimerFired(1_000 * index, "periodic:0")
     count = max(1, len(causes))
     return LogEntry(index, Generation(1), 1_000 * index, "n", (event,) * count, first, causes)
@@ -114,19 +114,6 @@ def _entry(index: int, first: int | None, *causes: int | None) -> LogEntry:
 def store(tmp_path: Path) -> FileSystemStore:
     """A root."""
     return open_store(str(tmp_path))
-
-
-def test_a_log_of_an_older_version_does_not_tell(store: FileSystemStore) -> None:
-    """Its events are counted from the beginning, and `--why` says that nothing is known of their causes."""
-    log = EventLog(store, JobId("job-12345678"))
-    for index in range(3):
-        log.append(_entry(index, None))
-    log.append(_entry(3, 3, 2))
-    assert re.findall(r"event (\d)", events(store.url).output) == ["0", "1", "2", "3"]
-    told = events(store.url, "--why", 3)
-    assert told.exit_code == 0
-    assert [line.split()[0] for line in told.output.splitlines()[1:]] == ["2", "3"]
-    assert "because an older version wrote it" in told.output.splitlines()[0]
 
 
 def test_a_cause_that_was_cut_is_named(store: FileSystemStore) -> None:
@@ -145,17 +132,6 @@ def test_a_cause_that_was_cut_is_named(store: FileSystemStore) -> None:
     assert [line.split()[0] for line in result.output.splitlines()] == ["5", "6", "7", "8"]
     assert "5  was folded into a snapshot, and cut from the log" in result.output
     assert "its log has the events 6 to 8; older ones" in events(store.url, "--why", 4).output
-
-
-def test_old_entries_behind_a_cut_have_no_number(store: FileSystemStore) -> None:
-    """Nobody can tell how many were before them."""
-    log = EventLog(store, JobId("job-12345678"))
-    for index in range(8):
-        log.append(_entry(index, None))
-    log.write_snapshot(6, ())
-    log.truncate(6)
-    assert re.findall(r"event (\S)", events(store.url).output) == ["?", "?", "?"]
-    assert "its log has no numbered events" in events(store.url, "--why", 6).output
 
 
 def test_a_cause_that_nobody_remembered(store: FileSystemStore) -> None:

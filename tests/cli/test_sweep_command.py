@@ -23,7 +23,7 @@ _ORPHAN = f"{_JOB}/chk-2/counts-0"
 def store(tmp_path: Path) -> FileSystemStore:
     """A root with one job that died long ago: checkpoint 1 is complete, of checkpoint 2 there is a file."""
     opened = open_store(str(tmp_path))
-    EventLog(opened, JobId(_JOB)).append(LogEntry(0, Generation(1), 5, "nonce", ()))
+    EventLog(opened, JobId(_JOB)).append(LogEntry(0, Generation(1), 5, "nonce", (), 0, ()))
     complete(opened, _JOB, 1)
     opened.write(_ORPHAN, [bytes(1234)])
     for path in tmp_path.rglob("*"):

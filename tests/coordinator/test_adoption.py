@@ -228,7 +228,7 @@ def test_a_task_may_fail_while_it_is_asked() -> None:
 
 
 def test_without_the_setting_everything_starts_anew() -> None:
-    """As in jobs of older versions: their logs replay as they were written."""
+    """Also requests of checkpoints end."""
     coordinator = Coordinator().run()
     coordinator.request("mine")
     taken_over = coordinator.start(generation=2)

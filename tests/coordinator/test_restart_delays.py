@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgpack
 import pytest
-from coordinators import SINK, SPEC, Coordinator, only, spec
+from coordinators import SINK, Coordinator, only, spec
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.recovery.restart_strategy import ExponentialDelay, FailureHistory, RestartStrategy
-from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import InvariantError
 
 DOUBLING = RestartStrategy.exponential_delay("1s", "10s", 2.0, 0.0, "1h")
@@ -129,22 +125,3 @@ def test_a_wait_that_no_strategy_may_give_is_a_fault() -> None:
 class _Endless(ExponentialDelay):
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
         return self.maximum_ms + 1
-
-
-def test_what_an_older_version_has_stored_is_counted() -> None:
-    """It remembered times where now a number is kept: two failures since the newest checkpoint stay two."""
-    fields = {"failure_times_ms": (1_000, 2_000), "attempt": 2}
-    old = decode(msgpack.packb(msgpack.ExtType(1, encode(["CoordinatorState", fields]))))
-    assert isinstance(old, CoordinatorState)
-    assert (old.failures, old.failure_times_ms) == (FailureHistory(2), ())
-    assert decode(encode(old)) == old
-
-
-def test_a_log_of_an_older_version_replays() -> None:
-    """Fixed delay, as it was written then: the same decisions follow from the same events."""
-    strategy = decode(msgpack.packb(msgpack.ExtType(1, encode(["FixedDelay", {"attempts": 2, "delay_ms": 500}]))))
-    coordinator = Coordinator(replace(SPEC, restart=strategy), CoordinatorMachine()).run()
-    assert [wait_after_failure(coordinator, at_ms) for at_ms in (1_000, 2_000)] == [500, 500]
-    coordinator.complete()
-    assert [wait_after_failure(coordinator, at_ms) for at_ms in (3_000, 4_000)] == [500, 500]
-    assert len(only(coordinator.fail(), do.EndJob)) == 1

@@ -53,7 +53,7 @@ class Root:
 
     def job(self, job_id: JobId = JOB) -> None:
         """A job with an event log."""
-        EventLog(self.store, job_id).append(LogEntry(0, Generation(1), 5, "nonce", ()))
+        EventLog(self.store, job_id).append(LogEntry(0, Generation(1), 5, "nonce", (), 0, ()))
 
     def file(self, path: str) -> StateHandle:
         """A file of a checkpoint, and what refers to it."""

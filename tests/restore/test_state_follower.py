@@ -29,7 +29,7 @@ from tidegate.protocol.identity import TaskId
 from tidegate.protocol.task_reports import StateOrigin
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.state.common.options import StateBackendOptions
-from tidegate.storage.checkpoints.metadata import StateHandle, read_metadata
+from tidegate.storage.checkpoints.metadata import StateHandle
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
@@ -264,19 +264,6 @@ def test_a_savepoint_on_the_way_costs_nothing(store: FileSystemStore) -> None:
     assert standby.checkpoint_id == 1
     standby.follow(third)
     assert standby.checkpoint_id == 3
-
-
-def test_keyed_state_beside_the_layers_is_not_overlooked(store: FileSystemStore) -> None:
-    """As older versions have written timers: whoever held the layers alone would lose it."""
-    running, standby = Running("process", store), follower("process", store)
-    (point,) = _some_checkpoints(running, "base")
-    metadata = read_metadata(store, point.job_id, point.checkpoint_id)
-    subtasks = tuple(replace(s, handle=s.layers[0]) if s.layers else s for s in metadata.subtasks)
-    old = complete(store, replace(metadata, checkpoint_id=CheckpointId(2), subtasks=subtasks))
-    standby.follow(old)
-    assert standby.checkpoint_id is None
-    standby.follow(point)
-    assert standby.take(old) == {}
 
 
 def test_a_checkpoint_of_another_parallelism_is_not_held(store: FileSystemStore) -> None:

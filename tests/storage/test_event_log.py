@@ -20,7 +20,9 @@ _JOB = JobId("demo-1")
 
 
 def _entry(index: int, generation: int = 1, nonce: str = "") -> LogEntry:
-    return LogEntry(index, Generation(generation), 1_000 + index, nonce or f"g{generation}", (f"event {index}",))
+    return LogEntry(
+        index, Generation(generation), 1_000 + index, nonce or f"g{generation}", (f"event {index}",), index, (None,)
+    )
 
 
 def _filled(store: FileSystemStore, entries: int) -> EventLog:
@@ -168,7 +170,7 @@ def test_only_wire_values_are_logged(memory_store: FileSystemStore) -> None:
     log = _filled(memory_store, 1)
 
     with pytest.raises(CodecError):
-        log.append(LogEntry(1, Generation(1), 0, "", (object(),)))
+        log.append(LogEntry(1, Generation(1), 0, "", (object(),), 1, (None,)))
     assert log.indices() == [0]
 
 

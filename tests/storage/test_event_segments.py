@@ -22,7 +22,7 @@ _TAKEOVER = 4
 
 
 def _entry(index: int) -> LogEntry:
-    return LogEntry(index, Generation(1), 1_000 + index, "one", (f"event {index}",), index)
+    return LogEntry(index, Generation(1), 1_000 + index, "one", (f"event {index}",), index, (None,))
 
 
 def _cut(store: Store, entries: int, *snapshots: int) -> EventLog:

@@ -131,7 +131,7 @@ def test_it_is_read_as_it_was_written(store: FileSystemStore) -> None:
 
 def test_nothing_of_a_living_job_is_swept(store: FileSystemStore) -> None:
     """However old the newest entry of its log is; what a dead one has left goes, however young that entry is."""
-    EventLog(store, JOB).append(LogEntry(0, Generation(1), 5, "nonce", ()))
+    EventLog(store, JOB).append(LogEntry(0, Generation(1), 5, "nonce", (), 0, ()))
     store.write(f"{JOB}/chk-1/map-0", [b"state"])
     written_ms = max(file.modified_at_ms or 0 for file in store.walk(JOB))
     late_ms = written_ms + 2 * GRACE_MS_DEFAULT
@@ -151,7 +151,7 @@ def test_nothing_of_a_living_job_is_swept(store: FileSystemStore) -> None:
 
 def test_nothing_is_deleted_as_long_as_its_process_is_there(store: FileSystemStore) -> None:
     """Nobody renews a lease on a full disk, and to sweep is what one does then."""
-    EventLog(store, JOB).append(LogEntry(0, Generation(1), 5, "nonce", ()))
+    EventLog(store, JOB).append(LogEntry(0, Generation(1), 5, "nonce", (), 0, ()))
     write_lease(store, lease(this_process()))
 
     assert not is_alive(store, JOB, EXPIRES_MS + 1)

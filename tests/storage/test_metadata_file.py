@@ -82,16 +82,11 @@ def test_metadata_in_the_wrong_place_is_damage(memory_store: FileSystemStore) ->
         read_metadata(memory_store, _JOB, CheckpointId(9))
 
 
-def test_a_newer_version_is_named_as_such() -> None:
-    """An intact file of a later format is not called damaged."""
-    with pytest.raises(CodecError, match="format version 6; this tidegate reads up to 5"):
-        decode_metadata(seal(b"TGCKMETA", METADATA_VERSION + 1, b"whatever"))
-
-
-def test_an_older_version_is_named_as_such() -> None:
-    """What an older tidegate wrote is not taken for damage, and not misread."""
-    with pytest.raises(CodecError, match=r"_metadata was written by an older tidegate, in format version 1;"):
-        decode_metadata(seal(b"TGCKMETA", 1, b"whatever"))
+@pytest.mark.parametrize("version", [METADATA_VERSION - 1, METADATA_VERSION + 1])
+def test_another_version_is_named_as_such(version: int) -> None:
+    """An intact file of another format is not called damaged, and not misread."""
+    with pytest.raises(CodecError, match=f"_metadata has format version {version}, and .* reads version 5"):
+        decode_metadata(seal(b"TGCKMETA", version, b"whatever"))
 
 
 def test_another_value_is_no_metadata() -> None:

@@ -270,7 +270,7 @@ def test_a_create_whose_answer_was_lost_is_neither_won_nor_lost(open_s3: _Opener
 def test_a_log_entry_whose_answer_was_lost_is_repeated_safely(open_s3: _Opener, proxy: S3Proxy) -> None:
     """What rests on conditional creates holds over a real wire: the entry is there once, and is the writer's own."""
     log = EventLog(open_s3(), JobId("job-12345678"))
-    entry = LogEntry(0, Generation(1), 5, "nonce", ())
+    entry = LogEntry(0, Generation(1), 5, "nonce", (), 0, ())
     proxy.inject("lose answer", 1, puts)
 
     with pytest.raises(StorageError):

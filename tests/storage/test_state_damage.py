@@ -138,15 +138,15 @@ def test_a_lost_file_is_not_found() -> None:
             read()
 
 
-@pytest.mark.parametrize(("version", "told"), [(99, "has format version 99"), (1, "written by an older tidegate")])
-def test_a_file_of_another_version_is_named_as_such(version: int, told: str) -> None:
+@pytest.mark.parametrize("version", [99, 1])
+def test_a_file_of_another_version_is_named_as_such(version: int) -> None:
     """An intact file of a later format, or of an older one, is not called damaged."""
     handle = written()
     other = bytearray(_MEMORY.read(handle.path or ""))
     other[8] = version
     _MEMORY.write("other", [other])
 
-    with pytest.raises(CodecError, match=told):
+    with pytest.raises(CodecError, match=f"has format version {version}, and"):
         read_footer(_MEMORY, "other", handle.size_bytes)
 
 

@@ -171,12 +171,12 @@ def test_what_is_lost_is_damage(lost: str) -> None:
         TableLog(store).snapshot()
 
 
-def test_a_log_of_an_older_tidegate_is_refused() -> None:
+def test_a_log_of_another_version_is_refused() -> None:
     """With its version, and what to do."""
     store = PlainStore()
     store.files[f"{LOG_FOLDER}/{0:012d}"] = seal(b"TGTABLE", 1, b"")
 
-    with pytest.raises(CodecError, match="older tidegate, in format version 1"):
+    with pytest.raises(CodecError, match="has format version 1, and this tidegate reads version 3"):
         TableLog(store).snapshot()
 
 

@@ -19,13 +19,10 @@ from tidegate.storage.checkpoints.metadata import (
     NativeFile,
     NativeState,
     SavepointFormat,
-    SectionRef,
     SnapshotKind,
     StateHandle,
-    StateKind,
-    SubtaskState,
 )
-from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut
 
 BASE_BYTES = 10 * DELTAS_BYTES_MIN
@@ -67,19 +64,6 @@ def test_a_snapshot_is_built_on_what_its_barrier_names_and_on_nothing_else() -> 
     assert cut(known, 6, 2) == Cut(CheckpointId(6))
     assert cut(known, 7, 3) == Cut(CheckpointId(7), base=CheckpointId(3))
     assert cut(known, 8, 4) == Cut(CheckpointId(8), base=CheckpointId(4))
-
-
-def test_timers_that_lie_beside_the_layers_are_in_the_next_snapshot() -> None:
-    """Older versions wrote them so: what is built on their layers would not have them. Files of a backend have all."""
-    beside = StateHandle("own", None, 9, "sum", (SectionRef(OperatorUid("agg"), "timers", StateKind.KEYED, 0, 9, 1),))
-    for handle, whole in ((None, False), (beside, True)):
-        part = SubtaskState(VertexId("v"), SubtaskIndex(0), handle, layers=layers(100, 10), native=native("a"))
-        found = IncrementalBase.of(CheckpointId(3), part)
-        assert found.layers == (() if whole else part.layers)
-        assert found.native == part.native
-        known = IncrementalBases()
-        known.remember(IncrementalBase(found.checkpoint_id, found.layers))
-        assert cut(known, 4, 3).base == (None if whole else 3)
 
 
 def test_what_was_given_up_is_no_base() -> None:

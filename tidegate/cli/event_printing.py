@@ -92,8 +92,7 @@ def _print_line(console: Console, entry_line: TimelineLine) -> None:
 
 def line_text(entry_line: TimelineLine) -> str:
     """Returns a line as text, with the number of its event and its time."""
-    number = "?" if entry_line.number is None else str(entry_line.number)
-    return f"{number:>7}  {time_text(entry_line.line.at_ms)}  {entry_line.line.text}"
+    return f"{entry_line.number:>7}  {time_text(entry_line.line.at_ms)}  {entry_line.line.text}"
 
 
 def _print_pending(console: Console, timeline: Timeline) -> None:
@@ -147,9 +146,8 @@ def print_history(history: EventHistory) -> int:
 
 
 def _head(logged: LoggedEvent) -> str:
-    number = "?" if logged.number is None else f"{logged.number}"
     cause = "" if logged.cause is None else f"because of {logged.cause}  "
-    return f"        event {number}  {cause}"
+    return f"        event {logged.number}  {cause}"
 
 
 def print_chain(chain: Chain, whole: bool) -> None:
@@ -160,8 +158,6 @@ def print_chain(chain: Chain, whole: bool) -> None:
     events, first = chain.events, chain.events[0]
     if chain.cut is not None:
         typer.echo(f"{chain.cut:>7}  {chain.cut_why}")
-    elif not first.has_causes:
-        typer.echo("         The log does not have the cause, because an older version wrote it")
     elif not first.event.begins or first.event.answers:
         typer.echo("         The log does not have the cause")
     skipped = 0 if whole else max(0, len(events) - LINES_MAX)

@@ -416,8 +416,7 @@ class RawEvents:
                     facts = {"event": logged.number, "at_ms": logged.at_ms, "cause": logged.cause, "kind": kind}
                     lines.append(as_json_text(facts | {"text": text}))
                 else:
-                    number = "?" if logged.number is None else logged.number
-                    lines.append(f"{number:>7}  {time_text(logged.at_ms)}  {text}")
+                    lines.append(f"{logged.number:>7}  {time_text(logged.at_ms)}  {text}")
         return lines
 
 

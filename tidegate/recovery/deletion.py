@@ -72,7 +72,7 @@ def _without_metadata(store: Store, at: CheckpointPointer) -> str:
     folder = "" if at.savepoint else CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id)
     if not store.list(folder):
         return f"there is no {'savepoint' if at.savepoint else 'checkpoint'} {at}"
-    text = f"{at} has files and no {METADATA_NAME}: it was never completed, or an older version began to delete it. "
+    text = f"{at} has files and no {METADATA_NAME}: it was never completed. "
     if at.savepoint:
         return f"{text}If no job is writing it, delete the folder"
     return f"{text}`tidegate checkpoints sweep {at.root} --job {at.job_id} --delete` deletes what nothing refers to"

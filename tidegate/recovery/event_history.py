@@ -4,10 +4,7 @@ It does not interpret events; the modules that print them do. Rules:
 
 - An entry that cannot be read is reported as unreadable. All other entries are included, also entries that were cut
   from the log and kept.
-- Older versions wrote no numbers. Their events are numbered from the beginning of the log; if that was cut, they have
-  no number.
-- A chain of causes begins with an event that has no cause, where the log was cut, or where an older version wrote no
-  cause.
+- A chain of causes begins with an event that has no cause, or where the log was cut.
 """
 
 from __future__ import annotations
@@ -25,13 +22,12 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """An event of the log. `number` is None if it is unknown. `has_causes`: whether its entry records causes."""
+    """An event of the log, with its number and the number of the event that caused it, or None."""
 
-    number: EventId | None
+    number: EventId
     event: Any
     logged_at_ms: int
     cause: EventId | None
-    has_causes: bool
 
     @property
     def at_ms(self) -> int:
@@ -77,21 +73,13 @@ class EventHistory:
     @staticmethod
     def _read(log: EventLog, job_id: JobId, from_index: int) -> EventHistory:
         history = EventHistory(job_id)
-        number: int | None = 0
-        before = -1
         for index, read in _readers(log, from_index):
             try:
                 entry = read()
             except (CodecError, CorruptionError) as error:
                 history.entries.append((index, None, (), str(error)))
                 continue
-            if entry.first_event is not None:
-                number = entry.first_event
-            elif index != before + 1:
-                number = None
-            history.entries.append((index, entry, _events(entry, number), None))
-            number = None if number is None else number + len(entry.events)
-            before = index
+            history.entries.append((index, entry, _events(entry), None))
         return history
 
     @property
@@ -102,7 +90,6 @@ class EventHistory:
     def why(self, number: int) -> Chain:
         """Returns the events that led to an event. Raises ConfigurationError if the log does not contain it."""
         known = {logged.number: logged for _, _, events, _ in self.entries for logged in events}
-        known.pop(None, None)
         found = known.get(EventId(number))
         if found is None:
             raise ConfigurationError(
@@ -118,10 +105,9 @@ class EventHistory:
             chain.insert(0, known[cause])
         return Chain(tuple(chain))
 
-    def _extent(self, numbers: set[EventId | None]) -> str:
-        known = {number for number in numbers if number is not None}
+    def _extent(self, known: set[EventId]) -> str:
         if not known:
-            return "its log has no numbered events"
+            return "its log has no events that can be read"
         last = first = max(known)
         while first - 1 in known:
             first = EventId(first - 1)
@@ -151,16 +137,8 @@ def _raise(error: Exception) -> LogEntry:
     raise error
 
 
-def _events(entry: LogEntry, first: int | None) -> tuple[LoggedEvent, ...]:
-    has_causes = entry.first_event is not None
-    causes = entry.causes or (None,) * len(entry.events)
+def _events(entry: LogEntry) -> tuple[LoggedEvent, ...]:
     return tuple(
-        LoggedEvent(
-            None if first is None else EventId(first + place),
-            event,
-            entry.at_ms,
-            None if cause is None else EventId(cause),
-            has_causes,
-        )
-        for place, (event, cause) in enumerate(zip(entry.events, causes, strict=True))
+        LoggedEvent(EventId(number), event, entry.at_ms, None if cause is None else EventId(cause))
+        for number, (event, cause) in enumerate(zip(entry.events, entry.causes, strict=True), entry.first_event)
     )

@@ -1,7 +1,6 @@
 """`CoordinatorState`: the whole state of the coordinator, computed from the events of its log (a fold).
 
-The state can be written to storage, which keeps replay short and lets the log be truncated. A new field needs a
-default, because states that older versions stored lack it.
+The state can be written to storage, which keeps replay short and lets the log be truncated.
 
 Sets of tasks are dicts that grow in place, so the cost of an event does not grow with the number of tasks.
 """
@@ -426,10 +425,6 @@ class CoordinatorState:
     """Id of the pending savepoint after which the job ends, or None."""
     restart_due: bool = False
     """True once the delay before the restart has passed."""
-    failure_times_ms: tuple[int, ...] = ()
-    """Times, in ms, of the failures since the newest completed checkpoint. Set only in states that older versions
-    stored.
-    """
     failures: FailureHistory = field(default_factory=FailureHistory)
     """The history of failures on which the restart strategy decides."""
     last_fingerprint: str = ""
@@ -454,11 +449,6 @@ class CoordinatorState:
     superseded: bool = False
     """True if a newer job has claimed a table of this job."""
     statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
-
-    def __post_init__(self) -> None:
-        if self.failure_times_ms:
-            self.failures = FailureHistory(len(self.failure_times_ms))
-            self.failure_times_ms = ()
 
     def move(self, input: JobInput) -> None:
         """Moves the job to its next status. Raises ProtocolError, and changes nothing, if this status does not allow
@@ -543,7 +533,7 @@ class CoordinatorState:
         all tasks.
         """
         assert self.spec is not None
-        # The fold of an older version has no `down`: there a job restarted as a whole.
+        # Before the first attempt no task was stopped.
         again = tuple(task for task in self.spec.tasks if task in self.down) or self.spec.tasks
         whole = len(again) == len(self.spec.tasks)
         if whole:

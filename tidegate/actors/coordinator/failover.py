@@ -305,5 +305,5 @@ class Takeover:
             return ()
         if state.status is JobStatus.DEPLOYING:
             return tuple(task for task in tasks if task in state.down or task not in state.older_attempts)
-        # The fold of an older version has no `down`: there a job restarted as a whole.
+        # Before the first attempt no task was stopped.
         return tuple(task for task in tasks if task in state.down) or tasks

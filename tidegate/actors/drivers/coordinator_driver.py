@@ -84,8 +84,7 @@ def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[
         state = decode(fold.state)
         takeovers = fold.takeovers
         snapshot_index = index
-        # A fold of an older version has not counted its events; there was at least one an entry.
-        number = EventId(index if fold.next_event is None else fold.next_event)
+        number = EventId(fold.next_event)
         causes = CauseTracker(fold.orders)
     machine = CoordinatorMachine(state)
     if job_history is not None:
@@ -93,7 +92,7 @@ def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[
     for entry in event_log.entries(index):
         if isinstance(entry.events[0], ev.CoordinatorStarted):
             takeovers = (*takeovers, entry.index)
-        number = number if entry.first_event is None else EventId(entry.first_event)
+        number = EventId(entry.first_event)
         for event in entry.events:
             instructions = machine.handle(event)
             causes.replayed(number, event, instructions)

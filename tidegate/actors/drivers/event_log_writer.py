@@ -54,7 +54,7 @@ class StoredFold:
 
     state: bytes
     takeovers: tuple[int, ...]
-    next_event: int | None = None
+    next_event: int
     orders: StoredOrders = ()
 
 

@@ -46,13 +46,8 @@ class IncrementalBase:
 
     @staticmethod
     def of(checkpoint_id: CheckpointId, state: SubtaskState) -> IncrementalBase:
-        """Returns the base for a subtask's part of a checkpoint.
-
-        Older versions wrote timers outside of the layers. The next snapshot then contains the whole state.
-        """
-        sections = () if state.handle is None else state.handle.sections
-        complete = not any(section.kind is StateKind.KEYED for section in sections)
-        return IncrementalBase(checkpoint_id, state.layers if complete else (), state.native)
+        """Returns the base for a subtask's part of a checkpoint."""
+        return IncrementalBase(checkpoint_id, state.layers, state.native)
 
     @property
     def extensible(self) -> bool:

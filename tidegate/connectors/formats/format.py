@@ -201,8 +201,9 @@ class Format(ABC):
 
     kind: str
     """The name by which users select the format, such as "json"."""
-    writes: Literal["rows", "upserts", "changes"] = "rows"
-    """What a payload that is written is: a row, the newest row of its key, or a change with the old and the new row."""
+    # Kind of the payloads that are written: "rows", "upserts" (the newest row of a key), or "changes" (the old and the
+    # new row). A comment, because each format has its own value, and the reference would show this one.
+    writes = "rows"
 
     @abstractmethod
     def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:

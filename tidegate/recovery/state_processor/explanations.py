@@ -115,7 +115,7 @@ def explain(
     first = chain.events[0]
     missing = chain.cut_why
     if not missing and not first.event.begins:
-        missing = "was not recorded" if first.has_causes else "was not recorded, because an older version wrote the log"
+        missing = "was not recorded"
     return Explanation(history.job_id, decision, tuple(_step(logged) for logged in chain.events), missing)
 
 
@@ -161,7 +161,6 @@ def _about_checkpoint(found: EventHistory, events: list[LoggedEvent], checkpoint
         for logged in events
         if isinstance(logged.event, ev.TimerFired) and logged.event.timer == f"timeout:{checkpoint}"
     ]
-    about = [logged for logged in about if logged.number is not None]
     for kinds, words in (
         ((ev.MetadataWritten,), "was completed"),
         ((ev.CheckpointVoided, ev.CheckpointDeclined, ev.TimerFired), "was given up"),
@@ -170,14 +169,13 @@ def _about_checkpoint(found: EventHistory, events: list[LoggedEvent], checkpoint
         decided = [logged for logged in about if isinstance(logged.event, kinds)]
         if decided:
             number = decided[0].number if kinds != (object,) else decided[-1].number
-            assert number is not None
             return number, f"checkpoint {checkpoint} of job {found.job_id} {words}"
     raise ConfigurationError(_nothing(found, f"checkpoint {checkpoint}", "checkpoint_id", events))
 
 
 def _about_attempt(found: EventHistory, events: list[LoggedEvent], attempt: int) -> tuple[int, str]:
     for logged in events:
-        if logged.number is not None and getattr(logged.event, "attempt", None) == attempt:
+        if getattr(logged.event, "attempt", None) == attempt:
             return logged.number, f"attempt {attempt} of job {found.job_id} was started"
     raise ConfigurationError(_nothing(found, f"attempt {attempt}", "attempt", events))
 
@@ -192,5 +190,4 @@ def _nothing(found: EventHistory, what: str, field: str, events: list[LoggedEven
 
 
 def _step(logged: LoggedEvent) -> Step:
-    assert logged.number is not None, "a chain is of numbered events"
     return Step(logged.number, logged.at_ms, type(logged.event).__name__, logged.event.describe())

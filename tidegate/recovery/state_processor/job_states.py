@@ -91,7 +91,6 @@ def job_state(
                 "; restore this file from a copy, or use the newest checkpoint"
             )
         for logged in events:
-            assert logged.number is not None, "a whole log numbers its events"
             first = logged.number if first is None else first
             over = logged.number > at if isinstance(at, int) else until_ms is not None and logged.at_ms > until_ms
             if over:

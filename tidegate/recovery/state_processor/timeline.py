@@ -26,9 +26,9 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class TimelineLine:
-    """A line of text in a job's timeline, and the number of the event that it describes, or None if unknown."""
+    """A line of text in a job's timeline, and the number of the event that it describes."""
 
-    number: EventId | None
+    number: EventId
     line: Line
 
 

@@ -33,7 +33,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import pyarrow as pa
 import rocksdict
@@ -59,13 +58,13 @@ from tidegate.storage.state.rocksdb.database import (
 from tidegate.storage.state.rocksdb.scan import scan_state
 from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.state.rocksdb.value_layout import (
+    FORMAT_VERSION,
     ROCKSDB,
     STATES_MAX,
     RocksDescription,
     RocksForm,
     RocksState,
     describe,
-    version_for,
 )
 
 _ACTIVE = "rocksdb.num-entries-active-mem-table"
@@ -176,7 +175,7 @@ class RocksSession:
         """Returns the description of keys and states that is needed to read the database files later."""
         states = tuple(self._states.values())
         return RocksDescription(
-            version_for(states), self._lineage, self.max_parallelism, self.key_schema, states, self.position
+            FORMAT_VERSION, self._lineage, self.max_parallelism, self.key_schema, states, self.position
         )
 
     def scan(self, state: RocksState, rows_max: int) -> Iterator[pa.RecordBatch]:
@@ -422,7 +421,7 @@ class RocksSession:
                 f"not {self.max_parallelism}, so their key groups differ; restore with the max parallelism of the "
                 "checkpoint"
             )
-        return replace(stored, version=version_for(stored.states))
+        return stored
 
 
 class OwnedFolder:

@@ -64,8 +64,7 @@ class LogEntry:
 
     `nonce` identifies the write, so that a writer can distinguish its own repeated create from an equal decision of
     another writer. `first_event` is the number of the first event; the next events have the next numbers. `causes` has
-    for each event the number of the event that caused it, or None. Entries written by older versions lack these two
-    fields.
+    for each event the number of the event that caused it, or None.
     """
 
     index: int
@@ -73,8 +72,8 @@ class LogEntry:
     at_ms: int
     nonce: str
     events: tuple[Any, ...]
-    first_event: int | None = None
-    causes: tuple[int | None, ...] = ()
+    first_event: int
+    causes: tuple[int | None, ...]
 
 
 class EventLog:

@@ -500,7 +500,7 @@ def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadat
 
     Raises CorruptionError for damage, CodecError for another version.
     """
-    metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where, version_min=METADATA_VERSION))
+    metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where))
     if not isinstance(metadata, CheckpointMetadata):
         raise CodecError(
             f"{where} holds a {type(metadata).__name__}, not the metadata of a checkpoint; choose another checkpoint"

@@ -38,11 +38,11 @@ def seal(magic: bytes, version: int, payload: Buffer) -> bytes:
     return b"".join((header, _CHECKSUM.pack(_digest((header, payload))), payload))
 
 
-def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_min: int = 0) -> memoryview:
+def unseal(magic: bytes, version: int, data: Buffer, where: str) -> memoryview:
     """Checks the header and the checksum of a file made by `seal`, and returns its payload. `where` names the file in
     errors.
 
-    Raises CorruptionError for any damage, CodecError for an intact file of a newer version or one before `version_min`.
+    Raises CorruptionError for any damage, CodecError for an intact file of another version than `version`.
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
@@ -50,7 +50,7 @@ def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_
             f"{where} is damaged: {len(view)} bytes are too few for a header; restore the file from a copy"
         )
     header = view[: _HEADER.size]
-    found, version, length = _HEADER.unpack(header)
+    found, written, length = _HEADER.unpack(header)
     (digest,) = _CHECKSUM.unpack(view[_HEADER.size : HEADER_BYTES])
     payload = view[HEADER_BYTES:]
     if found != magic.ljust(8, b"\0"):
@@ -63,15 +63,10 @@ def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_
         )
     if digest != _digest((header, payload)):
         raise CorruptionError(f"{where} is damaged: its checksum does not match; restore the file from a copy")
-    if version > version_max:
+    if written != version:
         raise CodecError(
-            f"{where} has format version {version}; this tidegate reads up to {version_max}"
-            "; read it with the tidegate that wrote it, or a newer one"
-        )
-    if version < version_min:
-        raise CodecError(
-            f"{where} was written by an older tidegate, in format version {version}; this one reads versions from "
-            f"{version_min} on: read it with the tidegate that wrote it"
+            f"{where} has format version {written}, and this tidegate reads version {version}; read it with the "
+            "tidegate that wrote it"
         )
     return payload
 

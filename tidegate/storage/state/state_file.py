@@ -544,15 +544,10 @@ def _check_header(header: Buffer, where: str) -> None:
     magic, version = _HEADER.unpack_from(header)
     if magic != _MAGIC:
         raise CorruptionError(f"{where} is damaged or not a state file: it starts with {magic!r}{_ADVICE}")
-    if version > STATE_VERSION:
+    if version != STATE_VERSION:
         raise CodecError(
-            f"{where} has format version {version}; this tidegate reads {STATE_VERSION}: restore with the tidegate "
-            "that wrote it, or a newer one"
-        )
-    if version < STATE_VERSION:
-        raise CodecError(
-            f"{where} was written by an older tidegate (format version {version}; this one reads {STATE_VERSION})"
-            ": restore with the tidegate that wrote it"
+            f"{where} has format version {version}, and this tidegate reads version {STATE_VERSION}: restore with the "
+            "tidegate that wrote it"
         )
 
 

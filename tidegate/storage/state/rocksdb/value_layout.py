@@ -28,7 +28,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -49,12 +49,6 @@ ROCKSDB = "rocksdb"
 """Value of `NativeState.backend` for files of RocksDB."""
 
 FORMAT_VERSION = 4
-"""The newest format. Version 1 had no timers, 2 no row tables, 3 no tables with columns of varying width.
-
-Files are written in the oldest version that supports their content, but at least 2, so that older tidegates read them.
-"""
-_WITH_ROWS = 3
-_WITHOUT_ROWS = 2
 
 STATES_MAX = 1 << 16
 HEAD = struct.Struct(">HH")
@@ -105,14 +99,6 @@ class RocksState:
     values: pa.Schema
 
 
-def version_for(states: Iterable[RocksState]) -> int:
-    """Returns the oldest format version that can store these states."""
-    found = list(states)
-    if any(state.form is RocksForm.TABLE and is_varying(state.values) for state in found):
-        return FORMAT_VERSION
-    return _WITH_ROWS if any(state.form is RocksForm.ROWS for state in found) else _WITHOUT_ROWS
-
-
 @wire
 @dataclass(frozen=True, slots=True)
 class RocksDescription:
@@ -141,7 +127,7 @@ class RocksDescription:
 def describe(native: NativeState) -> RocksDescription:
     """Decodes the description of stored RocksDB files.
 
-    Raises CodecError for files of another backend or of a newer tidegate, CorruptionError for damage.
+    Raises CodecError for files of another backend or in another format, CorruptionError for damage.
     """
     if native.backend != ROCKSDB:
         raise CodecError(
@@ -153,11 +139,10 @@ def describe(native: NativeState) -> RocksDescription:
         raise CorruptionError(
             f"state of operator {native.uid!r} has no description of its RocksDB files; choose another checkpoint"
         )
-    if description.version > FORMAT_VERSION:
+    if description.version != FORMAT_VERSION:
         raise CodecError(
-            f"RocksDB state of operator {native.uid!r} has format version {description.version}; "
-            f"this tidegate reads up to {FORMAT_VERSION}"
-            "; restore with the tidegate that wrote it, or a newer one"
+            f"RocksDB state of operator {native.uid!r} has format version {description.version}, and this tidegate "
+            f"reads version {FORMAT_VERSION}; restore with the tidegate that wrote it"
         )
     return description
 

@@ -374,8 +374,6 @@ def _weight(part: TablePart) -> int:
 
 
 TABLE_LOG_VERSION = 3
-_VERSION_MIN = 2
-"""Oldest version of files that can be read. Such files only lack newer fields."""
 LOG_FOLDER = "_tidegate/log"
 PARTS_FOLDER = "_tidegate/parts"
 FAN_IN = 10
@@ -709,7 +707,7 @@ def _joinable(parts: Sequence[TablePart]) -> bool:
 
 
 def _decoded(magic: bytes, data: bytes, where: str) -> object:
-    payload = unseal(magic, TABLE_LOG_VERSION, data, where, version_min=_VERSION_MIN)
+    payload = unseal(magic, TABLE_LOG_VERSION, data, where)
     try:
         return decode(payload)
     except CodecError as error:
