@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.actors.graph.job_graph import NAME_CHARACTERS_MAX, JobGraph, JobVertex, task_names, vertex_labels
+from tidegate.actors.graph.job_graph import NAME_CHARACTERS_MAX, JobGraph, JobVertex, vertex_labels
 from tidegate.storage.ids import VertexId
 
 
@@ -33,9 +33,3 @@ def test_one_long_name_is_cut() -> None:
 def test_vertices_of_one_name_are_told_apart() -> None:
     """Labels are unique, also where a number that is added makes the name of another vertex."""
     assert labels("map", "map", "map 2", "map") == ["map", "map 2", "map 2 2", "map 3"]
-
-
-def test_tasks_are_counted_from_one() -> None:
-    """Each has the label of its vertex, and its place among the subtasks."""
-    graph = JobGraph((JobVertex(VertexId("v"), "totals", 2, ()), JobVertex(VertexId("w"), "out", 1, ())), ())
-    assert sorted(task_names(graph).values()) == ["out (1/1)", "totals (1/2)", "totals (2/2)"]

@@ -76,14 +76,6 @@ def shown(value: object) -> str:
     return value_text(value, _VALUE_CHARACTERS_MAX)
 
 
-def check_text(value: str) -> None:
-    """Raises InexactValueError for a string with half of a surrogate pair, which UTF-8 cannot encode."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InexactValueError(value, pa.string(), _SURROGATE) from error
-
-
 def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, complete: bool = False) -> pa.Array:
     """Returns values as an Arrow array of type `wanted`, or of their common type if it is None.
 

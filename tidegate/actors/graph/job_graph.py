@@ -286,17 +286,6 @@ def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:
     return labels
 
 
-def task_names(graph: JobGraph) -> dict[TaskId, str]:
-    """Returns short names of tasks for people, such as `map (2/4)`: the name of the vertex, and the number of the
-    subtask from 1.
-    """
-    labels = vertex_labels(graph)
-    return {
-        task: f"{labels[task.vertex]} ({task.subtask + 1}/{graph.vertex(task.vertex).parallelism})"
-        for task in graph.tasks()
-    }
-
-
 def _shortened(parts: Sequence[str]) -> str:
     """Joins the names of a chain's operators. If that is longer than `NAME_CHARACTERS_MAX`, uses only the first
     and the last.

@@ -161,7 +161,7 @@ class ReadFormat(ABC):
     """A format that is bound to the columns of a source. Must be picklable and comparable."""
 
     has_changes = False
-    """True if the rows are row versions (`changes.py`), which a later step turns into a stream of changes."""
+    """True if the rows are row versions (`row_versions.py`), which a later step turns into a stream of changes."""
 
     @property
     def single(self) -> bool:
@@ -226,15 +226,6 @@ def required_columns(columns: pa.Schema | None, kind: str, use: PayloadUse) -> p
     if columns is None or not len(columns):
         raise ConfigurationError(f"{use.method}(format={kind!r}): give the columns, {use.part}={{'name': str, ...}}")
     return columns
-
-
-def good_rows(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Returns the batch without the rows whose numbers are in `bad`."""
-    if not bad:
-        return batch
-    keep = np.ones(batch.num_rows, dtype=np.bool_)
-    keep[list(bad)] = False
-    return batch.filter(pa.array(keep))
 
 
 def good_payloads(payloads: pa.Array, bad: dict[int, str]) -> EncodedRecords:

@@ -59,7 +59,6 @@ class FilesOracle:
         """The numbers of all completed checkpoints."""
         self.present: dict[int, CheckpointMetadata] = {}
         """Metadata of completed checkpoints whose metadata file exists."""
-        self._last_completed = 0
         self._referenced: dict[str, set[int]] = {}
         self._built_on: dict[int, frozenset[str]] = {}
         """For each checkpoint in progress, the files of the checkpoint on which its tasks build."""
