@@ -20,7 +20,7 @@ from tidegate.api.streams.sources import change_stream
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.streams.stream import KeyedStream, Stream
 from tidegate.api.streams.windowed_stream import WindowedStream
-from tidegate.connectors.formats.changes import UNCHANGED, version_schema
+from tidegate.connectors.formats.row_versions import UNCHANGED, version_schema
 from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.operators.operator import Operator
 from tidegate.operators.sinks.table_sink import PartitionedTableSink, TableSink

@@ -17,9 +17,9 @@ import pytest
 from debezium_events import FILES, TABLE, avro_events, avro_schema, events
 from registry_server import RegistryServer, registry_server
 
-from tidegate.connectors.formats.changes import UNCHANGED
 from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
 from tidegate.connectors.formats.format import DecodedRecords, PayloadUse, RowChanges
+from tidegate.connectors.formats.row_versions import UNCHANGED
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import unmarked
 

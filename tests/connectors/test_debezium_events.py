@@ -15,10 +15,10 @@ from debezium_events import FILES, TABLE, events
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.connectors.formats.changes import UNCHANGED
 from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
 from tidegate.connectors.formats.debezium_values import unscaled_bytes
 from tidegate.connectors.formats.format import PayloadUse, RowChanges
+from tidegate.connectors.formats.row_versions import UNCHANGED
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import unmarked
 

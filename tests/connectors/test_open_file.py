@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.files.lanes import FileAt
-from tidegate.connectors.files.open_file import OF_FILES, OpenFile, OpenText, UnreadableFileError, difference_of
+from tidegate.connectors.files.open_file import OF_FILES, FileAt, OpenFile, OpenText, UnreadableFileError, difference_of
 from tidegate.connectors.files.text_rows import TextFormat
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore

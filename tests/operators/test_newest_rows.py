@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranking_harness import Running
 
-from tidegate.connectors.formats.changes import UNCHANGED, version_schema
+from tidegate.connectors.formats.row_versions import UNCHANGED, version_schema
 from tidegate.operators.ranking.newest_rows import NewestRows
 from tidegate.protocol.failures import OperatorError
 

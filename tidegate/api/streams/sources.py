@@ -29,11 +29,11 @@ from tidegate.connectors.delta.source import DeltaSource
 from tidegate.connectors.files.open_file import FileFormat
 from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
-from tidegate.connectors.formats.changes import UNCHANGED, version_schema
 from tidegate.connectors.formats.format import PayloadUse, ReadFormat
 from tidegate.connectors.formats.named import PayloadFormat, check_registry, format_named
 from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.formats.registry import SchemaRegistry
+from tidegate.connectors.formats.row_versions import UNCHANGED, version_schema
 from tidegate.connectors.hybrid_source import greatest, hybrid_source
 from tidegate.connectors.iceberg.client import TablePlace
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions

@@ -21,8 +21,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from tidegate.connectors.files.lanes import FileAt
-from tidegate.connectors.files.open_file import Advice, OpenFile
+from tidegate.connectors.files.open_file import Advice, FileAt, OpenFile
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.codec import decode, encode, wire

@@ -24,12 +24,12 @@ from typing import Literal, Protocol, get_args
 import pyarrow as pa
 
 from tidegate.connectors.bad_rows import RowsRead
-from tidegate.connectors.files.lanes import FileAt
 from tidegate.connectors.files.store_file import StoreFile, without_compression
 from tidegate.connectors.files.text_rows import TextFormat, TextRows
 from tidegate.connectors.formats.avro_file import AvroRows, avro_file_schema
 from tidegate.connectors.formats.parquet import LIMIT_BYTES, ParquetRows, TooLargeError, parquet_schema
 from tidegate.connectors.pushed_filters import Rows
+from tidegate.storage.codec import wire
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
@@ -58,6 +58,26 @@ OF_FILES = Advice(
     'Correct it, or skip what cannot be read by from_files(bad_rows="skip"), or "side" to keep it in a stream',
     'Or skip the rest of the file by from_files(bad_rows="skip"), or "side" to keep it in a stream',
 )
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FileAt:
+    """A file to read, with its size and modification time when reading began, and the index of the first row that was
+    not read yet.
+    """
+
+    path: str
+    size_bytes: int
+    modified_at_ms: int
+    row: int = 0
+    tag: str = ""
+    """The ETag of the file. Empty if a listing found the file, or if the storage has no ETags."""
+
+    @staticmethod
+    def of(file: FileInfo) -> FileAt:
+        """Returns a position at the first row of a file, with the file's present size and modification time."""
+        return FileAt(file.path, file.size_bytes, file.modified_at_ms or 0, tag=file.tag)
 
 
 class TakenFile:

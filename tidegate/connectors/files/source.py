@@ -1,8 +1,8 @@
 """`FilesSource` reads the files that match a pattern at submission. `FolderSource` reads a folder to which files are
 added.
 
-A split of a `FilesSource` is a file, and a split of a `FolderSource` is a lane (`lanes.py`), which reads the files of
-one hash partition. Rules:
+A split of a `FilesSource` is a file, and a split of a `FolderSource` is a `Lane`, which reads the files of one hash
+partition. Rules:
 
 - The split contains the complete position of a reader, so any reader continues from any checkpoint.
 - A reader of a folder lists it when a lane has no file left, and at most once in an interval. Intervals begin at the
@@ -11,23 +11,39 @@ one hash partition. Rules:
 - Row groups of which the program's filter drops all rows are skipped. They are read if bad rows are not errors, because
   which rows can be read then depends on every value. For the same reason all columns of text are read in that case.
 - A file that cannot be read to its end produces one dead letter for its unread part.
+
+Rules of lanes, of which a folder that grows has a fixed number:
+
+- The hash of a file's path determines its lane. Two subtasks therefore never read the same file, wherever they run, and
+  need no coordination.
+- A lane reads its files in the order of modification time, then path, one file at a time.
+- A modification time may be wrong: before 1970, or in the future. The newest time that a lane has seen is never later
+  than the clock, so a file with a future date does not make all later files too old.
+- The payload of a lane lists the files that it has read, and is stored in each checkpoint together with their rows.
+  Each file is therefore read once, whatever restarts.
+- A lane remembers files up to `age` older than the newest file that it has read (Spark's maxFileAge). A file that is
+  already older when it appears is skipped, because it is unknown whether it was read. This bounds the payload. Files
+  are forgotten many at a time, up to an eighth of `age` later, so that the cost of one more file does not depend on
+  their number.
+- A file is never read twice, even if it changes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
+import xxhash
 
 from tidegate.connectors.bad_rows import BadRows, BadRowsLog, RowsRead
-from tidegate.connectors.files.lanes import FileAt, Lane, LaneState, digest_of, lane_of
 from tidegate.connectors.files.open_file import (
     FORMATS,
     OF_FILES,
+    FileAt,
     OpenFile,
     OpenText,
     UnreadableFileError,
@@ -43,7 +59,7 @@ from tidegate.connectors.formats.text import TextOptions
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.storage.clock import now_ms
-from tidegate.storage.codec import decode, encode
+from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError, NotFoundError
 from tidegate.storage.extras import need
 from tidegate.storage.files.file_system import FileInfo
@@ -53,6 +69,12 @@ from tidegate.storage.schemas.arrow_types import plain_schema
 log = logging.getLogger(__name__)
 _FILES_A_READ = 100
 """Limit of files without rows that one read skips."""
+_DIGEST_BYTES = 16
+_TIME_BYTES = 8
+_ENTRY_BYTES = _DIGEST_BYTES + _TIME_BYTES
+_LATER = 8
+REMEMBERED_FILES_MAX = 1_000_000
+"""Limit of files that a lane remembers. Each needs 24 bytes in the checkpoint."""
 _PLACE = "line {line} of {file} (byte {offset})"
 _Open: TypeAlias = OpenFile | OpenText
 
@@ -363,8 +385,8 @@ class _FolderReader:
             return
         listing: dict[int, list[tuple[bytes, FileInfo]]] = {}
         for file in self._source.pattern.files():
-            digest = digest_of(file.path)
-            listing.setdefault(lane_of(digest, self._source.lanes), []).append((digest, file))
+            digest = _digest_of(file.path)
+            listing.setdefault(_lane_of(digest, self._source.lanes), []).append((digest, file))
         before = {digest for files in self._listing.values() for digest, _ in files}
         now = {digest for files in listing.values() for digest, _ in files}
         self._new = now - before if self._interval >= 0 else None
@@ -390,6 +412,117 @@ class _FolderReader:
                 age_ms // 1_000,
                 old[0].path,
             )
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """The state of a lane (a hash partition of a folder's files) in a checkpoint.
+
+    `read` has, for each file that was read, the hash of its path (16 bytes) and its modification time in ms (8 bytes).
+    """
+
+    lanes: int
+    newest_ms: int | None = None
+    """The latest modification time among the files that were read, in ms since the epoch, but at most the clock's time.
+
+    None before the first file.
+    """
+    read: bytes = b""
+    file: FileAt | None = None
+
+
+@dataclass(slots=True)
+class Lane:
+    """One split of a growing folder while it is read: the files whose path hash is in one lane (hash partition).
+
+    `payload` is its encoded state, for checkpoints.
+    """
+
+    payload: bytes
+    state: LaneState
+    known: dict[bytes, int] = field(default_factory=dict)
+    """Hash of the path, and modification time in ms, of every file that was read and is still remembered."""
+    oldest_ms: int = field(init=False)
+    """The earliest modification time (ms) in `known`. Without files in `known`: the newest time so far, or 0."""
+
+    def __post_init__(self) -> None:
+        self.oldest_ms = min(self.known.values(), default=self.state.newest_ms or 0)
+
+    @classmethod
+    def of(cls, payload: bytes) -> Lane:
+        """Restores a lane from its payload in a checkpoint."""
+        state = decode(payload)
+        assert isinstance(state, LaneState)
+        entries = (state.read[at : at + _ENTRY_BYTES] for at in range(0, len(state.read), _ENTRY_BYTES))
+        known = {e[:_DIGEST_BYTES]: int.from_bytes(e[_DIGEST_BYTES:], "big", signed=True) for e in entries}
+        return cls(payload, state, known)
+
+    def is_too_old(self, file: FileInfo, age_ms: int) -> bool:
+        """Returns whether a file is older than the files that the lane still records as read, so that it may have been
+        read before.
+        """
+        newest_ms = self.state.newest_ms
+        return newest_ms is not None and (file.modified_at_ms or 0) < newest_ms - age_ms
+
+    def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
+        """Returns the files of this lane that were not read yet, with the next file at the end of the list. Called
+        between two files.
+        """
+        assert self.state.file is None, "a lane reads one file at a time"
+        chosen = [file for digest, file in files if digest not in self.known and not self.is_too_old(file, age_ms)]
+        return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
+
+    def take(self, file: FileInfo) -> None:
+        """Starts reading a file at its first row."""
+        self._become(replace(self.state, file=FileAt.of(file)))
+
+    def advance(self, rows: int) -> None:
+        """Records that `rows` more rows of the current file have been read."""
+        assert self.state.file is not None
+        self._become(replace(self.state, file=replace(self.state.file, row=self.state.file.row + rows)))
+
+    def leave(self, age_ms: int, now_ms: int) -> None:
+        """Records that the current file has been read completely, and forgets files that are too old.
+
+        Raises ConfigurationError if too many files remain.
+        """
+        file = self.state.file
+        assert file is not None
+        seen_ms = min(file.modified_at_ms, now_ms)
+        newest_ms = seen_ms if self.state.newest_ms is None else max(self.state.newest_ms, seen_ms)
+        digest = _digest_of(file.path)
+        self.oldest_ms = min(self.oldest_ms, file.modified_at_ms) if self.known else file.modified_at_ms
+        self.known[digest] = file.modified_at_ms
+        read = self.state.read + _entry(digest, file.modified_at_ms)
+        if self.oldest_ms < newest_ms - age_ms - age_ms // _LATER or len(self.known) > REMEMBERED_FILES_MAX:
+            self.known = {digest: at for digest, at in self.known.items() if at >= newest_ms - age_ms}
+            self.oldest_ms = min(self.known.values(), default=newest_ms)
+            read = b"".join(_entry(digest, at) for digest, at in self.known.items())
+        if len(self.known) > REMEMBERED_FILES_MAX:
+            raise ConfigurationError(
+                f"from_files: {len(self.known):,} files of one split are younger than max_file_age, and at most "
+                f"{REMEMBERED_FILES_MAX:,} can be remembered; make max_file_age shorter, or give more splits to a new "
+                "job"
+            )
+        self._become(LaneState(self.state.lanes, newest_ms, read))
+
+    def _become(self, state: LaneState) -> None:
+        self.state, self.payload = state, encode(state)
+
+
+def _digest_of(path: str) -> bytes:
+    """Returns the 16-byte hash of a file's path, which identifies the file and determines its lane (hash partition)."""
+    return xxhash.xxh3_128_digest(path.encode("utf-8", "surrogateescape"))
+
+
+def _lane_of(digest: bytes, lanes: int) -> int:
+    """Returns the number of the lane (hash partition) that reads a file with this hash."""
+    return int.from_bytes(digest[:8], "big") % lanes
+
+
+def _entry(digest: bytes, at_ms: int) -> bytes:
+    return digest + at_ms.to_bytes(_TIME_BYTES, "big", signed=True)
 
 
 def source_of_files(

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tidegate.connectors.bad_rows import RowsRead
 from tidegate.connectors.files.store_file import StoreFile, text_stream
-from tidegate.connectors.formats.csv_decoder import CsvDecoder, csv_schema
+from tidegate.connectors.formats.csv import CsvDecoder, csv_schema
 from tidegate.connectors.formats.json_decoder import JsonDecoder, json_schema
 from tidegate.connectors.formats.lines import LINE_SCHEMA, LineDecoder
 from tidegate.connectors.formats.text import DEFAULTS, UTF_8, Decoder, TextOptions, too_long

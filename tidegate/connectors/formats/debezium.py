@@ -1,5 +1,5 @@
 """`DebeziumFormat`: events of Debezium, in JSON, or in Avro with a schema registry. They become newest versions of rows
-(`changes.py`), and are made of changes of rows.
+(`row_versions.py`), and are made of changes of rows.
 
 Rules of the reader, `DebeziumDecoder`:
 
@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.connectors.formats.changes import DELETE_ROW, ROW_KIND, TRUNCATE, UNCHANGED, UPSERT, version_schema
 from tidegate.connectors.formats.debezium_avro import (
     AvroEventEncoder,
     AvroEvents,
@@ -54,6 +53,7 @@ from tidegate.connectors.formats.format import (
 )
 from tidegate.connectors.formats.json import check_json_types
 from tidegate.connectors.formats.registry import SchemaRegistry, UnfitSchemaError, WrittenSchema
+from tidegate.connectors.formats.row_versions import DELETE_ROW, ROW_KIND, TRUNCATE, UNCHANGED, UPSERT, version_schema
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
 from tidegate.storage.user_values import value_text

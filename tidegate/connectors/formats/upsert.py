@@ -5,7 +5,7 @@
 - A value has all columns, and the key of the record has the columns `keys`. Both must agree in these columns, because a
   tombstone has only the key.
 - A key of one string or bytes column is the raw bytes. Any other key is a JSON object, with exactly the key columns.
-- A record is decoded to a row version (`changes.py`).
+- A record is decoded to a row version (`row_versions.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.connectors.formats.changes import DELETE_ROW, ROW_KIND, UNCHANGED, UPSERT, version_schema
 from tidegate.connectors.formats.debezium_json import member_names
 from tidegate.connectors.formats.format import (
     DecodedRecords,
@@ -31,6 +30,7 @@ from tidegate.connectors.formats.format import (
 )
 from tidegate.connectors.formats.json import JsonFormat
 from tidegate.connectors.formats.json_decoder import JsonDecoder
+from tidegate.connectors.formats.row_versions import DELETE_ROW, ROW_KIND, UNCHANGED, UPSERT, version_schema
 from tidegate.connectors.formats.text import not_utf8
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text

@@ -6,7 +6,7 @@ Rules:
   tracked by Python's garbage collector, and keeping it is expensive.
 - Formats decode values and keys to columns (`tidegate/connectors/formats/format.py`). A record without a value, a
   tombstone, is a row of nulls. A key is one column, a struct if its format has several columns.
-- Formats of change data decode values and keys to row versions (`formats/changes.py`).
+- Formats of change data decode values and keys to row versions (`formats/row_versions.py`).
 - Whether a record can be read depends on that record alone, and not on the records that are fetched with it.
 - A record that cannot be decoded raises an error that names topic, partition and offset, or becomes a dead letter.
 """

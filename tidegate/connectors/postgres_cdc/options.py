@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tidegate.connectors.formats.changes import ROW_KIND, UNCHANGED
+from tidegate.connectors.formats.row_versions import ROW_KIND, UNCHANGED
 from tidegate.storage.codec import wire
 from tidegate.storage.schemas.column_names import own_name
 

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from tidegate.connectors.formats.changes import DELETE_ROW, TRUNCATE, UNCHANGED, UPSERT
+from tidegate.connectors.formats.row_versions import DELETE_ROW, TRUNCATE, UNCHANGED, UPSERT
 from tidegate.connectors.postgres_cdc.client import (
     LogStream,
     SlotCreation,

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.connectors.formats.changes import DELETE_ROW, TRUNCATE, UNCHANGED, UPSERT
+from tidegate.connectors.formats.row_versions import DELETE_ROW, TRUNCATE, UNCHANGED, UPSERT
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.changes import CHANGE, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, changes, with_kind
 from tidegate.operators.operator import Emit, Operator

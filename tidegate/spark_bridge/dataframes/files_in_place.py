@@ -49,8 +49,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from tidegate.connectors.files.lanes import FileAt
-from tidegate.connectors.files.open_file import Advice, OpenFile, TakenFile, UnreadableFileError
+from tidegate.connectors.files.open_file import Advice, FileAt, OpenFile, TakenFile, UnreadableFileError
 from tidegate.connectors.pushed_filters import ColumnTest, Rows, rows_renamed
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of
