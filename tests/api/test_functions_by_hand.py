@@ -112,7 +112,7 @@ def test_the_clock_passes_each_moment() -> None:
         assert ticks == [{"k": 1, "at": at, "now": at} for at in (1_000, 2_000, 3_000)]
         assert harness.now == 3_499
         assert [timer.domain for timer in harness.timers()] == [CLOCK]
-        with pytest.raises(tg.ConfigurationError, match="cannot go back"):
+        with pytest.raises(tg.ConfigurationError, match="cannot move back"):
             harness.advance_clock(3_000)
 
 
@@ -175,13 +175,13 @@ def test_rows_that_fail_go_aside_or_raise() -> None:
 @pytest.mark.parametrize(
     ("misuse", "says"),
     [
-        (lambda harness: harness.state("tota", user="ada"), "binds no state 'tota'"),
-        (lambda harness: harness.state("total"), "belongs to a key"),
+        (lambda harness: harness.state("tota", user="ada"), "binds no state 'tota'; name one of"),
+        (lambda harness: harness.state("total"), "is kept for each key"),
         (lambda harness: harness.state("total", name="ada"), "name"),
         (lambda harness: harness.push([{"user": "ada"}]), "push takes rows"),
         (lambda harness: harness.push({"user": "ada", "n": 1}), "'at'"),
         (lambda harness: harness.push({"user": "ada"}, input=1), "has 1 inputs"),
-        (lambda harness: harness.advance_watermark(-1), "cannot go back"),
+        (lambda harness: harness.advance_watermark(-1), "cannot move back"),
         (lambda harness: harness.advance_watermark(datetime(2026, 1, 1)), "time zone"),
         (lambda harness: (harness.end(), harness.end()), "has ended"),
     ],
@@ -243,7 +243,9 @@ def test_rows_in_order_wait_for_the_watermark() -> None:
             (41, "timer"),
         ]
         assert [row["at"] for row in harness.end()] == [45, 50, 55]
-    with pytest.raises(tg.ConfigurationError, match="the snapshot has rows that wait; give in_order=True"):
+    with pytest.raises(
+        tg.ConfigurationError, match="the snapshot has rows that wait for event time; give in_order=True"
+    ):
         ProcessHarness(Seen(), key="user", event_time="at", restore=saved)
     with pytest.raises(tg.ConfigurationError, match=r"in_order=True needs a tg\.ProcessFunction, key= and event_time="):
         ProcessHarness(Seen(), key="user", in_order=True)

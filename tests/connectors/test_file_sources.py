@@ -400,7 +400,11 @@ def test_a_folder_that_grows_may_be_missing_when_it_is_named(tmp_path: Path) -> 
         ("*.parquet", {"folder": lambda *_: None}, "no file matches yet; give schema="),
         ("*.dat", {"schema": SCHEMA, "folder": lambda *_: None}, "the format is not clear from the name"),
         ("*", {"kind": "orc"}, "format='orc' is not supported"),
-        ("*.csv", {"schema": SCHEMA, "columns": ["z"], "folder": lambda *_: None}, r"columns=\['z'\]; choose among"),
+        (
+            "*.csv",
+            {"schema": SCHEMA, "columns": ["z"], "folder": lambda *_: None},
+            r"columns=\['z'\] has 'z', which is not a column; choose among",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_submission(

@@ -204,7 +204,7 @@ _WRONG: dict[str, tuple[Any, Any, str]] = {
     "no moment": (
         int,
         lambda f, b, c: c.timer_service.register_many([1, None]),
-        r"one of the times given for timers is null",
+        r"one of the times for timers is null",
     ),
     "one moment": (int, lambda f, b, c: c.timer_service.register_many([1]), r"1 times .* timers of 2 rows"),
     "no batch": (int, lambda f, b, c: 5, r"the function returned int; it must return a pyarrow RecordBatch"),

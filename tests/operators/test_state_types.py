@@ -204,8 +204,8 @@ class Point(NamedTuple):
         (Endless, r"Endless\.inner: Endless holds itself"),
         (Made, "Made cannot be made again from its fields alone"),
         (Wrong, r"Wrong\.counts: needs an Arrow type"),
-        (dict[list[int], int], "keys of a dict must be of a plain type"),
-        (dict[Pickled, int], "keys of a dict must be of a plain type"),
+        (dict[list[int], int], "keys of a dict cannot be .*; declare a plain type"),
+        (dict[Pickled, int], "keys of a dict cannot be .*; declare a plain type"),
     ],
 )
 def test_types_that_cannot_be_kept_are_refused(declared: Any, text: str) -> None:
@@ -217,7 +217,7 @@ def test_types_that_cannot_be_kept_are_refused(declared: Any, text: str) -> None
 def test_keys_of_a_map_are_plain() -> None:
     """Any other could not be found again."""
     for declared in (list[int], Pickled, Stop):
-        with pytest.raises(ConfigurationError, match="keys of a map must be of a plain type"):
+        with pytest.raises(ConfigurationError, match=r"keys of a map cannot be .*; declare a plain type"):
             MapState("m", declared, int)
 
 

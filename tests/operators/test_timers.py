@@ -176,7 +176,7 @@ def test_timers_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(timers_module, "_FIRES_AT_END_A_TIMER", 3)
 
     with pytest.raises(
-        OperatorError, match=r"register no timers while context\.current_watermark is tg\.MAX_WATERMARK_MS"
+        OperatorError, match=r"Register no timers while context\.current_watermark is tg\.MAX_WATERMARK_MS"
     ):
         driven.end()
 

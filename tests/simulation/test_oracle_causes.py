@@ -72,29 +72,32 @@ def test_a_repeated_notice_follows_from_the_first_one_even_if_that_was_never_sen
     log = Log()
     log.oracle.decided(3, done)
     log.log(entry(2, 3, (FAILED, None)))
-    with pytest.raises(InvariantViolated, match="names 3 as its cause, and it was None"):
+    with pytest.raises(InvariantViolated, match="has the cause 3 in the log, but was caused by None"):
         log.log(entry(3, 4, (left, 3)))  # no notice was sent
     log = Log()
     log.oracle.decided(3, done)
     log.log(entry(2, 3, (FAILED, None)), entry(3, 4, (STARTED, None)))
     log.oracle.carried_out(4, done)
     log.log(entry(4, 5, (left, 3), (left, 4)))
-    with pytest.raises(InvariantViolated, match=r"names 2 as its cause, and it was \[4\]"):
+    with pytest.raises(InvariantViolated, match=r"has the cause 2 in the log, but was caused by \[4\]"):
         log.log(entry(5, 7, (left, 2)))
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (entry(2, 3, (declined(1), 1)), r"names 1 as its cause, and it was \[2\]"),
-        (entry(2, 3, (declined(1), None)), r"names None as its cause, and it was \[2\]"),
-        (entry(2, 3, (declined(2), 2)), "names 2 as its cause, and it was None"),
-        (entry(2, 3, (FAILED, 2)), "names 2 as its cause, and it was None"),
-        (entry(2, 3, (FAILED, None), (declined(1), 3)), "names 3 as its cause, which is not in an entry before it"),
-        (entry(2, 3, (declined(1), 9)), "names 9 as its cause, which is not in an entry before it"),
-        (entry(2, 4, (FAILED, None)), "the next event is 3, and was given the number 4"),
-        (entry(2, 2, (FAILED, None)), "the next event is 3, and was given the number 2"),
-        (entry(2, 3, (co.StorageCameBack(0), 2)), "names 2 as its cause, and it was None"),
+        (entry(2, 3, (declined(1), 1)), r"has the cause 1 in the log, but was caused by \[2\]"),
+        (entry(2, 3, (declined(1), None)), r"has the cause None in the log, but was caused by \[2\]"),
+        (entry(2, 3, (declined(2), 2)), "has the cause 2 in the log, but was caused by None"),
+        (entry(2, 3, (FAILED, 2)), "has the cause 2 in the log, but was caused by None"),
+        (
+            entry(2, 3, (FAILED, None), (declined(1), 3)),
+            "has the cause 3 in the log, but no earlier entry has that event",
+        ),
+        (entry(2, 3, (declined(1), 9)), "has the cause 9 in the log, but no earlier entry has that event"),
+        (entry(2, 4, (FAILED, None)), "begins with event 4 instead of 3"),
+        (entry(2, 2, (FAILED, None)), "begins with event 2 instead of 3"),
+        (entry(2, 3, (co.StorageCameBack(0), 2)), "has the cause 2 in the log, but was caused by None"),
     ],
 )
 def test_a_wrong_cause_is_seen(wrong: LogEntry, says: str) -> None:
@@ -114,7 +117,7 @@ def test_a_coordinator_that_takes_over_does_not_count_back() -> None:
     log = Log()
     log.oracle.replayed(3, 5)
     log.log(entry(3, 5, (STARTED, None)))
-    with pytest.raises(InvariantViolated, match="the next event is 4"):
+    with pytest.raises(InvariantViolated, match="begins with event 4, but"):
         log.oracle.replayed(4, 4)
 
 
@@ -123,7 +126,7 @@ def test_what_comes_after_many_others_may_be_without_a_cause() -> None:
     log = Log()
     for number in range(2, CHECKPOINTS_MAX + 1):
         log.oracle.carried_out(2, trigger(number))
-    with pytest.raises(InvariantViolated, match="names None"):
+    with pytest.raises(InvariantViolated, match="has the cause None"):
         log.log(entry(2, 3, (declined(1), None)))
     log.oracle.carried_out(2, trigger(CHECKPOINTS_MAX + 1))
     log.log(entry(2, 3, (declined(1), None)))

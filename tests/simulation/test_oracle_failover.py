@@ -51,5 +51,5 @@ def test_all_may_go_back_that_failed_before_the_first_checkpoint_of_a_restored_j
 )
 def test_else_only_what_has_failed_goes_back(heard: tuple[co.CoordinatorEvent, ...], restored: bool) -> None:
     """A coordinator that stops more than the region of a failed task is seen."""
-    with pytest.raises(InvariantViolated, match=r"where nothing had failed"):
+    with pytest.raises(InvariantViolated, match=r"although no task connected to it has failed"):
         deployed(*heard, restored=restored)

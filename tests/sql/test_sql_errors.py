@@ -17,7 +17,7 @@ BOTH = "window_start, window_end"
 HOUR, MONTH = "INTERVAL '1' HOUR", "INTERVAL '1' MONTH"
 
 ERRORS: dict[str, str] = {
-    "SELECT x FROM bids": "line 1, column 8: x: there is no column 'x'; there are auction, price, bidder, ts",
+    "SELECT x FROM bids": "line 1, column 8: x: there is no column 'x'; name one of auction, price, bidder, ts",
     "SELECT\n  price,\n  b.zz\nFROM bids b": "line 3, column 3: b.zz: there is no column 'zz'",
     "SELECT auction FROM nothing": "line 1, column 21: nothing: there is no view 'nothing'; there are auctions, bids",
     "SELECT auction FROM db.bids": "neither databases nor catalogs",
@@ -134,7 +134,7 @@ ERRORS: dict[str, str] = {
     "SELECT city FROM sellers": "FROM must begin with a stream",
     "SELECT id FROM sellers s, auctions a WHERE a.seller = s.seller": "and join the registered table with it",
     "SELECT id FROM auctions a, sellers s WHERE s.city = 'Oslo'": "a join with a registered table needs equalities",
-    "SELECT id FROM auctions a JOIN sellers s USING (id)": "the table has no column 'id'; it has seller, city",
+    "SELECT id FROM auctions a JOIN sellers s USING (id)": "the table has no column 'id'; name one of seller, city",
     f"SELECT 1 FROM {WINDOWED.replace(' GROUP', ' WHERE ts < window_end GROUP').format('ts', HOUR, BOTH)}": (
         "holds for all of its rows, but 'ts' belongs to one row: put the condition into HAVING"
     ),
@@ -147,7 +147,7 @@ ERRORS: dict[str, str] = {
         f"SELECT b.window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b FULL JOIN TABLE(TUMBLE("
         f"TABLE auctions, DESCRIPTOR(opened), {HOUR})) a ON b.auction = a.id AND b.window_start = a.window_start "
         "AND b.window_end = a.window_end"
-    ): "b.window_end: there is no column 'window_end'; there are .*, window_start, window_end",
+    ): "b.window_end: there is no column 'window_end'; name one of .*, window_start, window_end",
     (
         f"SELECT auction FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) WHERE window_end > '2024-01-01' "
         "UNION ALL SELECT id FROM auctions"

@@ -159,7 +159,7 @@ def _locked(lock: threading.Lock, k: int) -> int:
         ("f", lambda k, *, by: k, {"returns": int}, "keyword argument 'by' a default"),
         ("f", _rows, {}, "must return one value for each row"),
         ("f", _asks, {}, "map_async"),
-        ("f", 3, {"returns": int}, "a function is needed, not 3"),
+        ("f", 3, {"returns": int}, "3 is not a function"),
         ("f", lambda k, model=b"x" * 2_000_000: k, {"returns": int}, "at most 1,048,576 are allowed"),
         ("f", partial(_locked, threading.Lock()), {"returns": int}, "cannot be pickled"),
     ],

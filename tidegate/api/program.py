@@ -238,7 +238,9 @@ class UserFunctions:
         if name.lower() in self._functions and not replace:
             raise ConfigurationError(f"{what}: there is such a function already; take another name, or replace=True")
         if not callable(function) or isinstance(function, type):
-            raise ConfigurationError(f"{what}: a function is needed, not {function!r}")
+            raise ConfigurationError(
+                f"{what}: {function!r} is not a function; give one that is called with values of a row"
+            )
         called = function if inspect.isroutine(function) else type(function).__call__
         if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
             raise ConfigurationError(

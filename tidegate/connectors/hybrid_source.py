@@ -73,7 +73,7 @@ def greatest(first: Source, column: str, by: str | None = None) -> Greatest:
     for name in names:
         if name not in first.schema.names:
             raise ConfigurationError(
-                f"hybrid(position=): the first source has no column {name!r}; it has {first.schema.names}"
+                f"hybrid(position=): the first source has no column {name!r}; name one of {first.schema.names}"
             )
     kind = first.schema.field(column).type
     if not any(test(kind) for test in (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)):

@@ -379,7 +379,10 @@ class _FileEncoder:
         Raises StorageError if `size_bytes` differs from the encoded size.
         """
         if size_bytes != self._size_bytes:
-            raise StorageError(f"{path}: the store wrote {size_bytes} of {self._size_bytes} bytes of staged rows")
+            raise StorageError(
+                f"{path}: the store wrote {size_bytes} of {self._size_bytes} bytes of staged rows; check the free "
+                "space of the storage, and execute the job again"
+            )
         return StagedFile(path, self._rows, size_bytes, format_checksum(self._digest.intdigest()))
 
     def _drain(self, sink: _ChunkSink) -> Iterator[bytes]:

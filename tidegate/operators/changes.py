@@ -67,9 +67,7 @@ def rows_that_come(batch: pa.RecordBatch) -> Flags:
     found = pc.index_in(column, _kinds(column.type)) if _is_text(column.type) else pa.nulls(len(column))
     if found.null_count:
         wrong = column.filter(pc.is_null(found))[0].as_py()
-        raise ValueError(
-            f"a row has {value_text(wrong)} in the column {CHANGE!r}; this column may have only {', '.join(_KINDS)}"
-        )
+        raise ValueError(f"a row has {value_text(wrong)} in the column {CHANGE!r}; give one of {', '.join(_KINDS)}")
     comes: Flags = found.to_numpy() < _COMES
     return comes
 

@@ -358,7 +358,7 @@ def _same(name: exp.Expr, left: Relation, right: list[Name]) -> tuple[exp.Expr, 
     found = left.find(exp.column(name.copy()))
     column = next((each.inner for each in right if each.name.lower() == name.name.lower()), None)
     if column is None:
-        raise refused(name, f"the table has no column {name.name!r}; it has {', '.join(e.name for e in right)}")
+        raise refused(name, f"the table has no column {name.name!r}; name one of {', '.join(e.name for e in right)}")
     table = None if found.table is None else exp.to_identifier(found.table, quoted=True)
     return exp.column(exp.to_identifier(found.name, quoted=True), table), column
 

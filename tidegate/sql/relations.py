@@ -132,7 +132,7 @@ class Relation:
             advice = f"write {tables[0]}.{node.name}" if len(tables) > 1 else "rename one of them"
             raise refused(node, f"{node.name!r} is ambiguous: {advice}")
         if not found:
-            raise refused(node, f"there is no column {node.name!r}; there are {self.listed()}")
+            raise refused(node, f"there is no column {node.name!r}; name one of {self.listed()}")
         return found[0]
 
     def typed(self, node: exp.Column) -> Typed:

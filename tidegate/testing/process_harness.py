@@ -153,7 +153,9 @@ class ProcessHarness:
         self._operator.open(self._context, () if restore is None else restore.tables)
         if restore is not None and restore.columns is not None:
             if not in_order:
-                raise ConfigurationError("ProcessHarness: the snapshot has rows that wait; give in_order=True")
+                raise ConfigurationError(
+                    "ProcessHarness: the snapshot has rows that wait for event time; give in_order=True"
+                )
             self._order = self._opened_order(restore.columns, restore.waiting)
 
     def push(self, *rows: Any, input: int = 0) -> list[Row]:
@@ -204,7 +206,10 @@ class ProcessHarness:
         self._check_open()
         watermark_ms = _ms(to)
         if watermark_ms < self._watermark_ms:
-            raise ConfigurationError(f"the watermark is at {self._watermark_ms} and cannot go back to {watermark_ms}")
+            raise ConfigurationError(
+                f"the watermark is at {self._watermark_ms} ms and cannot move back to {watermark_ms} ms; give a "
+                "later moment"
+            )
         before = len(self.output)
         self._reach(watermark_ms)
         return self.output[before:]
@@ -218,7 +223,9 @@ class ProcessHarness:
         self._check_open()
         target_ms = self.now + round(to / timedelta(milliseconds=1)) if isinstance(to, timedelta) else _ms(to)
         if target_ms < self.now:
-            raise ConfigurationError(f"the clock is at {self.now} and cannot go back to {target_ms}")
+            raise ConfigurationError(
+                f"the clock is at {self.now} ms and cannot move back to {target_ms} ms; give a later moment"
+            )
         before = len(self.output)
         # The clock of a job passes each moment: a timer that sets the next one fires at each of them.
         while (due_ms := self._operator.next_processing_time_ms()) is not None and due_ms <= target_ms:
@@ -259,13 +266,13 @@ class ProcessHarness:
         """
         names = self._operator.bound_states
         if name not in names:
-            raise ConfigurationError(f"the function binds no state {name!r}; it binds {sorted(names)}")
+            raise ConfigurationError(f"the function binds no state {name!r}; name one of {sorted(names)}")
         if not key:
             try:
                 state = self._operator.operator_state(name)
             except KeyError:
                 raise ConfigurationError(
-                    f"state {name!r} belongs to a key: name it, as in state({name!r}, user='ada')"
+                    f"state {name!r} is kept for each key: give the key, as in state({name!r}, user='ada')"
                 ) from None
             return state.get() if isinstance(state, OperatorListState) else dict(state.items())
         try:
@@ -331,7 +338,9 @@ class ProcessHarness:
         keys = column_names(key, "ProcessHarness(key=)") if key else ()
         is_broadcast = isinstance(function, BroadcastProcessFunction)
         if is_broadcast and bool(keys) != isinstance(function, KeyedBroadcastProcessFunction):
-            wanted = "needs key=" if not keys else "has no keys: leave key= out, or derive it from tg.KeyedBroadcast..."
+            wanted = (
+                "needs key=" if not keys else "has no keys: remove key=, or derive the class from tg.KeyedBroadcast..."
+            )
             raise ConfigurationError(f"ProcessHarness: {type(function).__name__} {wanted}")
         second = () if is_broadcast else keys if key2 is None else column_names(key2, "ProcessHarness(key2=)")
         method = getattr(function, "INPUT_METHODS", ("process",))[0]

@@ -113,7 +113,7 @@ def read_split(source: Source, reader: SourceReader, split: SourceSplit, rows_ma
         if empty_reads == EMPTY_READS_MAX:
             assert is_unbounded(source), f"{split.split_id} has neither rows nor an end"
             return places
-    raise AssertionError(f"{split.split_id} was read {READS_MAX} times, and continues")
+    raise AssertionError(f"{split.split_id} has no end after {READS_MAX} reads; return at_end=True after its last row")
 
 
 def rows_of(places: Sequence[Place]) -> list[Row]:

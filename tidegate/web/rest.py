@@ -417,7 +417,9 @@ def _object(body: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {quoted(str(error))}") from error
+        raise bad_request(
+            f"the body is not JSON: {quoted(str(error))}; send an object with {_names(fields)}"
+        ) from error
     if not isinstance(parsed, dict):
         raise bad_request(f"the body is a {type(parsed).__name__}: give an object with {_names(fields)}")
     for name, value in parsed.items():

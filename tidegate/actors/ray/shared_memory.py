@@ -244,7 +244,10 @@ class OwnSegment(SharedSegment):
 
     def __init__(self, size_bytes: int) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no anonymous memory that two processes can map (memfd_create)")
+            raise OSError(
+                "this system has no anonymous memory that two processes can map (memfd_create); rows go over sockets, "
+                "unless the job runs on Linux"
+            )
         self.descriptor: int | None = os.memfd_create("tidegate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, PAGE_BYTES + size_bytes)

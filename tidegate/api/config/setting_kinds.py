@@ -186,7 +186,8 @@ def choice(
                 return kept
         instead = (advice or {}).get(str(_lowered(value)))
         raise ConfigurationError(
-            f"{title}: {value!r} is none of {', '.join(map(repr, meant))}" + (f"; {instead}" if instead else "")
+            f"{title}: {value!r} is none of {', '.join(map(repr, meant))}"
+            + (f"; {instead}" if instead else "; give one of them")
         )
 
     shown = [f"`{word}`" for word in words]
@@ -285,7 +286,7 @@ HOST = Kind("text", _host)
 def _level(value: object, title: str) -> object:
     written = value.upper() if isinstance(value, str) else value
     if written is not None and written not in _LEVELS:
-        raise ConfigurationError(f"{title}: {value!r} is none of {', '.join(_LEVELS)}")
+        raise ConfigurationError(f"{title}: {value!r} is none of {', '.join(_LEVELS)}; give one of them")
     return written
 
 

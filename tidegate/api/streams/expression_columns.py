@@ -80,7 +80,7 @@ def name_after(column: str, passed: Mapping[str, str]) -> str | None:
 def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
     """Raises ConfigurationError for a key column that is named twice, does not exist, or has a reserved name."""
     if len(set(names)) < len(names):
-        raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
+        raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice; name it once")
     check_not_reserved(names, "key_by")
     for key in names:
         if schema is not None and key not in schema.names:

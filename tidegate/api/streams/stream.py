@@ -1051,12 +1051,12 @@ class Stream(OtherNames):
         missing = [name for name in (*names, CHANGE) if name not in schema.names]
         if missing or not names or CHANGE in names:
             raise ConfigurationError(
-                f"as_changes(keys={list(names)}): it needs at least one key and the column {CHANGE!r}; the "
-                f"stream has {schema.names}"
+                f"as_changes(keys={list(names)}): keys= must name at least one column, other than {CHANGE!r}, and "
+                f"the stream must have {CHANGE!r}; its columns are {schema.names}"
             )
         found = schema.field(CHANGE).type
         if not pa.types.is_string(found):
-            raise ConfigurationError(f"as_changes: column {CHANGE!r} is {found}; it must be string")
+            raise ConfigurationError(f"as_changes: column {CHANGE!r} is {found}; cast it to string before this step")
         changelog = ChangelogMode(names, f"as_changes({list(names)})", changes=True, recorded=True)
         return self._derived(timestamp=self.timestamp, changelog=changelog)
 

@@ -97,8 +97,8 @@ class Job:
         if progress.status == "failed" and progress.superseded:
             # Do not suggest a restore: it would evict the job that has taken over from this one.
             raise JobFailedError(
-                f"job {self.name!r} ({self.job_id}) failed: {_reason(progress)}. Leave that job alone if it does what "
-                f"this one was to do; `tidegate checkpoints list {self.root}` shows what each of them has completed"
+                f"job {self.name!r} ({self.job_id}) failed: {_reason(progress)}. If the newer job replaces this one, "
+                f"nothing is to be done; `tidegate checkpoints list {self.root}` shows what each of them has completed"
             )
         if progress.status == "failed":
             raise JobFailedError(self._failure(progress)) from FailureCause(_reason(progress))

@@ -60,7 +60,10 @@ class FileSink(CommittingSink):
         try:
             open_store(self.url).list("")
         except StorageError as error:
-            raise ConfigurationError(f"to_files({self.url!r}): the folder cannot be read: {error}") from error
+            raise ConfigurationError(
+                f"to_files({self.url!r}): the folder cannot be listed: {error}; check the URL, and that this "
+                "process may read the folder"
+            ) from error
 
     def open_writer(self, context: CommittingContext) -> CommittingWriter:
         """Returns the writer of one subtask."""

@@ -589,7 +589,8 @@ def source_of_files(
     if columns is not None:
         missing = [name for name in columns if name not in schema.names]
         if missing or not columns:
-            raise ConfigurationError(f"{named}: columns={list(columns)!r}; choose among {schema.names}")
+            wrong = f"has {missing[0]!r}, which is not a column" if missing else "is empty"
+            raise ConfigurationError(f"{named}: columns={list(columns)!r} {wrong}; choose among {schema.names}")
         schema = pa.schema([schema.field(name) for name in columns])
         form = replace(form, schema=schema)
     if folder is not None:

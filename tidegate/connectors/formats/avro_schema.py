@@ -702,7 +702,7 @@ class _Resolver:
         if len(values) != 1:
             kinds = ", ".join(kind_of(self._written.of(each)) for each in writer)
             raise UnfitSchemaError(
-                f"{_field(path)} is a union of {kinds}, which has no Arrow type; leave the field out of the columns, "
+                f"{_field(path)} is a union of {kinds}, which has no Arrow type; remove the field from the columns, "
                 "or read the records as format='raw'"
             )
         target = reader

@@ -113,7 +113,9 @@ class DebeziumFormat(Format):
             *(("metadata", each, tuple(METADATA)) for each in self.metadata),
         ):
             if value not in known:
-                raise ConfigurationError(f"DebeziumFormat({name}=): {value!r} is not one of {', '.join(known)}")
+                raise ConfigurationError(
+                    f"DebeziumFormat({name}=): {value!r} is not a choice; give one of {', '.join(known)}"
+                )
 
     def metadata_fields(self) -> list[pa.Field]:
         """Returns the optional metadata columns that were requested."""

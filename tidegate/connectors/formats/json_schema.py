@@ -298,7 +298,7 @@ class JsonSchema:
         """Returns the Arrow columns of the properties. Raises UnfitSchemaError, which names the field."""
         fields = [pa.field(name, self._type(each, name, 0)) for name, each in self.properties().items()]
         if not fields:
-            raise UnfitSchemaError("the JSON Schema has no properties, so no columns follow from it")
+            raise UnfitSchemaError("the JSON Schema has no properties, so it gives no columns; add properties to it")
         return pa.schema(fields)
 
     def _type(self, schema: Any, path: str, depth: int) -> pa.DataType:

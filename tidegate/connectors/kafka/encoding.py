@@ -82,7 +82,7 @@ class RecordLayout:
         where = "to_kafka"
         for column in sorted(self.columns):
             if column not in schema.names:
-                raise ConfigurationError(f"{where}: there is no column {column!r}; the stream has {schema.names}")
+                raise ConfigurationError(f"{where}: there is no column {column!r}; name one of {schema.names}")
         needs: list[tuple[str, str | None, Iterable[Any], str]] = [
             ("topic", self.topic, _TEXTS, "strings"),
             ("partition", self.partition, (pa.types.is_integer,), "integers"),

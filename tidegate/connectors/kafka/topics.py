@@ -294,7 +294,7 @@ class KnownTopics:
                 bad.setdefault(
                     int(there[place]),
                     f"the timestamp of the record is {int(found_ms[place])} ms {word}, and topic {topic!r} has "
-                    f"{setting}={limit_ms}, {then}. Change {setting}, or leave timestamp= out",
+                    f"{setting}={limit_ms}, {then}. Change {setting}, or remove timestamp=",
                 )
 
     def _rules_of(self, topic: str) -> TopicRules | None:
@@ -351,7 +351,7 @@ def stamped_text(topic: str) -> str:
     """Returns the error text for a timestamp column if the topic replaces timestamps."""
     return (
         f"topic {topic!r} has message.timestamp.type=LogAppendTime, so its brokers replace the timestamps of records. "
-        "Set it to CreateTime, or leave timestamp= out"
+        "Set it to CreateTime, or remove timestamp="
     )
 
 

@@ -224,7 +224,7 @@ def _chosen(
     chosen = tuple(by_name) if names is None else tuple(names)
     if unknown := [name for name in [*chosen, *types.names] if name not in by_name]:
         raise ConfigurationError(
-            f"{WHERE}: table {_shown(place)} has no column {unknown[0]!r}; it has {', '.join(by_name)}"
+            f"{WHERE}: table {_shown(place)} has no column {unknown[0]!r}; name one of {', '.join(by_name)}"
         )
     if len(set(chosen)) < len(chosen):
         raise ConfigurationError(f"DatabaseTable: columns={list(chosen)} has a column twice; name it once")

@@ -203,9 +203,7 @@ def rows_that_come(batch: pa.RecordBatch, kinds: str) -> NDArray[np.bool_]:
     found = pc.index_in(column, pa.array(_KINDS, column.type))
     if found.null_count:
         wrong = column.filter(pc.is_null(found))[0].as_py()
-        raise ValueError(
-            f"a row has {value_text(wrong)} in the column {kinds!r}; this column may have only {', '.join(_KINDS)}"
-        )
+        raise ValueError(f"a row has {value_text(wrong)} in the column {kinds!r}; give one of {', '.join(_KINDS)}")
     comes: NDArray[np.bool_] = found.to_numpy() < _COMES
     return comes
 

@@ -106,7 +106,7 @@ def check_function(function: object) -> None:
     """
     where = f"udaf({type(function).__name__})"
     if not isinstance(function, BatchAggregateFunction):
-        raise ConfigurationError(f"{where}: it takes an object of a class that derives from tg.BatchAggregateFunction")
+        raise ConfigurationError(f"{where}: give an object of a class that derives from tg.BatchAggregateFunction")
     state, output = getattr(function, "state", None), getattr(function, "output", None)
     if not isinstance(state, pa.Schema) or not len(state):
         raise ConfigurationError(f'{where}: state must be a schema: state = pa.schema({{"n": pa.int64()}})')

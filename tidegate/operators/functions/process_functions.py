@@ -422,7 +422,7 @@ class Limit(ProcessFunction):
 
     def __init__(self, n: int) -> None:
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-            raise ConfigurationError(f"limit({n!r}): a whole number of rows, at least 0, is needed; give one")
+            raise ConfigurationError(f"limit({n!r}): give a whole number of rows, 0 or more")
         self._n = n
 
     def open(self, context: ProcessContext) -> None:

@@ -304,7 +304,9 @@ class MapState(KeyedState, MapEntries):
         self._key_typed = StateType(name, key_dtype)
         self._typed = StateType(name, value_dtype)
         if not self._key_typed.plain:
-            raise ConfigurationError(f"state {name!r}: keys of a map must be of a plain type, not {key_dtype}")
+            raise ConfigurationError(
+                f"state {name!r}: keys of a map cannot be {key_dtype}; declare a plain type, such as str or int"
+            )
         try:
             check_map_key(self._key_typed.dtype)
         except ConfigurationError as error:

@@ -304,7 +304,9 @@ class _DictForm(_Form):
 
     def __init__(self, key: _Form, value: _Form) -> None:
         if not key.plain or isinstance(key, _OptionalForm):
-            raise ConfigurationError(f"keys of a dict must be of a plain type, not {key.described}")
+            raise ConfigurationError(
+                f"keys of a dict cannot be {key.described}; declare a plain type, such as str or int"
+            )
         check_map_key(key.dtype)
         super().__init__(
             pa.map_(key.field("key").with_nullable(False), value.field("value")),

@@ -271,7 +271,7 @@ class TimerService:
 def _moments(given: Any) -> list[int]:
     column = given if isinstance(given, pa.Array | pa.ChunkedArray) else pa.array(given)
     if column.null_count:
-        raise ValueError("one of the times given for timers is null; leave out its row with at=")
+        raise ValueError("one of the times for timers is null; select the other rows with at=")
     if not pa.types.is_timestamp(column.type):
         times: list[int] = column_of(column, pa.int64()).to_pylist()
         return times
@@ -410,8 +410,8 @@ class TimerChains:
             if self._timers_before is not None and timers >= self._timers_before:
                 raise RuntimeError(
                     "on_timer registers event-time timers without end: the input has ended, so every timer fires at "
-                    f"once, and after {_fires_in_a_run(timers)} of them {timers} are left, no fewer than before; "
-                    "register no timers while context.current_watermark is tg.MAX_WATERMARK_MS"
+                    f"once. {_fires_in_a_run(timers)} timers have fired, and {timers} are still registered, no fewer "
+                    "than before. Register no timers while context.current_watermark is tg.MAX_WATERMARK_MS"
                 )
             self._timers_before = timers
             self._fires_left_at_end = _fires_in_a_run(timers)

@@ -234,8 +234,8 @@ class HeldClaim:
             newer = newest_claim(self._store)[1]
             who = "another job" if newer is None else f"job {newer.job_name!r} ({newer.job_id})"
             raise SparkBridgeError(
-                f"{who} feeds the log {self._store.url} now, so this one has to stop: leave that job alone if it does "
-                "what this one was to do"
+                f"{who} feeds the log {self._store.url} now, so this job has to stop. If that job replaces this one, "
+                "nothing is to be done; if not, stop it and execute this one again"
             )
 
 

@@ -63,7 +63,8 @@ def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     position = batch.schema.get_field_index(name)
     if position < 0:
         raise ConfigurationError(
-            f"key column {name!r} is not in the batch, or occurs twice; the batch has {batch.schema.names}"
+            f"key column {name!r} is not in the batch, or occurs twice; name a column that occurs once in "
+            f"{batch.schema.names}"
         )
     return plain(batch.column(position))
 

@@ -376,7 +376,9 @@ def _properties(path: Path) -> dict[str, str]:
     try:
         root = ElementTree.parse(path).getroot()
     except (ElementTree.ParseError, OSError) as error:
-        raise ConfigurationError(f"cannot read Hadoop's settings in {path}: {error}") from error
+        raise ConfigurationError(
+            f"cannot read Hadoop's settings in {path}: {error}; correct the file, or HADOOP_CONF_DIR"
+        ) from error
     pairs = ((each.findtext("name"), each.findtext("value")) for each in root.iter("property"))
     return {name.strip(): value or "" for name, value in pairs if name}
 

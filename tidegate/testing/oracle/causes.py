@@ -115,7 +115,9 @@ class CausesOracle:
         """Checks the position at which a coordinator that has read the log will continue it."""
         if next_index >= self._next_index:
             if next_event < self._next_event:
-                raise InvariantViolated(8, f"the next event is {next_event}, and {self._next_event - 1} is in the log")
+                raise InvariantViolated(
+                    8, f"a new coordinator begins with event {next_event}, but the log ends with {self._next_event - 1}"
+                )
             self._next_index = next_index
             self._next_event = next_event
 
@@ -125,10 +127,14 @@ class CausesOracle:
         """
         number = entry.first_event
         if number is None or len(entry.causes) != len(entry.events):
-            raise InvariantViolated(8, f"entry {entry.index} has no numbers, or not a cause for each event")
+            raise InvariantViolated(
+                8, f"entry {entry.index} of the event log lacks event numbers, or the cause of an event"
+            )
         if entry.index >= self._next_index:
             if number != self._next_event:
-                raise InvariantViolated(8, f"the next event is {self._next_event}, and was given the number {number}")
+                raise InvariantViolated(
+                    8, f"entry {entry.index} of the event log begins with event {number} instead of {self._next_event}"
+                )
             self._next_index = entry.index + 1
             self._next_event = number + len(entry.events)
         for event, cause in zip(entry.events, entry.causes, strict=True):
@@ -146,7 +152,7 @@ class CausesOracle:
     def _check(self, event: CoordinatorEvent, number: int, cause: int | None, before: int, true: Truths) -> None:
         name = f"event {number}, {type(event).__name__},"
         if cause is not None and not 0 <= cause < before:
-            raise InvariantViolated(8, f"{name} names {cause} as its cause, which is not in an entry before it")
+            raise InvariantViolated(8, f"{name} has the cause {cause} in the log, but no earlier entry has that event")
         causes = self._true_causes(event, true)
         if causes is None or cause in causes or (cause is None and (not causes or self._is_forgotten(event))):
             return
@@ -154,7 +160,9 @@ class CausesOracle:
             return
         if causes and isinstance(event, co.TaskFinished) and cause in self._unsent.get(event.covered_by or 0, ()):
             return
-        raise InvariantViolated(8, f"{name} names {cause} as its cause, and it was {sorted(causes) or None}")
+        raise InvariantViolated(
+            8, f"{name} has the cause {cause} in the log, but was caused by {sorted(causes) or None}"
+        )
 
     def _true_causes(self, event: CoordinatorEvent, true: Truths) -> frozenset[int] | None:
         if isinstance(event, _WITHOUT):
@@ -298,8 +306,8 @@ class Ledger:
             if fact is not None and fact.number not in (None, ordered.cause):
                 raise InvariantViolated(
                     8,
-                    f"{type(ordered.instruction).__name__} is stamped with event {ordered.cause}, "
-                    f"and follows from event {fact.number}",
+                    f"{type(ordered.instruction).__name__} carries the cause {ordered.cause}, but event {fact.number} "
+                    "has caused it",
                 )
             carry_out(ordered)
 
@@ -353,7 +361,9 @@ class Ledger:
             return None
         if fact.number is None:
             raise InvariantViolated(
-                8, f"{type(instruction).__name__} is carried out, and {type(fact.event).__name__} is not logged yet"
+                8,
+                f"the coordinator executes {type(instruction).__name__} before it has logged the cause, "
+                f"{type(fact.event).__name__}",
             )
         self._causes.carried_out(fact.number, instruction)
         if self._carried_out is not None:

@@ -43,7 +43,7 @@ class CommitsOracle:
         """
         unknown = [key for key in _keys(rows) if key not in self._covered]
         if unknown:
-            raise InvariantViolated(6, f"a task commits {unknown[0]}, which no completed checkpoint covers")
+            raise InvariantViolated(6, f"a task commits {unknown[0]}, but no completed checkpoint has it")
         if self._confirmed.issuperset(_keys(rows)):
             self._coverage.saw("commit_repeated")
         if len({each.checkpoint_id for each in rows}) > 1:
@@ -67,7 +67,9 @@ class CommitsOracle:
         """Checks at the end of the job that all rows of completed checkpoints are committed."""
         left = self._covered.keys() - self._confirmed
         if left and status in ("finished", "suspended"):
-            raise InvariantViolated(6, f"the job {status}, and {len(left)} commits are missing, such as {min(left)}")
+            raise InvariantViolated(
+                6, f"the job {status}, but {len(left)} commits are missing; the first is {min(left)}"
+            )
 
     def _add(self, metadata: CheckpointMetadata, number: int) -> None:
         for subtask in metadata.subtasks:

@@ -72,11 +72,13 @@ class RecordsOracle:
             for file in (file for subtask in copy.subtasks for file in subtask.native_files):
                 verify_native(store, file)
         except (NotFoundError, CorruptionError) as error:
-            raise InvariantViolated(5, f"savepoint {path} was given to the user and is not whole: {error}") from error
+            raise InvariantViolated(
+                5, f"the user has received savepoint {path}, which cannot be read: {error}"
+            ) from error
         finally:
             self._disk.reliable = reliable
         if _without_places(copy) != _without_places(original):
-            raise InvariantViolated(5, f"savepoint {path} is not a copy of checkpoint {number}")
+            raise InvariantViolated(5, f"savepoint {path} differs from checkpoint {number}, of which it is a copy")
 
     def ended(self, state: CoordinatorState) -> None:
         """Checks the statistics at the end of the job."""
@@ -88,7 +90,7 @@ class RecordsOracle:
             )
         known = (state.completed_checkpoints, state.failed_checkpoints, len(state.pending) + len(state.copies))
         if known != counts[1:] or statistics.completed != sum(statistics.by_kind.values()):
-            raise InvariantViolated(4, f"the statistics report {counts[1:]} checkpoints, and there were {known}")
+            raise InvariantViolated(4, f"the statistics report {counts[1:]} checkpoints, but there were {known}")
         for record in statistics.history:
             self._check_record(record)
 
@@ -106,20 +108,22 @@ class RecordsOracle:
             return
         metadata = self._completed.get(number)
         if metadata is None:
-            raise InvariantViolated(4, f"the statistics report checkpoint {number}, which never completed")
+            raise InvariantViolated(
+                4, f"the statistics report checkpoint {number} as completed, but it never completed"
+            )
         in_flight_bytes = sum(s.in_flight.size_bytes for s in metadata.subtasks if s.in_flight is not None)
         seen = (metadata.size_bytes - in_flight_bytes, in_flight_bytes)
         if seen != (record.state_bytes, record.in_flight_bytes):
             raise InvariantViolated(
                 4,
-                f"checkpoint {number} has {seen} bytes of state and in flight, the statistics report "
+                f"checkpoint {number} has {seen} bytes of state and in-flight rows, but the statistics report "
                 f"{(record.state_bytes, record.in_flight_bytes)}",
             )
         own_bytes = sum(_own_bytes(self._spec.job_id, metadata.checkpoint_id, subtask) for subtask in metadata.subtasks)
         if not own_bytes <= record.incremental_bytes <= record.state_bytes:
             raise InvariantViolated(
                 4,
-                f"checkpoint {number} has files of {own_bytes} bytes of its own, the statistics report "
+                f"checkpoint {number} has written files of {own_bytes} bytes, but the statistics report "
                 f"{record.incremental_bytes}, and of {record.state_bytes} in all",
             )
 
@@ -130,7 +134,7 @@ class RecordsOracle:
             before, found, rest = name.partition(mark)
             folder = f"{before}{mark}{rest.partition('/')[0]}"
             if found and folder not in self._savepoints:
-                raise InvariantViolated(5, f"{name} is left of a savepoint that no user has received")
+                raise InvariantViolated(5, f"the file {name} remains of a savepoint that no user has received")
 
 
 def _own_bytes(job_id: JobId, checkpoint_id: CheckpointId, subtask: SubtaskState) -> int:
@@ -171,8 +175,8 @@ def check_limits(
     if len(counted) >= settings.max_concurrent:
         raise InvariantViolated(
             10,
-            f"{kind.value} {number} starts while {len(counted)} are pending that it has to wait for; "
-            f"{settings.max_concurrent} at a time was asked for",
+            f"{kind.value} {number} starts while {len(counted)} earlier ones are pending; the limit is "
+            f"{settings.max_concurrent}",
         )
     return len(pending) >= settings.max_concurrent
 
@@ -183,11 +187,11 @@ def check_held(machine: TaskMachine, abort: ev.CheckpointAborted) -> None:
     if obeyed and abort.checkpoint_id in machine.checkpoints.held:
         raise InvariantViolated(
             10,
-            f"{machine.descriptor.task} holds back checkpoint {abort.checkpoint_id}, although it is aborted",
+            f"{machine.descriptor.task} still blocks channels for checkpoint {abort.checkpoint_id}, which is aborted",
         )
 
 
 def check_requests(waiting: int) -> None:
     """Checks that the coordinator queues no more requests than its limit. Raises InvariantViolated."""
     if waiting > REQUESTS_MAX:
-        raise InvariantViolated(10, f"{waiting} requests wait in a queue that takes {REQUESTS_MAX}")
+        raise InvariantViolated(10, f"the coordinator queues {waiting} requests; the limit is {REQUESTS_MAX}")

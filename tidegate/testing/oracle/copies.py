@@ -52,12 +52,12 @@ class CopiesOracle:
         if isinstance(instruction, do.WriteSavepoint):
             number = int(instruction.metadata.checkpoint_id)
             if number in self._under_way:
-                raise InvariantViolated(4, f"savepoint {number} is copied while it is being copied")
+                raise InvariantViolated(4, f"a second copy of savepoint {number} starts while the first one runs")
             self._under_way.add(number)
             self._stopped.discard(number)
             if len(self._under_way) > COPIES_MAX + 1:
                 raise InvariantViolated(
-                    10, f"{len(self._under_way)} savepoints are being copied side by side, {COPIES_MAX + 1} may be"
+                    10, f"{len(self._under_way)} savepoints are copied at the same time; the limit is {COPIES_MAX + 1}"
                 )
             if number not in self._completed and not instruction.metadata.kind.stops:
                 raise InvariantViolated(4, f"savepoint {number} is copied before its checkpoint is complete")
@@ -112,14 +112,16 @@ class SavepointFoldersOracle:
             self._whole.discard(number)
             return
         if number in self._voided or number in self._given_up:
-            raise InvariantViolated(4, f"savepoint {number} becomes whole, and was given up before")
+            raise InvariantViolated(4, f"savepoint {number} becomes complete after it was aborted")
         self._whole.add(number)
         self._were_whole.add(number)
 
     def _file_deleted(self, name: str) -> None:
         number = self._number(name)
         if number in self._voided:
-            raise InvariantViolated(4, f"the tombstone of savepoint {number} is deleted, and its copy may come late")
+            raise InvariantViolated(
+                4, f"the tombstone of savepoint {number} is deleted, although its copy may still be completed"
+            )
         self._whole.discard(-1 if number is None else number)
 
     def heard(self, event: co.CoordinatorEvent) -> None:
@@ -128,26 +130,24 @@ class SavepointFoldersOracle:
             self._discarded(int(event.checkpoint_id), event.exported)
         elif isinstance(event, co.SavepointWritten):
             if event.checkpoint_id not in self._were_whole:
-                raise InvariantViolated(4, f"savepoint {event.checkpoint_id} is reported as whole, and never was")
+                raise InvariantViolated(4, f"savepoint {event.checkpoint_id} is reported as complete, but never was")
             self._told.add(int(event.checkpoint_id))
         elif isinstance(event, co.SavepointWriteFailed) and event.checkpoint_id in self._voided:
             self._coverage.saw("savepoint_fenced")
 
     def _discarded(self, number: int, exported: bool) -> None:
         if number in self._whole:
-            raise InvariantViolated(4, f"savepoint {number} was given up, and is whole")
+            raise InvariantViolated(4, f"savepoint {number} was aborted, but is complete")
         if number in self._voided and exported is not (number in self._were_whole):
             was = "was" if number in self._were_whole else "was not"
-            raise InvariantViolated(
-                4, f"savepoint {number} {was} whole when it was given up, and the opposite is reported"
-            )
+            raise InvariantViolated(4, f"savepoint {number} {was} complete at its abort, but the opposite is reported")
         self._given_up.add(number)
 
     def ended(self, completed: Container[int]) -> None:
         """Checks the savepoints at the end of the job. `completed` are the numbers of the completed checkpoints."""
         for number in sorted(self._whole):
             if number not in completed and number not in self._told:
-                raise InvariantViolated(5, f"savepoint {number} is whole, and its checkpoint has never completed")
+                raise InvariantViolated(5, f"savepoint {number} is complete, but its checkpoint never completed")
 
     def _number(self, name: str) -> int | None:
         """Returns the number of the savepoint whose `_metadata` file has this name, or None for another file."""
@@ -182,7 +182,9 @@ class NodeCopiesOracle:
         """Checks that a task has deleted its copies for an aborted checkpoint."""
         left = [path for number, path in self._copies(folder, task) if number == checkpoint_id != FIRST]
         if left:
-            raise InvariantViolated(5, f"checkpoint {checkpoint_id} was given up, and {task} keeps copies of {left}")
+            raise InvariantViolated(
+                5, f"checkpoint {checkpoint_id} was aborted, but {task} keeps local copies of its files {left}"
+            )
 
     def completed(self, folder: NodeFolder, task: TaskId, checkpoint_id: CheckpointId, base: Collection[str]) -> None:
         """Checks that a task has deleted the copies that its completed checkpoint does not need.
@@ -196,7 +198,9 @@ class NodeCopiesOracle:
         needed = {handle.path for part in parts for handle in part.handles} | set(base)
         left = [path for number, path in self._copies(folder, task) if number < checkpoint_id and path not in needed]
         if left:
-            raise InvariantViolated(5, f"checkpoint {checkpoint_id} does not need what {task} keeps copies of: {left}")
+            raise InvariantViolated(
+                5, f"{task} keeps local copies of {left}, which the completed checkpoint {checkpoint_id} does not need"
+            )
 
     def _copies(self, folder: NodeFolder, task: TaskId) -> list[tuple[CheckpointId, str]]:
         below = f"{job_folder(self._job_id)}/{escape(task.vertex)}-{task.subtask}"

@@ -89,12 +89,16 @@ class FilesOracle:
         index = _number_of_entry(name)
         # What is created below the newest entry fills a hole of the truncated log: its writer notices, and is fenced.
         if generation < self._generation and index > self._newest_entry:
-            raise InvariantViolated(8, f"generation {generation} wrote {name} after {self._generation}")
+            raise InvariantViolated(
+                8, f"coordinator generation {generation} wrote {name} after generation {self._generation}"
+            )
         incarnation = self._incarnations.setdefault(generation, fields["nonce"])
         if incarnation != fields["nonce"] and index > self._newest_entry:
-            raise InvariantViolated(8, f"{incarnation} and {fields['nonce']} both write as generation {generation}")
+            raise InvariantViolated(
+                8, f"two coordinators, {incarnation} and {fields['nonce']}, both write as generation {generation}"
+            )
         if name in self._log:
-            raise InvariantViolated(8, f"{name} was written twice, now by generation {generation}")
+            raise InvariantViolated(8, f"{name} was written twice, the second time by generation {generation}")
         self._log.append(name)
         self._generation = max(generation, self._generation)
         self._newest_entry = max(index, self._newest_entry)
@@ -156,7 +160,7 @@ class FilesOracle:
                     raise NotFoundError(f"{name} does not exist")
         except (NotFoundError, CorruptionError) as error:
             raise InvariantViolated(
-                5, f"checkpoint {metadata.checkpoint_id} is complete and refers to what is not there: {error}"
+                5, f"checkpoint {metadata.checkpoint_id} is complete, but a file of it is missing or damaged: {error}"
             ) from error
         finally:
             self._disk.reliable = reliable
@@ -164,13 +168,13 @@ class FilesOracle:
     def _file_deleted(self, name: str) -> None:
         needed = name in self._covered or self._tables.is_merged(name)
         if needed and not self._tables.may_go(name, self._there()):
-            raise InvariantViolated(5, f"{name} was deleted, and its table or a completed checkpoint needs it")
+            raise InvariantViolated(5, f"{name} was deleted, although its table or a completed checkpoint needs it")
         numbers = self._referenced.get(name)
         if numbers:
             raise InvariantViolated(5, f"{name} was deleted while checkpoint {min(numbers)} refers to it")
         for number, names in self._built_on.items():
             if name in names:
-                raise InvariantViolated(5, f"{name} was deleted while checkpoint {number} is built on it")
+                raise InvariantViolated(5, f"{name} was deleted while checkpoint {number} is based on it")
         if name in self._log and _number_of_entry(name) < self._newest_entry - 1:
             self._log.remove(name)  # A writer that repeats it because the answer was lost fills a hole.
         if name.startswith(self._folder) and name.endswith("/_metadata"):
@@ -190,7 +194,7 @@ class FilesOracle:
         names = frozenset(f"{self._root}/{path}" for path in lineage.paths)
         gone = names - self._disk.files.keys()
         if gone:
-            raise InvariantViolated(5, f"checkpoint {number} is built on {min(gone)}, which is not there any more")
+            raise InvariantViolated(5, f"checkpoint {number} is based on {min(gone)}, which no longer exists")
         self._built_on[number] = self._built_on.get(number, frozenset()) | names
 
     def given_up(self, number: int) -> None:
@@ -227,7 +231,9 @@ class FilesOracle:
             for path in subtask.shared_paths:
                 if not path.startswith(own) and f"{self._root}/{path}" not in self._referenced:
                     raise InvariantViolated(
-                        5, f"checkpoint {metadata.checkpoint_id} is built on {path}, and no completed one refers to it"
+                        5,
+                        f"checkpoint {metadata.checkpoint_id} is based on {path}, but no completed checkpoint refers "
+                        "to it",
                     )
 
     def _names_of(self, metadata: CheckpointMetadata) -> frozenset[str]:
@@ -251,7 +257,7 @@ class FilesOracle:
         for number in retained:
             metadata = self.present.get(number)
             if metadata is None:
-                raise InvariantViolated(5, f"checkpoint {number} is retained, and its metadata is not there")
+                raise InvariantViolated(5, f"checkpoint {number} is retained, but its metadata file does not exist")
             keep.add(f"{self._root}/{self._layout.metadata(metadata.checkpoint_id)}")
             keep |= self._names_of(metadata)
         # Tombstones outlive their job: a coordinator that was cut off may still be about to complete such a checkpoint.
@@ -259,16 +265,16 @@ class FilesOracle:
         missing = keep - self._disk.files.keys()
         if missing:
             raise InvariantViolated(
-                5, f"{min(missing)} is gone, and a retained checkpoint refers to it, or it is a tombstone"
+                5, f"{min(missing)} no longer exists, but is a tombstone, or a retained checkpoint refers to it"
             )
         own = (f"{self._folder}events/", f"{self._folder}taskowned/", *unknown)
         data = tuple(f"{table.rstrip('/')}/data/{self._job_id}/" for table in tables)
         shown = {name for table in tables for name in self._tables.referenced(table.rstrip("/"))}
         for name in self._disk.files:
             if name.startswith(self._folder) and name not in keep and not name.startswith(own):
-                raise InvariantViolated(5, f"{name} is left behind and no checkpoint refers to it")
+                raise InvariantViolated(5, f"{name} remains after the end of the job, but no checkpoint refers to it")
             if name.startswith(data) and name not in shown:
-                raise InvariantViolated(5, f"{name} is left behind and no commit refers to it")
+                raise InvariantViolated(5, f"{name} remains after the end of the job, but no commit refers to it")
 
 
 def handles_of(metadata: CheckpointMetadata) -> list[StateHandle]:

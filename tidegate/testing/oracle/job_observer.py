@@ -121,7 +121,7 @@ class Watch:
         if base != told:
             raise InvariantViolated(
                 5,
-                f"{machine.descriptor.task} builds checkpoint {number} on {base}, and was ordered to use {told}",
+                f"{machine.descriptor.task} bases checkpoint {number} on {base}, but the coordinator has named {told}",
             )
         self.oracle.files.built_on(number, snapshot.base)
 
@@ -151,12 +151,12 @@ class Watch:
         before = self.answers.setdefault(answer.request, answer)
         both = before.checkpoint_id is not None and answer.checkpoint_id is not None
         if both and (before.checkpoint_id, before.path) != (answer.checkpoint_id, answer.path):
-            raise InvariantViolated(7, f"request {answer.request} was answered with {before} and with {answer}")
+            raise InvariantViolated(7, f"request {answer.request} got two different answers: {before} and {answer}")
         self.oracle.records.answered(answer)
         stops = self._asked.get(answer.request, SnapshotKind.SAVEPOINT).stops
         if stops and answer.reason in _ATTEMPT_IS_OVER:
             raise InvariantViolated(
-                7, f"the stop {answer.request} was given up with its attempt, and the job continues"
+                7, f"the stop request {answer.request} was dropped with its attempt, although the job continues"
             )
         if answer.error is not None:
             self.coverage.saw("request_held_back")
@@ -204,7 +204,7 @@ class Watch:
         self._acknowledged = {(n, task) for n, task in self._acknowledged if n > number}
         metadata = self.oracle.files.present.get(number)
         if metadata is None:
-            raise InvariantViolated(4, f"tasks are notified that checkpoint {number} is complete, and it is not")
+            raise InvariantViolated(4, f"tasks are notified of checkpoint {number} as completed, but it is not")
         if self.oracle.completed > 1 and any(s.committables for s in metadata.subtasks):
             self.coverage.saw("checkpoint_subsumed")
         if metadata.hooks:
@@ -273,7 +273,7 @@ class Watch:
         if not 0 <= self.oracle.completed - state.completed_checkpoints <= undecided:
             raise InvariantViolated(
                 4,
-                f"the coordinator counts {state.completed_checkpoints} completed checkpoints, "
+                f"the coordinator counts {state.completed_checkpoints} completed checkpoints, but "
                 f"{self.oracle.completed} were completed",
             )
         self.oracle.records.ended(state)

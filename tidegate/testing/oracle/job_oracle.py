@@ -147,13 +147,17 @@ class Oracle:
         newest = self.files.newest_whole
         to_be_tried = {number for number in self.files.damaged if newest is not None and number > newest}
         if newest is not None and (restored not in {newest, *to_be_tried} or not from_itself):
-            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, and {newest} is complete")
+            raise InvariantViolated(7, f"attempt {attempt} is restored from checkpoint {restored} instead of {newest}")
         if restored in self.files.passed_over:
-            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which was passed over before")
+            raise InvariantViolated(
+                7, f"attempt {attempt} is restored from checkpoint {restored}, which an earlier restore has skipped"
+            )
         if from_itself and restored is not None:
             self.files.passed_over |= {number for number in self.files.damaged if number > restored}
         if newest is None and restored is not None and from_itself:
-            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which is not complete")
+            raise InvariantViolated(
+                7, f"attempt {attempt} is restored from checkpoint {restored}, which is not complete"
+            )
         self.attempt = attempt
         self.tables.deployed(restored if from_itself else None)
         again = self._tasks if tasks is None else frozenset(tasks)
@@ -187,7 +191,7 @@ class Oracle:
         self._starving_since_ms.pop(frame.channel, None)
         due = self._sent.get(frame.channel, 0)
         if frame.first_sequence != due:
-            raise InvariantViolated(1, f"{frame.channel} sends {frame.first_sequence} where {due} is due")
+            raise InvariantViolated(1, f"{frame.channel} sends element {frame.first_sequence} instead of {due}")
         self._sent[frame.channel] = due + len(frame.elements)
         controls = [due + i for i, element in enumerate(frame.elements) if not isinstance(element, pa.RecordBatch)]
         self._sent_controls.setdefault(frame.channel, deque()).extend(controls)
@@ -240,14 +244,20 @@ class Oracle:
                 controls.popleft()
             alone = taken == before + 1 or not controls or controls[0] >= taken
             if moved or taken < before or not alone or taken > self._sent.get(channel, 0):
-                raise InvariantViolated(1, f"{channel} was at {before} and is at {taken}")
+                raise InvariantViolated(
+                    1, f"{channel}: a turn moved the input from element {before} to {taken}, which one turn cannot take"
+                )
             moved = taken - before
             self._taken[channel] = taken
         limits = machine.descriptor.limits
         if rows and rows != machine.chain.pace.rows:
-            raise InvariantViolated(1, f"{rows} rows were taken, and {machine.chain.pace.rows} were processed")
+            raise InvariantViolated(
+                1, f"{machine.descriptor.task} took {rows} rows, but processed {machine.chain.pace.rows}"
+            )
         if moved > 1 and rows > limits.merged_rows_max:
-            raise InvariantViolated(10, f"{rows} rows were put together, and {limits.merged_rows_max} may be")
+            raise InvariantViolated(
+                10, f"{machine.descriptor.task} merged {rows} rows in a turn; the limit is {limits.merged_rows_max}"
+            )
         if moved > 1:
             self.coverage.saw("batches_merged")
         return moved > 0
@@ -260,14 +270,14 @@ class Oracle:
             waited_ms = now_ms - self._starving_since_ms.setdefault(channel, now_ms)
             if waited_ms > PROBES_LATE * machine.descriptor.limits.probe_ms:
                 raise InvariantViolated(
-                    7, f"{channel} has waited {waited_ms} ms for credit, and the task has not requested it"
+                    7, f"{channel} has waited {waited_ms} ms for credit, but its task has not requested any"
                 )
 
     def _check_queue(self, machine: TaskMachine, channel: ChannelId) -> None:
         credit_bytes = machine.descriptor.limits.credit_bytes
         queued = [e.nbytes for e in machine.inputs[channel].queue if isinstance(e, pa.RecordBatch)]
         if sum(queued) > credit_bytes + max(queued, default=0):
-            raise InvariantViolated(10, f"{channel} holds {sum(queued)} bytes, {credit_bytes} were granted")
+            raise InvariantViolated(10, f"{channel} queues {sum(queued)} bytes; its credit is {credit_bytes}")
 
     # --- cuts -----------------------------------------------------------------------------------------------------
 
@@ -280,7 +290,7 @@ class Oracle:
         cut = self._cut(snapshot.checkpoint_id)
         task = machine.descriptor.task
         if task in cut.taken:
-            raise InvariantViolated(3, f"{task} takes snapshot {snapshot.checkpoint_id} twice")
+            raise InvariantViolated(3, f"{task} takes the snapshot of checkpoint {snapshot.checkpoint_id} twice")
         self.splits.snapshot_taken(machine, snapshot)
         self.moments.snapshot_taken(int(snapshot.checkpoint_id), machine)
         cut.taken[task] = dict(snapshot.input_positions)
@@ -322,14 +332,14 @@ class Oracle:
         acknowledged = acknowledged_tasks(metadata)
         if acknowledged.keys() != self._tasks:
             missing = sorted(str(t) for t in self._tasks - acknowledged.keys())
-            raise InvariantViolated(4, f"checkpoint {number} completed without {missing}")
+            raise InvariantViolated(4, f"checkpoint {number} completed without acknowledgements of {missing}")
         cut = self._cuts.get(number) or _Cut(self.attempt)
         unseen = [t for t in self._tasks - cut.taken.keys() if t not in self._finished or not acknowledged[t]]
         if unseen:
             raise InvariantViolated(4, f"checkpoint {number} completed without a snapshot of {min(unseen)}")
         silent = cut.taken.keys() - cut.acknowledged
         if silent:
-            raise InvariantViolated(4, f"checkpoint {number} completed, and {min(silent)} has not acknowledged it")
+            raise InvariantViolated(4, f"checkpoint {number} completed, but {min(silent)} has not acknowledged it")
         if len(cut.taken) < len(self._tasks):
             self.coverage.saw("finished_tasks_in_plan")
         self._check_cut(number, cut)
@@ -338,10 +348,12 @@ class Oracle:
         self.splits.completes(metadata, {task for task, over in acknowledged.items() if over})
         kept = len(self.files.present)
         if kept > self.spec.checkpoints.retained + COMPLETED_WAITING_MAX + COPIES_MAX:
-            raise InvariantViolated(5, f"{kept} checkpoints are kept, {self.spec.checkpoints.retained} are retained")
+            raise InvariantViolated(
+                5, f"{kept} checkpoints exist, but only {self.spec.checkpoints.retained} are to be retained"
+            )
         unneeded = self.files.unneeded_folders()
         if unneeded > UNNEEDED_FOLDERS_MAX:
-            raise InvariantViolated(5, f"{unneeded} folders of shared files are kept that no checkpoint refers to")
+            raise InvariantViolated(5, f"{unneeded} folders of shared files exist to which no checkpoint refers")
         finished = sum(acknowledged.values())
         if 0 < finished < len(acknowledged):
             self.with_finished.add(number)
@@ -366,16 +378,16 @@ class Oracle:
                 if covered != put and (self._exactly_once or covered < put):
                     raise InvariantViolated(
                         3,
-                        f"checkpoint {number} cuts {channel} after {put} rows where they are sent, and {task} has "
-                        f"taken {taken} before it; {covered - taken} are stored as in flight",
+                        f"checkpoint {number} does not fit together on {channel}: the sender's snapshot follows "
+                        f"{put} rows, and {task} had taken {taken} and stored {covered - taken} as in flight",
                     )
                 waiting = cut.waiting.get(channel, 0)
                 again = cut.recovered.get(channel, 0)
                 if waiting != again:
                     raise InvariantViolated(
                         3,
-                        f"checkpoint {number}: {waiting} restored rows of {channel} were not processed by {task}, "
-                        f"and {again} are stored again",
+                        f"checkpoint {number}: {task} had {waiting} unprocessed restored rows of {channel}, but "
+                        f"stored {again}",
                     )
         if went_on:
             self.coverage.saw("at_least_once")

@@ -162,7 +162,9 @@ class TablesOracle:
             return  # `MergedFiles` has checked it.
         if entry.kind is not TableEntryKind.COMMITTED:
             if known and shown != before:
-                raise InvariantViolated(6, f"{table}: a claim of {entry.job_id} changes what is shown")
+                raise InvariantViolated(
+                    6, f"{table}: a claim of job {entry.job_id} changes the rows that the table shows"
+                )
         elif entry.job_id == self._job_id:
             self._committed_to(table, int(entry.checkpoint_id or 0), self._merged.originals(shown))
 
@@ -173,21 +175,25 @@ class TablesOracle:
             )
         self._committed[table] = number
         if len(set(shown)) < len(shown):
-            raise InvariantViolated(6, f"{table}: checkpoint {number} commits a file twice")
+            raise InvariantViolated(6, f"{table}: the commit of checkpoint {number} has a file twice")
         covered = self.covered.get((self._job_id, CheckpointId(number)))
         if covered is None:
-            raise InvariantViolated(6, f"{table}: checkpoint {number} was committed, and is not complete")
+            raise InvariantViolated(6, f"{table}: checkpoint {number} was committed, but is not complete")
         expected = {name for name in covered if name.startswith(f"{table}/data/")}
         extra = set(shown) - expected
         missing = expected - set(shown)
         if extra:
-            raise InvariantViolated(6, f"{min(extra)} is shown with checkpoint {number}, which does not cover it")
+            raise InvariantViolated(
+                6, f"{table}: the commit of checkpoint {number} shows {min(extra)}, which the checkpoint does not have"
+            )
         if missing:
-            raise InvariantViolated(6, f"checkpoint {number} covers {min(missing)}, and its commit does not include it")
+            raise InvariantViolated(
+                6, f"{table}: the commit of checkpoint {number} lacks {min(missing)}, which the checkpoint has"
+            )
         # Files that a compaction has replaced may have been deleted. The files that the table shows must exist.
         gone = set(self._shown[table]) - self._disk.files.keys()
         if gone:
-            raise InvariantViolated(5, f"{min(gone)} was committed, and is not there")
+            raise InvariantViolated(5, f"{table}: {min(gone)} was committed, but does not exist")
 
     def _store(self, table: str) -> SimulatedStore:
         return SimulatedStore(self._disk, table)
@@ -291,7 +297,7 @@ class MergedFiles:
         if after.info.deletes and merged <= replaced:
             same = self._shown(table, after, before.files) == self._shown(table, after, after.files)
         if not same:
-            raise InvariantViolated(6, f"{table}: a compaction shows other rows than there were")
+            raise InvariantViolated(6, f"{table}: a compaction has changed the rows of the table")
         if new:
             self._coverage.saw("files_put_together")
             self._merged.append(

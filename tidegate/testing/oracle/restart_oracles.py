@@ -115,7 +115,7 @@ class FailoverOracle:
         attempt = getattr(event, "attempt", None)
         if attempt is not None and attempt > self._attempts.get(task, -1):
             raise InvariantViolated(
-                7, f"{task} receives an event of attempt {attempt}, and continues in {self._attempts[task]}"
+                7, f"{task} runs in attempt {self._attempts[task]}, but receives an event of attempt {attempt}"
             )
 
     def deployed(self, attempt: int, tasks: Iterable[TaskId], completed: int, by: int) -> None:
@@ -130,7 +130,7 @@ class FailoverOracle:
             cut = self._neighbours[task] - again
             if cut:
                 raise InvariantViolated(
-                    1, f"attempt {attempt} has {task}, but not {min(cut)}, which is connected to it"
+                    1, f"attempt {attempt} restarts {task}, but not {min(cut)}, which is connected to it"
                 )
         whole = (
             self._whole
@@ -142,7 +142,9 @@ class FailoverOracle:
             unknown = not completed and self._spec.restore is not None
             untouched = again - self._touched({t.vertex for t in self._neighbours} if unknown else self._tied)
             if untouched:
-                raise InvariantViolated(7, f"attempt {attempt} restarts {min(untouched)}, where nothing had failed")
+                raise InvariantViolated(
+                    7, f"attempt {attempt} restarts {min(untouched)}, although no task connected to it has failed"
+                )
         if by < self._generation:
             self._failed |= again
             return
@@ -223,20 +225,30 @@ class TakeoverOracle:
     def _triggered(self, number: int, generation: int) -> None:
         by = self._numbers.setdefault(number, generation)
         if by != generation:
-            raise InvariantViolated(4, f"checkpoint {number} is triggered by coordinators {by} and {generation}")
+            raise InvariantViolated(
+                4, f"checkpoint {number} is triggered by two coordinators, of generations {by} and {generation}"
+            )
         if any(other > number and theirs < generation for other, theirs in self._numbers.items()):
-            raise InvariantViolated(4, f"coordinator {generation} triggers {number}, and another one newer ones before")
+            raise InvariantViolated(
+                4,
+                f"coordinator generation {generation} triggers checkpoint {number} after an earlier generation has "
+                "triggered a newer one",
+            )
         self._numbers = {n: theirs for n, theirs in self._numbers.items() if n > number - NUMBERS_MAX}
         unanswered = self._asked.get(generation)
         if unanswered:
             raise InvariantViolated(
-                8, f"coordinator {generation} triggers {number}, and {min(unanswered)} has not answered it"
+                8,
+                f"coordinator generation {generation} triggers checkpoint {number} before {min(unanswered)} has "
+                "answered its takeover",
             )
 
     def killed(self, process: str, generation: int, newest: int) -> None:
         """Checks that a coordinator may end a process. `newest` is the generation that the process obeys."""
         if generation < newest:
-            raise InvariantViolated(8, f"coordinator {generation} ends the process {process}, which obeys {newest}")
+            raise InvariantViolated(
+                8, f"coordinator generation {generation} ends the process {process}, which already follows {newest}"
+            )
 
     def obeyed(self, task: TaskId, what: str, generation: int, newest: int) -> None:
         """Checks an order that a task has obeyed.
@@ -244,7 +256,10 @@ class TakeoverOracle:
         `newest` is the newest generation from which the task has received orders.
         """
         if generation < newest:
-            raise InvariantViolated(8, f"{task} obeys coordinator {generation} ({what}) after coordinator {newest}")
+            raise InvariantViolated(
+                8,
+                f"{task} executes {what} of coordinator generation {generation} after an order of generation {newest}",
+            )
 
 
 class RestartWatch:
@@ -310,7 +325,9 @@ class RestartWatch:
                 right = False
         if not right:
             raise InvariantViolated(
-                7, f"failure {self._in_a_row} in a row is followed by a wait of {wait_ms} ms, against {self._strategy}"
+                7,
+                f"the restart after consecutive failure {self._in_a_row} waits {wait_ms} ms, which {self._strategy} "
+                "does not allow",
             )
         if self._last_wait_ms is not None and wait_ms > self._last_wait_ms:
             self._put_off()
@@ -325,4 +342,4 @@ class RestartWatch:
             case _:
                 right = True
         if not right:
-            raise InvariantViolated(7, f"the job gives up, and {self._strategy} allows another attempt: {reason}")
+            raise InvariantViolated(7, f"the job fails, although {self._strategy} allows another attempt: {reason}")

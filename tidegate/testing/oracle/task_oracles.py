@@ -65,7 +65,7 @@ class SplitsOracle:
         for split in event.splits:
             others = [other for other in beside if split.split_id in self._given.get(other, ())]
             if others:
-                raise InvariantViolated(9, f"split {split.split_id} is given to {task}, and {others[0]} has it")
+                raise InvariantViolated(9, f"split {split.split_id} is assigned to {task}, but {others[0]} has it")
             if split.split_id not in given:
                 given.add(split.split_id)
                 self._coverage.saw("split_assigned")
@@ -98,7 +98,7 @@ class SplitsOracle:
             if finished.issuperset(tasks):
                 # Tasks restored as finished have no splits. A stop with a drain leaves the other splits unread.
                 if pool and metadata.kind is not SnapshotKind.TERMINATE:
-                    raise InvariantViolated(7, f"{source.uid} has finished, and {min(pool)} was not read")
+                    raise InvariantViolated(7, f"source {source.uid} has finished, but split {min(pool)} was not read")
                 continue
             self._check(int(metadata.checkpoint_id), source, tasks, cut, pool)
         self._cuts = {number: of for number, of in self._cuts.items() if number > metadata.checkpoint_id}
@@ -115,14 +115,18 @@ class SplitsOracle:
         places = Counter(split_id for held in (*running, dict.fromkeys(pool, False)) for split_id in held)
         for split_id in (split_id for task in tasks if task not in cut for split_id in self._last.get(task, {})):
             if places[split_id]:
-                raise InvariantViolated(9, f"checkpoint {number}: {split_id} was read to the end, and is read again")
+                raise InvariantViolated(
+                    9, f"checkpoint {number}: split {split_id} was read to its end, but is assigned or read again"
+                )
             places[split_id] += 1
         lost = {split.split_id for split in source.splits} - places.keys()
         twice = [split_id for split_id, count in places.items() if count > 1]
         if lost:
-            raise InvariantViolated(3, f"checkpoint {number}: split {min(lost)} is in no snapshot and not in the pool")
+            raise InvariantViolated(
+                3, f"checkpoint {number}: split {min(lost)} is neither in a snapshot nor among the unassigned splits"
+            )
         if twice:
-            raise InvariantViolated(3, f"checkpoint {number}: split {min(twice)} is in two places")
+            raise InvariantViolated(3, f"checkpoint {number}: split {min(twice)} is stored twice")
         if pool and running:
             self._coverage.saw("split_in_pool")
 
@@ -154,7 +158,11 @@ class AlignmentOracle:
         heard_ms = self._heard.get((task, machine.attempt))
         limit_ms = MIN_WATERMARK_MS if heard_ms is None else heard_ms + source.max_drift_ms
         if ahead_ms > limit_ms:
-            raise InvariantViolated(10, f"{task} reads {split_id!r} at {ahead_ms}, and its group allows {limit_ms}")
+            raise InvariantViolated(
+                10,
+                f"{task} reads split {split_id!r} at event time {ahead_ms} ms; its watermark group allows up to "
+                f"{limit_ms} ms",
+            )
 
 
 def _watermark_ms(machine: TaskMachine, split_id: str) -> int:
@@ -210,10 +218,10 @@ class LocalQueuesOracle:
         frame = _Frame(event.attempt, event.channel, event.first_sequence)
         sent = self._sent.get(process, deque())
         if frame not in sent:
-            raise InvariantViolated(1, f"{frame} comes in {process}, which has not sent it, or not only once")
+            raise InvariantViolated(1, f"{frame} arrives in {process} without being sent, or for a second time")
         while (before := sent.popleft()) != frame:
             if before.attempt == frame.attempt and before.channel == frame.channel:
-                raise InvariantViolated(1, f"{frame} comes in {process} before {before}, which was sent before it")
+                raise InvariantViolated(1, f"{frame} arrives in {process} before {before}, which was sent earlier")
 
     def turn(self, process: str, running: Mapping[TaskId, AttemptNumber]) -> None:
         """Checks that all frames have arrived before a turn.
@@ -225,7 +233,7 @@ class LocalQueuesOracle:
             return
         for frame in sent:
             if running.get(self._receivers[frame.channel]) == frame.attempt:
-                raise InvariantViolated(1, f"a turn is taken in {process} before {frame} has come")
+                raise InvariantViolated(1, f"{process} takes a turn before {frame} has arrived")
         sent.clear()
 
     def ended(self, process: str) -> bool:
@@ -267,8 +275,8 @@ class MomentsOracle:
             if moment_ms != then.get((uid, group), moment_ms):
                 raise InvariantViolated(
                     9,
-                    f"{machine.descriptor.task} is restored from checkpoint {event.checkpoint_id} with event time at "
-                    f"{moment_ms} in key group {group} of {uid!r}, which was at {then[uid, group]}",
+                    f"{machine.descriptor.task} restores event time {moment_ms} ms for key group {group} of {uid!r}, "
+                    f"but checkpoint {event.checkpoint_id} was taken at {then[uid, group]} ms",
                 )
 
 

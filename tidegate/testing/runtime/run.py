@@ -400,11 +400,15 @@ class _PlanOnly:
 
     def attach(self, name: str) -> tuple[JobCard, RunningJob]:
         """Raises ConfigurationError, because no jobs run here."""
-        raise ConfigurationError("simulate() runs the pipeline: there is no job to attach to while it is built")
+        raise ConfigurationError(
+            "simulate() runs the pipeline after build(env), so there is no job to attach to; remove attach from build"
+        )
 
     def submit(self, submission: Submission) -> RunningJob:
         """Raises ConfigurationError, because `build` must not execute the pipeline."""
-        raise ConfigurationError("simulate() runs the pipeline: build(env) makes streams and does not execute them")
+        raise ConfigurationError(
+            "simulate() runs the pipeline: build(env) makes streams and does not execute them; remove execute"
+        )
 
     def stop(self) -> None:
         """Does nothing, because no jobs run here."""

@@ -125,13 +125,13 @@ class SimulatedJob:
         steps_max += world.steps
         while self.ended is None:
             if not world.step():
-                raise InvariantViolated(7, "the job hangs: nothing is left to happen")
+                raise InvariantViolated(7, "the job hangs: no message and no timer is pending")
             if world.steps > steps_max or world.now_ms > end_ms:
                 status = "unknown" if self.coordinator is None else self.coordinator.machine.state.status.value
                 raise InvariantViolated(
                     7,
-                    f"the job is still {status} {world.now_ms - world.faulty_until_ms} ms after the last fault "
-                    f"({settle_ms_max} ms are enough; {world.steps} steps)",
+                    f"the job is still {status} {world.now_ms - world.faulty_until_ms} ms after the last fault; the "
+                    f"limit is {settle_ms_max} ms ({world.steps} steps)",
                 )
         self._await_answers()
         self._await_copies()
@@ -143,7 +143,7 @@ class SimulatedJob:
         end_ms = world.now_ms + ANSWERS_MS_MAX
         while self.watch.unanswered and not self.coordinator_crashes:
             if world.now_ms > end_ms or not world.step():
-                raise InvariantViolated(7, f"{self.watch.unanswered[0]} was never answered")
+                raise InvariantViolated(7, f"the request {self.watch.unanswered[0]} was never answered")
 
     def _await_copies(self) -> None:
         """Runs until all copies of savepoints have ended.
@@ -157,7 +157,7 @@ class SimulatedJob:
         end_ms = world.now_ms + ANSWERS_MS_MAX + world.faults.copy_ms
         while port.savepoint_io:
             if world.now_ms > end_ms or not world.step():
-                raise InvariantViolated(5, "a savepoint is copied or deleted for ever after the end of its job")
+                raise InvariantViolated(5, "the copy or deletion of a savepoint does not end after the end of its job")
         self.watch.oracle.records.check_folders()
 
     def ask(self, event: co.CheckpointRequested | co.CancelRequested) -> None:
@@ -406,7 +406,9 @@ class SimulatedJob:
         """Checks that replaying the log, as a successor would, gives the state of the coordinator."""
         event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
         if not state.storage_away and replay(event_log)[0].state != state:
-            raise InvariantViolated(8, "the event log does not give the state of the coordinator that wrote it")
+            raise InvariantViolated(
+                8, "a replay of the event log does not give the state of the coordinator that wrote the log"
+            )
 
     def end(self, port: SimulatedCoordinatorPort) -> None:
         """Ends the job, and checks its event log."""
