@@ -179,7 +179,7 @@ class HybridSource:
 
     @property
     def ends(self) -> bool:
-        """Returns True if the second source ends by itself."""
+        """Returns True if the second source has an end."""
         return not never_ends(self.second)
 
     @property

@@ -145,7 +145,7 @@ class EndingSource(Protocol):
 
     @property
     def ends(self) -> bool:
-        """Returns True if the source ends by itself."""
+        """Returns True if the source has an end."""
         ...
 
 

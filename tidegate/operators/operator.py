@@ -32,7 +32,7 @@ Columns = frozenset[str] | None
 
 
 def together(first: Columns, second: Columns) -> Columns:
-    """Returns the union of two sets of columns. None stands for all columns."""
+    """Returns the union of two sets of columns. None means all columns."""
     return None if first is None or second is None else first | second
 
 

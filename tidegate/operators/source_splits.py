@@ -114,8 +114,8 @@ class SourceSplits:
         self.begin(splits, without_rows)
 
     def begins_waiting(self) -> None:
-        """Records that the task has read all its splits of the first part, and waits for the second part or for more
-        splits.
+        """Records that the task has read all its splits of the first part of a two-part source, and waits for the
+        second part or for more splits.
         """
         self.waits = True
 
@@ -124,7 +124,7 @@ class SourceSplits:
         self.idle.add(WAITING)
 
     def stops_waiting(self) -> None:
-        """Records that the task got more splits of the first part."""
+        """Records that the task got more splits of the first part of a two-part source, and no longer waits."""
         self.waits = False
         self.idle.discard(WAITING)
 

@@ -251,7 +251,7 @@ def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[
 def _parts(old: StateSelection, new: StateSelection, size_bytes: int) -> Iterator[range | None]:
     """Yields ranges of key groups, which are compared one after the other.
 
-    If a key may be in different key groups in the two checkpoints, yields only None, which stands for all key groups at
+    If a key may be in different key groups in the two checkpoints, yields only None, which means all key groups at
     once.
     """
     groups = old.operator.max_parallelism

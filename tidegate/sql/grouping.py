@@ -129,7 +129,7 @@ class Grouping:
         return groups
 
     def _meant(self, node: exp.Expr) -> exp.Expr:
-        """Returns the expression that an item of GROUP BY stands for: `GROUP BY 1` or an alias refers to a column of
+        """Returns the expression to which an item of GROUP BY refers: `GROUP BY 1` or an alias refers to a column of
         SELECT.
 
         A column of the rows takes precedence over an alias.

@@ -140,7 +140,7 @@ class TakenSplits:
 
     @property
     def has_read_first(self) -> bool:
-        """Returns whether the subtask has read all its splits of the first part of the source."""
+        """Returns whether the subtask has read all its splits of the first part of a `TwoPartSource`."""
         return self.waits or self.has_second or self.told_all
 
     @property
@@ -292,8 +292,8 @@ class SinkCommit:
 class CheckpointDiscard:
     """A checkpoint that is to be deleted. `voided`: the checkpoint has a tombstone, which is not deleted.
 
-    `shared` are the shared files to delete with it. None stands for all shared files that were written for the
-    checkpoint, because it never completed.
+    `shared` are the shared files to delete with it. None means all shared files that were written for the checkpoint,
+    because it never completed.
     """
 
     voided: bool
@@ -462,8 +462,8 @@ class CoordinatorState:
         return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
 
     def know_tables(self, heads: Iterable[TableHead]) -> None:
-        """Records the newest entry in the logs of some tables. A head with a lower number than the known one changes
-        nothing.
+        """Records the sequence number of the newest log entry of some tables. A number lower than the recorded one
+        changes nothing.
         """
         for head in heads:
             known = self.table_heads.get(head.url)

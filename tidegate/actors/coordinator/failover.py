@@ -1,7 +1,7 @@
 """Handles the failure of a task, and the loss of the coordinator.
 
 - `Failover` stops the tasks that have to be deployed again.
-- `Restarts` asks the restart strategy for the delay of the next attempt.
+- `Restarts` requests the delay of the next attempt from the restart strategy.
 - `Takeover` keeps running tasks when a new generation of the coordinator starts.
 
 The coordinator machine calls them.

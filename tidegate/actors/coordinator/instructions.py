@@ -1,6 +1,6 @@
 """The instructions of the coordinator machine, which `CoordinatorDriver` carries out.
 
-An instruction that cannot be undone carries a permit (`tidegate/storage/checkpoints/permits.py`), which only the code
+An instruction that cannot be undone contains a permit (`tidegate/storage/checkpoints/permits.py`), which only the code
 that made the decision can create. An instruction about a checkpoint raises InvariantError if the permit is for another
 checkpoint. Such instructions cannot be encoded: a permit is valid only in the process that created it, and is never
 stored.
@@ -300,7 +300,7 @@ class CommitSinks(_Instruction):
 class DiscardCheckpoint(_Instruction):
     """Deletes the files of a checkpoint. `voided`: the checkpoint has a tombstone, which is not deleted.
 
-    `shared`: the shared files to delete with it. None stands for all shared files that were written for the checkpoint,
+    `shared`: the shared files to delete with it. None means all shared files that were written for the checkpoint,
     because it never completed. Answered by `CheckpointDiscarded` or `CheckpointDiscardFailed`.
     """
 

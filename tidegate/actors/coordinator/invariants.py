@@ -42,8 +42,8 @@ _OVER = (PendingPhase.COMPLETED, PendingPhase.FAILED)
 def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
     """Returns whether a checkpoint id was already used (invariant 4).
 
-    `<` and not `<=`: `next_checkpoint_id` is the first free id. Otherwise the next trigger would use it a second time,
-    and two checkpoints would write into one folder.
+    The comparison is `<`, because `next_checkpoint_id` is the first free id. A checkpoint with that id could be
+    triggered a second time, and two checkpoints would write into one folder.
     """
     return checkpoint_id < state.next_checkpoint_id
 
@@ -229,9 +229,7 @@ def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> N
 
 
 def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> None:
-    """Raises InvariantError if the checkpoint is not the newest undamaged one. None stands for a start without
-    state.
-    """
+    """Raises InvariantError if the checkpoint is not the newest undamaged one. None means a start without state."""
     _require(is_start_newest(state, checkpoint_id), "7: an attempt starts from the newest undamaged checkpoint")
 
 
@@ -246,8 +244,8 @@ def copies_under_way(state: CoordinatorState) -> int:
 def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
     """Returns whether another savepoint of this kind may be triggered, given the limit of copies (invariant 10).
 
-    The copy of this savepoint is not in the number yet, hence `<`. A stop may exceed the limit by one, so that copies
-    which hang do not keep a job from being stopped.
+    The comparison is `<`, because the copy of this savepoint is not in the number yet. A stop may exceed the limit by
+    one, so that copies which hang do not keep a job from being stopped.
     """
     return copies_under_way(state) < COPIES_MAX + kind.stops
 
@@ -441,7 +439,7 @@ def permit_deletion(
 ) -> permits.DeletePermit:
     """Returns the permit to delete a checkpoint and these shared files. Raises InvariantError if that is not allowed.
 
-    `shared`: None stands for all shared files that were written for a checkpoint that never completed.
+    `shared`: None means all shared files that were written for a checkpoint that never completed.
     """
     _require(
         may_delete(state, checkpoint_id), "5: a retained checkpoint, an uncommitted one, or a base is never deleted"
@@ -563,7 +561,7 @@ def is_answerable(first: int, given: int) -> bool:
     """Returns whether a request for splits is valid (invariant 7). `first`: splits that the subtask has, `given`:
     splits assigned to it.
 
-    A repeated request has a lower number than the subtask has splits, hence `<=`.
+    The comparison is `<=`, because a repeated request has a lower number than the subtask has splits.
     """
     return first <= given
 

@@ -98,7 +98,7 @@ class UntakenSplits:
         self._give(task, taken, splits)
 
     def give_later(self, task: TaskId, taken: TakenSplits, splits: Sequence[int]) -> None:
-        """Assigns unassigned splits of the second part to a subtask."""
+        """Assigns unassigned splits of the second part of a two-part source to a subtask."""
         self.later = [number for number in self.later if number not in splits]
         self._give(task, taken, splits)
 
@@ -198,7 +198,7 @@ def _splits_in(part: SubtaskState, uid: OperatorUid) -> int:
 def still_waits(state: CoordinatorState, event: SplitsRequested) -> bool:
     """Returns whether a request for splits repeats an unanswered request, and must wait further.
 
-    It must wait while other subtasks still read the first part of the source.
+    It must wait while other subtasks still read the first part of a two-part source (`TwoPartSource`).
     """
     source = _source_of(state, event.task)
     taken = state.splits.get(event.task)
@@ -210,7 +210,7 @@ def still_waits(state: CoordinatorState, event: SplitsRequested) -> bool:
 def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits, pools: Pools) -> bool:
     """Assigns the next unassigned splits to a subtask, or marks that there are no more for it.
 
-    Returns False if the subtask must wait for the second part of the source.
+    Returns False if the subtask must wait for the second part of a two-part source (`TwoPartSource`).
     """
     subtasks = _subtasks(state, source)
     pool = _untaken(state, source, pools)

@@ -634,10 +634,10 @@ def sanitize_event(event: co.CoordinatorEvent, withhold: Callable[[str], str]) -
 
 
 def _encodable(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
-    """Returns the event or, if the codec cannot encode it, the failure of its task or master hook. Raises CodecError
-    for others.
+    """Returns the event or, if the codec cannot encode it, the event that its task or master hook has failed.
 
-    The event has parts that other code has made, such as states, names and paths.
+    Events contain values from user code, such as states, names and paths. Raises CodecError if no task or hook can be
+    named.
     """
     try:
         encode(event)

@@ -53,7 +53,7 @@ class StreamNode:
     - `inputs`: the input nodes, each with its partitioning. None is forward if the parallelisms are equal, else
       rebalanced.
     - `ordinals[i]`: for an operator with several inputs, the number of the input at which `inputs[i]` arrives, from 0.
-      Empty stands for input 0.
+      Empty means input 0.
     - `side_outputs`: the tags under which the operator may emit rows.
     - `taps`: for a side output, the node that emits it and the name of the tag. Such a node is only an input of other
       nodes.

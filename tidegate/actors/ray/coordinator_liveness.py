@@ -58,8 +58,8 @@ class Membership:
 
 
 class Step(enum.Enum):
-    """The next step of a process after an answer about its membership. LATER: ask again after `ASK_EVERY_S`. SOON: ask
-    again after `ASK_AGAIN_S`. LEAVE: end the process.
+    """The next step of a process after an answer about its membership. LATER: repeat the request after `ASK_EVERY_S`.
+    SOON: repeat it after `ASK_AGAIN_S`. LEAVE: end the process.
     """
 
     LATER = "later"
@@ -102,7 +102,7 @@ class MembershipCheck:
         self._denials = DenialCounter()
 
     def hold(self) -> None:
-        """Begins to ask the coordinator: sends a request now, and another one after each answer."""
+        """Starts the requests to the coordinator: sends one now, and another one after each answer."""
         self._ask().future().add_done_callback(self._answered)
 
     def _answered(self, call: Future[Membership]) -> None:

@@ -9,8 +9,8 @@
   within a part of the timeout, it hangs. Any answer ends the doubt. The monitor still remembers the call that the
   mailbox was in before, so an answer does not excuse a call that takes too long.
 - A coordinator that gets no answer from any other node may be cut off itself. Then the processes there have longer to
-  answer. With the first answer of one of them, the silence of the other processes there is counted anew, once until
-  they answer.
+  answer. With the first answer of one of them, the silence of the other processes there is counted from zero again,
+  once until they answer.
 - A process is *busy* too long when its mailbox has been in the same call for `call_timeout_ms`. A call is at most the
   work on one batch, or one function of an operator's life. With None a call may take any time.
 - A call of `map_async` may take as long as its own timeout allows. The monitor measures the oldest such call, so that
@@ -333,7 +333,9 @@ class HeartbeatMonitor:
             found.oldest_call, found.oldest_since_ms = oldest_call, self._awake_ms
 
     def looked(self, name: str) -> None:
-        """Allows the last request to a suspected process, because its stack was read or could not be read."""
+        """Records that the stack of a suspected process was read, or could not be read. The monitor may then send the
+        last request to the process.
+        """
         found = self._watched.get(name)
         if found is not None and found.doubt == "looking":
             found.doubt = "looked"

@@ -1,7 +1,7 @@
 """`StateFollower`: keeps a copy of a task's keyed state in a standby process, as of the newest checkpoint.
 
 A warm standby has one follower for each followed task. It is notified of every completed checkpoint, and reads the
-changes. When the task is deployed in its process, the follower hands over its state backends, and the task reads almost
+changes. When the task is deployed in its process, the task gets the state backends of the follower, and reads almost
 nothing (docs/decisions/0021). Rules:
 
 - Layers of state never change. If a checkpoint's layers begin with the layers already read, only the other layers are

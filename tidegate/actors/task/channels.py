@@ -75,7 +75,7 @@ def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | Non
 
 def has_rows(held: Iterable[InFlightElement]) -> bool:
     """Returns whether in-flight elements contain rows. In-flight elements without rows need not be stored: senders
-    repeat their watermarks after a restore. //
+    repeat their watermarks after a restore.
     """
     return any(isinstance(element, pa.RecordBatch) for element in held)
 

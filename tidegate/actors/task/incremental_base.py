@@ -215,7 +215,7 @@ class ChangeLog:
     checkpoints. From time to time the whole state is written as a new base while processing continues (Flink:
     materialised), frozen at the same moment as a segment. Once the new base is durable, everything below it is dropped.
 
-    `ChangelogWriter` asks this class what to write, and freezes it. `restored` are the layers of the checkpoint from
+    This class decides what to write, and `ChangelogWriter` freezes it. `restored` are the layers of the checkpoint from
     which the task starts, if any. Rules:
 
     - A dropped layer never returns. So a file may be deleted with the last checkpoint that refers to it, which the

@@ -247,15 +247,15 @@ class SourceCursor:
             self._second_part.stops_waiting()
 
     def _begins_second(self, new: Sequence[SourceSplit]) -> bool:
-        """Returns whether newly assigned splits begin the second part of the source: one belongs to the second part, or
-        no splits are left.
+        """Returns whether the second part of a two-part source (`TwoPartSource`) begins with newly assigned splits: one
+        of them belongs to the second part, or no splits are left.
         """
         assert self._requests is not None
         assert self._is_second is not None
         return self._requests.over or any(map(self._is_second, new))
 
     def _wait_for_second(self, second: SourceSplits, at_ms: int) -> tuple[TaskInstruction, ...]:
-        """Requests splits of the second part, once all rows that were read are processed."""
+        """Requests splits of the second part of a two-part source, once all rows that were read are processed."""
         self._all_held = False
         if self._ready:
             return ()
@@ -274,7 +274,7 @@ class SourceCursor:
         return self._requests.ask(at_ms)
 
     def begin_second(self, second: SourceSplits) -> None:
-        """Starts to read the splits of the second part of the source, round-robin."""
+        """Starts to read the splits of the second part of a two-part source, round-robin."""
         if self._event_times.newest_ms:
             self._note_event_times()
         self._second_part = None
@@ -674,7 +674,7 @@ class SplitAlignment:
     - At the start the other watermarks are unknown. A split that has a watermark by then waits for the first answer.
     - The task reports its own lowest watermark regularly, and at once when it has nothing to read. Rows that were read
       ahead advance it afterwards: that is reported at once as well, or other tasks would wait for an old watermark.
-    - A task that has come to its end reports so at once, so that other tasks need not wait for its next report.
+    - A task that has reached its end reports that at once, so that other tasks need not wait for its next report.
     - A lost message, or a lost coordinator, delays a split and never stops it, because reports are repeated.
     - None of this is in a checkpoint. It decides when rows are read, and not which.
     """

@@ -103,7 +103,7 @@ class TurnPacer:
     - A single outlier is ignored, because the process may have paused. After a second one, the earlier measurements are
       dropped. So the sizes follow a change, up as well as down.
 
-    `learns`: whether to learn the fixed cost of a turn (`fixed_ms`) also while turns are short.
+    `learns`: whether to measure the fixed cost of a turn (`fixed_ms`) also while turns are short.
     """
 
     def __init__(self, rows_max: int = ROWS_UNLIMITED, rows_min: int = 1, learns: bool = False) -> None:

@@ -66,8 +66,8 @@ class _Fate(enum.Enum):
 class TemporaryJob:
     """Keeps the temporary folder of one job from being deleted, as long as this object is referenced.
 
-    Each object that reads from the folder refers to it. `keeps` is True if the user asked to keep the checkpoints of
-    the job for good.
+    Each object that reads from the folder refers to it. `keeps` is True if the user requested that the checkpoints of
+    the job are never deleted.
     """
 
     def __init__(self, root: str, job_id: JobId, *, keeps: bool = False) -> None:

@@ -302,7 +302,7 @@ class CollectedRows:
 
     @property
     def placeholder(self) -> str:
-        """Returns a text that stands for the URL of the rows until the job has an id.
+        """Returns a text that is used in place of the URL of the rows until the job has an id.
 
         It contains the uid of the step.
         """

@@ -2,7 +2,7 @@
 
 Rules:
 
-- A topic that does not exist is refused, or created if the program asks for it (`create=`).
+- A topic that does not exist is refused, or created if the program requests it (`create=`).
 - The token topic must have the cleanup policy `compact` only: with `delete` in its cleanup policy the brokers delete
   old tokens, and a repeated commit would write its records again. It is created if it does not exist.
 - Nothing is created before everything was checked.
@@ -210,7 +210,7 @@ class KnownTopics:
     from one thread at a time.
 
     Brokers are contacted at the first row of a topic, unless its rules were found at submission. For a missing topic or
-    partition the brokers are asked again after `_MISSING_MS`.
+    partition the request to the brokers is repeated after `_MISSING_MS`.
     """
 
     def __init__(

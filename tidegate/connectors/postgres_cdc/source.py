@@ -12,9 +12,10 @@ Rules:
 - Positions are confirmed to the server only when a completed checkpoint contains them. The server keeps its log until
   then. It is checked once a minute how much that is.
 - Without changes of the tables the position follows the end of the log, so that other tables do not hold it back.
-- Rows of the log are read only while the tables are what they were when the job began. The catalog is compared when the
-  reader begins, whenever the log describes a table anew, and once a minute: a table that was renamed or created again,
-  a column that was dropped and added again, and a publication that leaves out changes would make rows wrong silently.
+- Rows of the log are read only while the tables are as they were when the job began. The catalog is compared when the
+  reader begins, whenever the log describes a table again, and once a minute. Without that, a table that was renamed or
+  created again, a column that was dropped and added again, or a publication without some changes would silently give
+  wrong rows.
 - The reader waits for a server that does not answer, and for a slot that another process still reads. Changes that are
   lost, and tables that have changed in a way that rows do not fit, are a ConfigurationError.
 """

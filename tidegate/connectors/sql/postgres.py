@@ -4,8 +4,8 @@ One transaction commits the rows of a subtask:
 
 1. The tokens are read. Buckets that have this checkpoint's token, or a later one, are skipped.
 2. COPY sends the rows: directly into the table in mode "append", else into a temporary table.
-3. The tokens are stored. This locks their rows. If another process has stored one of them meanwhile, the
-   transaction is rolled back and begins anew.
+3. The tokens are stored. This locks their rows. If another process has stored one of them meanwhile, the transaction is
+   rolled back and begins again.
 4. Rows of the temporary table replace or delete rows of the table, one file after the other, in their order.
 
 The tokens are locked after the slow part, so a process that hangs during COPY blocks no other process. If a process

@@ -3,8 +3,8 @@ this time.
 
 This is Flink's `table.exec.state.ttl`. Rules:
 
-- A key lives from its first row until `ttl_ms` after its last row. A row that comes later starts the key anew, without
-  its earlier rows. This also happens within a batch: if a key starts anew there, the rows before its last start are
+- A key lives from its first row until `ttl_ms` after its last row. A row that comes later starts the key again, without
+  its earlier rows. This also happens within a batch: if a key starts again there, the rows before its last start are
   ignored.
 - In event time (`time` names the column) the last row of a key is the row with the greatest time. The output does not
   depend on when state is cleaned up: a key with last time s is removed when the watermark reaches s + 2 * ttl. Rows

@@ -221,7 +221,7 @@ class KeyedStates:
         self._states, self._codec, self._handed_over = {}, None, True
 
     def close(self) -> None:
-        """Closes the backend, unless it was handed over."""
+        """Closes the backend, unless the next attempt of the task has taken it over."""
         if not self._handed_over:
             self.backend.close()
 

@@ -159,7 +159,7 @@ class RowsOperator(Operator):
         self._backend, self.tables = None, ()
 
     def close(self) -> None:
-        """Closes the backend, unless it was handed over."""
+        """Closes the backend, unless the next attempt of the task has taken it over."""
         if self._backend is not None:
             self._backend.close()
 

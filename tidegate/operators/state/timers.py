@@ -18,8 +18,8 @@ fires in the next step.
 Rules:
 
 - A timer that is later than all timers before it is progress. Timers up to a watermark, or up to the current time, that
-  only register later timers come to an end, whatever their number is. A periodic timer can therefore catch up after any
-  pause.
+  only register later timers end at some point, whatever their number is. A periodic timer can therefore catch up after
+  any pause.
 - Timers that register timers for the same or for earlier times may never end. They fail when `_CHAINED_TIMERS_MAX`
   timers for each remaining timer have fired without progress.
 - At the end of event time every time is due, so later timers are no progress. Instead the number of timers must become

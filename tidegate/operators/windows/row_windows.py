@@ -252,7 +252,7 @@ class WindowBuffer(RowsOperator):
         super().hand_over()
 
     def close(self) -> None:
-        """Closes the function and, unless it was handed over, the backend."""
+        """Closes the function. Closes the backend too, unless the next attempt of the task has taken it over."""
         try:
             if isinstance(self._calls, FunctionCalls):
                 self._calls.close()

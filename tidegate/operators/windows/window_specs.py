@@ -308,7 +308,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Stands for processing time, in place of an event-time column.
+    """Represents processing time, in place of an event-time column.
 
     With `fires_at_end`, open windows fire at the end of the input.
     """

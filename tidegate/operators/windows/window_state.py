@@ -172,7 +172,7 @@ class AggregateWindows(WindowOperator):
         self._opened = None
 
     def close(self) -> None:
-        """Closes the backend, unless it was handed over."""
+        """Closes the backend, unless the next attempt of the task has taken it over."""
         if self._opened is not None:
             self._opened.backend.close()
 

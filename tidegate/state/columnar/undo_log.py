@@ -10,9 +10,9 @@ as has changed since. Rules:
 - All notes together have a memory limit. Pages that a snapshot holds anyway, until it has written them, do not count.
   Beyond the limit, notes are shrunk where possible, the oldest first. Then the oldest part is dropped. When the last
   part is dropped, nothing is noted until the next freeze. With a limit of 0 nothing is ever noted.
-- A page that a snapshot reads is copied anyway, and the former page is kept in the newest part. Older parts give way to
-  such copies (`make_room`). Including them, all notes take at most the limit, nine eighths of the state, or
-  `COPIES_BYTES_MIN`, whichever is largest.
+- A page that a snapshot reads is copied anyway, and the former page is kept in the newest part. Older parts are dropped
+  to make room for such copies (`make_room`). Including them, all notes take at most the limit, nine eighths of the
+  state, or `COPIES_BYTES_MIN`, whichever is largest.
 - A part that alone exceeds the limit was noted in vain. After two such parts in a row the next freeze begins no part,
   after the third the next two, then four, up to `_SKIPPED_MAX`. A part that fits resets this.
 
@@ -573,7 +573,7 @@ class TableNotes:
 
 
 def _packed(notes: list[NotedRows]) -> Iterator[NotedRows]:
-    """Divides recorded rows anew, into batches of `PAGE_ROWS` rows. The last batch may have fewer."""
+    """Divides recorded rows again, into batches of `PAGE_ROWS` rows. The last batch may have fewer."""
     parts: list[NotedRows] = []
     room = PAGE_ROWS
     for rows in notes:

@@ -10,8 +10,8 @@ Rules:
   that were not used again since the last eviction go first, the oldest first, and all keys without rows.
 - In the database a row is an entry under its key and its sequence number.
 
-A ref is a slot. A scan does not bring rows of the database into memory: their refs are negative, and stand for
-positions in the list of rows that the batch has read (`ScannedRows`). Rules for this list:
+A ref is a slot. A scan does not bring rows of the database into memory: their refs are negative, and refer to positions
+in the list of rows that the batch has read (`ScannedRows`). Rules for this list:
 - It keeps the database keys until the batch ends. It keeps values as well, up to a limit; beyond it they are fetched
   again when they are used.
 - Rows are removed when the batch ends, and refs are valid until then.

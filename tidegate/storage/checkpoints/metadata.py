@@ -193,7 +193,7 @@ def is_own_sink(place: str) -> bool:
 @wire
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """The files of one table, in order, that one sink subtask asks to commit with a checkpoint.
+    """The files of one table, in order, that one sink subtask reports for the commit of a checkpoint.
 
     A subtask numbers the files of an attempt from 0. It reports all files whose commit is not confirmed yet, so a file
     may be reported twice. The numbers identify it: the first of `files` has number `first_index`. `table` is the URL of

@@ -154,7 +154,7 @@ def _info(path: str, found: Any) -> FileInfo:
 
 
 def _is_folder(found: Any) -> bool:
-    """Returns whether a blob stands for a folder. Accounts with a hierarchical namespace have such blobs."""
+    """Returns whether a blob represents a folder. Accounts with a hierarchical namespace have such blobs."""
     return bool((found.metadata or {}).get("hdi_isfolder") == "true")
 
 

@@ -2,7 +2,7 @@
 
 `gcs_client.py` and `azure_client.py` make the requests, with the libraries that gcsfs and adlfs use. Rules:
 
-- A conditional create carries a mark of its own in the object's metadata. These libraries repeat a request that got no
+- A conditional create stores a unique mark in the object's metadata. These libraries repeat a request that got no
   answer, and a repeated create may find the object of the first attempt. The mark shows which creator has won.
 - A request has a time limit, which covers all of its attempts and pauses. It is cancelled at the limit.
 - A large file is uploaded in parts, and only one of them is in memory. It becomes visible with the last part. The

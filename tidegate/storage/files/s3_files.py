@@ -6,7 +6,7 @@ Rules of files:
   Only the answers "not applied, try again" (409, 503) are followed by another attempt, a bounded number of times.
 - A lost create arrives as FileExistsError or as a bare EINVAL, depending on the server. Status 412 identifies both.
 - A large file is uploaded in parts, several at a time; at most `PARTS_IN_MEMORY_MAX` of them are in memory. It becomes
-  visible when the upload is completed, and the upload is aborted otherwise. The upload carries a mark, which shows
+  visible when the upload is completed, and the upload is aborted otherwise. The upload has a mark, which shows
   whether it was completed when the answer to its completion was lost.
 - A whole write has a time limit of its own, however many parts it has.
 - A file is looked up by its name. Only `list` and `walk` list.

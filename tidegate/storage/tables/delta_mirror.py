@@ -7,9 +7,9 @@ in `_delta_log/` follows. `TableLog` calls `LogMirror` after each commit. Rules:
 - One Delta transaction changes the Delta table from the files of one commit of tidegate's log to the files of a later
   commit. Readers therefore see complete checkpoints, and rows that a restored job hides disappear in the transaction
   that adds its new rows.
-- The transaction carries the number of the log's entry, under the identifier of this table (`txn` in Delta's protocol).
-  An entry with that number, or a lower one, is in the Delta table already. Repeating a transaction changes nothing, and
-  the next commit completes an interrupted mirroring.
+- The transaction contains the number of the log's entry, under the identifier of this table (`txn` in Delta's
+  protocol). An entry with that number, or a lower one, is in the Delta table already. Repeating a transaction changes
+  nothing, and the next commit completes an interrupted mirroring.
 - Two processes that mirror at the same time use the same identifier. Delta refuses the second transaction, and its
   process reads the table again.
 - A compaction of tidegate's is mirrored only if the small files all exist. If other writers have rewritten some of

@@ -12,7 +12,7 @@ _ADVICE = "; this is a bug in tidegate, please report it with the seed and the p
 class InvariantViolated(Exception):
     """Raised if an invariant does not hold. `number` is its number in `docs/architecture.md`.
 
-    The text names the place and the observation, and asks the user to report the bug with the seed of the run.
+    The text contains the observation and its place, and the advice to report the bug with the seed of the run.
 
     The class does not derive from TidegateError. The oracle that watches storage raises it during an effect, and
     drivers convert tidegate's errors to events, after which the job would continue.

@@ -208,7 +208,7 @@ class TablesOracle:
 
 
 def data_files_of(metadata: CheckpointMetadata) -> frozenset[str]:
-    """Returns the full names of the data files that a checkpoint asks to commit."""
+    """Returns the full names of the data files that the commit of a checkpoint includes."""
     return frozenset(
         f"{committable.table.rstrip('/')}/{file.path}"
         for subtask in metadata.subtasks

@@ -504,7 +504,7 @@ class SimulatedCoordinatorPort:
             job.world.after(RECOVERY_MS, job.start_coordinator)
 
     def halt(self, reason: str, *, fenced: bool) -> None:
-        """Stops the coordinator permanently. If it is in charge, the job has failed."""
+        """Stops the coordinator permanently. If it controls the job, the job has failed."""
         job = self._job
         host = self.host
         assert host is not None

@@ -203,7 +203,7 @@ class SimulatedJob:
             self.hear(host, event)
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Delivers a message to the coordinator in charge.
+        """Delivers a message to the coordinator that controls the job.
 
         If there is none, it is lost or delivered to the next one.
         """
@@ -247,7 +247,7 @@ class SimulatedJob:
         self.lose_coordinator(cut_off=world.random.random() < 0.5)
 
     def lose_coordinator(self, *, cut_off: bool) -> None:
-        """Kills the coordinator in charge, or cuts it off. A successor takes over."""
+        """Kills the coordinator that controls the job, or cuts it off. A successor takes over."""
         assert self.coordinator is not None
         self.coordinator_crashes += 1
         self.world.note("coordinator", "is cut off" if cut_off else "dies")
@@ -396,7 +396,7 @@ class SimulatedJob:
         self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.wall_ms, attempt, task, reason)))
 
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None:
-        """Ends the job because the coordinator in charge cannot continue."""
+        """Ends the job, because its coordinator cannot continue."""
         assert port.host is not None
         self._drop_tasks(self.context.graph.tasks())
         self.gave_up = reason

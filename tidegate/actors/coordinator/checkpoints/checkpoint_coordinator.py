@@ -386,8 +386,8 @@ class CheckpointCoordinator:
         """Repeats the instructions of the lost coordinator whose answers may be lost.
 
         Pending deletions are repeated before checkpoints are aborted, because an abort starts further deletions. If
-        those were sent twice, the second answer would be taken for the answer to the next step, which deletes shared
-        files.
+        such a deletion were sent twice, the second answer would be taken for the answer to the next step, which deletes
+        shared files.
         """
         self.cleaner.take_over()
         self.aborter.give_up_open(Reason.COORDINATOR_LOST, at_ms)

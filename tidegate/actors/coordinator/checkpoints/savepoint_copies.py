@@ -1,6 +1,6 @@
 """Copies completed savepoints into the folders of users, while the job takes further checkpoints.
 
-`CheckpointFinalizer` hands over each savepoint whose `_metadata` exists. Rules:
+`CheckpointFinalizer` passes each savepoint to it whose `_metadata` exists. Rules:
 
 - The folder may be in any storage, also one that does not answer. No checkpoint, commit or attempt therefore waits for
   a copy.

@@ -19,7 +19,7 @@ Rules of compactions:
 - A compaction replaces its original entries in a set only if the set contains all of them. Rows that a restored job
   hides are therefore never in a visible compacted file.
 - Compactions replace earlier ones. To compact a set, they are applied oldest first; to undo them, newest first.
-- A vacuum deletes small files that a large one stands for, or large files that are not shown any more.
+- A vacuum deletes small files whose rows are in a large one, or large files that are not shown any more.
 - A compaction before the cut of a log counts as a commit: the entries that it replaced are no longer part of the log.
 """
 
