@@ -259,8 +259,9 @@ def test_recorded_changes_are_taken_for_what_they_are(tmp_path: Path) -> None:
     assert rows(found.to_arrow()) == [("a", 1), ("b", 1)]
     with local() as env:
         for wrong, keys, reason in (
-            (table, [], "at least one column"),
-            (table.drop_columns(["row_kind"]), ["id"], "the column 'row_kind'"),
+            (table, ["x"], "no column 'x'"),
+            (table, ["row_kind"], "at least one key column"),
+            (table.drop_columns(["row_kind"]), ["id"], "no column 'row_kind'"),
             (table.set_column(2, "row_kind", pa.array([1, 1, 1, 1])), ["id"], "is int64"),
         ):
             with pytest.raises(tg.ConfigurationError, match=reason):

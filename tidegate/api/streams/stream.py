@@ -1049,10 +1049,15 @@ class Stream(OtherNames):
         names = column_names(keys, "as_changes(keys=...)")
         schema = known_schema(self, "as_changes")
         missing = [name for name in (*names, CHANGE) if name not in schema.names]
-        if missing or not names or CHANGE in names:
+        if missing:
             raise ConfigurationError(
-                f"as_changes(keys={list(names)}): keys= must name at least one column, other than {CHANGE!r}, and "
-                f"the stream must have {CHANGE!r}; its columns are {schema.names}"
+                f"as_changes(keys={list(names)}): the stream needs the columns of keys= and {CHANGE!r}, and has no column "
+                f"{missing[0]!r}; its columns are {schema.names}"
+            )
+        if not names or CHANGE in names:
+            raise ConfigurationError(
+                f"as_changes(keys={list(names)}): name at least one key column, and not {CHANGE!r}; the columns are "
+                f"{schema.names}"
             )
         found = schema.field(CHANGE).type
         if not pa.types.is_string(found):
