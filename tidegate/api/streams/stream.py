@@ -1051,8 +1051,8 @@ class Stream(OtherNames):
         missing = [name for name in (*names, CHANGE) if name not in schema.names]
         if missing:
             raise ConfigurationError(
-                f"as_changes(keys={list(names)}): the stream needs the columns of keys= and {CHANGE!r}, and has no column "
-                f"{missing[0]!r}; its columns are {schema.names}"
+                f"as_changes(keys={list(names)}): the stream needs the columns of keys= and {CHANGE!r}, and has no "
+                f"column {missing[0]!r}; its columns are {schema.names}"
             )
         if not names or CHANGE in names:
             raise ConfigurationError(
