@@ -93,12 +93,41 @@ def test_a_row_with_a_float_that_json_lacks_is_bad() -> None:
     assert "column 'x' is NaN or infinite" in found.bad[1]
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_a_year_without_four_digits_makes_a_row_bad(unit: str, zone: str | None) -> None:
+    """No reader takes its text, also within a list."""
+    factor = {"s": 1, "ms": 10**3, "us": 10**6}[unit]
+    first, end = -719_528 * 86_400 * factor, 2_932_897 * 86_400 * factor
+    times = pa.array([first - 1, first, None, end - 1, end], pa.timestamp(unit, zone))
+    for column in (times, pa.ListArray.from_arrays(pa.array(range(6), pa.int32()), times)):
+        batch = pa.RecordBatch.from_arrays([column], names=["a"])
+        found = JsonFormat().for_writing(batch.schema, WRITING).encoder().encode(batch)
+        assert sorted(found.bad) == [0, 4]
+        assert found.bad[0].startswith("column 'a' has a year that is not of four digits")
+        read = JsonFormat().for_reading(batch.schema, READING).decoder().decode(found.payloads.to_pylist())
+        assert read.bad == {}
+        assert read.batch.column(0).equals(column.take(pa.array([1, 2, 3])))
+
+
+def test_a_map_with_a_key_twice_makes_a_row_bad() -> None:
+    """Readers of an object keep one of two members with the same name."""
+    kind = pa.map_(pa.string(), pa.int64())
+    maps = [[("a", 1), ("b", 1)], [("a", 1), ("b", 2), ("a", 3)], None, [], [("a", 1)]]
+    batch = pa.RecordBatch.from_arrays([pa.array([maps[1], *maps], kind)], names=["m"]).slice(1)
+    found = JsonFormat().for_writing(batch.schema, WRITING).encoder().encode(batch)
+    assert [json.loads(each)["m"] for each in found.payloads.to_pylist()] == [{"a": 1, "b": 1}, None, {}, {"a": 1}]
+    assert list(found.bad) == [1]
+    assert found.bad[1].startswith("column 'm' is a map with a key twice")
+
+
 def test_types_that_json_lacks_are_refused_by_name() -> None:
     """At submission, with the column."""
     for kind, text in [
         (pa.duration("s"), "the type duration"),
         (pa.map_(pa.int64(), pa.string()), "a map with keys of type int64"),
         (pa.list_(pa.struct([("a", pa.duration("s"))])), "the type duration"),
+        (pa.struct([("a", pa.int64()), ("a", pa.int64())]), "a struct with two fields 'a'"),
     ]:
         with pytest.raises(ConfigurationError, match=rf"to_kafka\(format='json'\): column 'c' is .*; {text}"):
             JsonFormat().for_writing(pa.schema([("c", kind)]), WRITING)

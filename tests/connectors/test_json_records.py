@@ -88,6 +88,7 @@ def test_a_number_that_no_float_holds_is_refused() -> None:
     """In a record that is in order otherwise."""
     found = DECODER.records([b'{"x":1,"f":1e39}', b'{"x":2,"f":1}', b'{"x":3}'])
     assert (found.batch.to_pylist(), list(found.bad)) == ([{"x": 2, "f": 1.0}, {"x": 3, "f": None}], [0])
+    assert "too great for column 'f'" in found.bad[0]
 
 
 _OBJECTS = st.fixed_dictionaries(

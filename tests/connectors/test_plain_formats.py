@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -87,6 +88,48 @@ def test_a_payload_that_is_not_one_record_is_bad(payload: bytes, reason: str) ->
     assert found.batch.to_pylist() == [{"n": 1, "s": "a"}, {"n": 3, "s": "c"}]
     assert list(found.bad) == [1]
     assert reason in unmarked(found.bad[1])
+
+
+@pytest.mark.parametrize("null", ["\\N", "a,b", " ", "x\ny", "NA"])
+def test_a_null_is_read_back_whatever_its_text_is(null: str) -> None:
+    """In quotes if the text needs them."""
+    batch = pa.RecordBatch.from_pydict({"a": ["x", None, None], "b": [None, 1, None]})
+    form = CsvFormat({"nullValue": null})
+    found = form.for_writing(batch.schema, WRITING).encoder().encode(batch)
+    assert not found.bad
+    read = form.for_reading(batch.schema, READING).decoder().decode(found.payloads.to_pylist())
+    assert read.bad == {}
+    assert read.batch.equals(batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"nullValue": '"'}, "nullValue='\"' has a character that needs quotes"),
+        ({"nullValue": "a,b", "quote": ""}, "nullValue='a,b' has a character that needs quotes"),
+        ({"nullValue": "a,\\"}, "has a character that needs quotes or an escape"),
+        ({"nanValue": ""}, "nanValue='' would be read as another value"),
+        ({"nanValue": "5"}, "nanValue='5' would be read as another value"),
+        ({"positiveInf": "-Inf"}, "positiveInf='-Inf' would be read as another value"),
+    ],
+)
+def test_texts_that_would_be_read_as_other_values_are_refused(options: dict[str, object], reason: str) -> None:
+    """When the program is made. A null in quotes, or a NaN like a number, would be another value for each reader."""
+    columns = pa.schema([("a", pa.float64()), ("b", pa.string())])
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        CsvFormat(options).for_writing(columns, WRITING)
+    if "nanValue" in options:
+        CsvFormat(options).for_writing(columns.remove(0), WRITING)
+
+
+def test_a_year_without_four_digits_makes_a_row_bad() -> None:
+    """No reader of CSV takes it."""
+    days = pa.array([0, 2_932_896, 2_932_897, -719_528, -719_529], pa.date32())
+    batch = pa.RecordBatch.from_arrays([days], names=["a"])
+    found = CsvFormat().for_writing(batch.schema, WRITING).encoder().encode(batch)
+    assert found.payloads.to_pylist() == [b"1970-01-01", b"9999-12-31", b"0000-01-01"]
+    assert sorted(found.bad) == [2, 4]
+    assert found.bad[2].startswith("column 'a' has a year that is not of four digits")
 
 
 def test_what_csv_cannot_hold_is_refused() -> None:

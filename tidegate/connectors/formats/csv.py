@@ -41,6 +41,7 @@ from tidegate.connectors.formats.format import (
     required_columns,
 )
 from tidegate.connectors.formats.text import (
+    UNREADABLE_TIME,
     Decoded,
     TextOptions,
     converted,
@@ -49,6 +50,7 @@ from tidegate.connectors.formats.text import (
     is_utf8,
     not_utf8,
     too_long,
+    unreadable_times,
     utf8_faults,
 )
 from tidegate.state.kernels.text_scan import (
@@ -109,6 +111,7 @@ class CsvFormat(Format):
     def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
         """Binds the format to the columns of a sink. Raises ConfigurationError for types that CSV cannot represent."""
         options = self.text_options()
+        _check_words(options, columns, use)
         for each in columns:
             kind = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
             text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -125,6 +128,35 @@ class CsvFormat(Format):
                     "it in a step before"
                 )
         return CsvWrite(options)
+
+
+def _check_words(options: TextOptions, columns: pa.Schema, use: PayloadUse) -> None:
+    """Raises ConfigurationError for texts of nulls and floats that would be read as other values."""
+    where = f"{use.method}(format=CsvFormat(...))"
+    null = options.null_value
+    quotes = any(each in null for each in (options.sep, "\n", "\r")) or null != null.strip(" \t")
+    if (quotes and (not options.quote or (options.escape and options.escape in null))) or (
+        options.quote and options.quote in null
+    ):
+        raise ConfigurationError(
+            f"{where}: nullValue={null!r} has a character that needs quotes or an escape, and would be read as a text; "
+            "give another one"
+        )
+    words = {
+        "nanValue": options.nan_value,
+        "positiveInf": options.positive_inf,
+        "negativeInf": options.negative_inf,
+    }
+    if not any(pa.types.is_floating(each.type) for each in columns):
+        return
+    for name, word in words.items():
+        if not word.strip() or list(words.values()).count(word) > 1 or _NUMBER.fullmatch(word):
+            raise ConfigurationError(
+                f"{where}: {name}={word!r} would be read as another value; give texts that differ, and are no numbers"
+            )
+
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +261,10 @@ class _CsvEncoder(PayloadEncoder):
         special = "".join(map(re.escape, (options.sep, options.quote)))
         # Blanks at an end are lost without quotes, and so is an empty text.
         self._unsafe = rf"[{special}\r\n]|^$|^[ \t]|[ \t]$"
+        # A quoted text that equals nullValue is a null, too.
+        null = pa.array([options.null_value])
+        unsafe = bool(options.null_value) and pc.match_substring_regex(null, self._unsafe)[0].as_py()
+        self._null = self._quoted(null)[0].as_py() if unsafe and options.quote else options.null_value
 
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
         bad: dict[int, str] = {}
@@ -251,6 +287,8 @@ class _CsvEncoder(PayloadEncoder):
             column = column.cast(pa.timestamp(kind.unit, "UTC"))
         if pa.types.is_float16(kind):
             column = column.cast(pa.float32())
+        if (outside := unreadable_times(column)) is not None:
+            self._refuse(pa.array(outside), name, UNREADABLE_TIME, bad)
         texts = column.cast(pa.string())
         if pa.types.is_floating(kind):
             for found, word in (
@@ -267,7 +305,7 @@ class _CsvEncoder(PayloadEncoder):
                 texts = pc.if_else(unsafe, self._quoted(texts), texts)
             else:
                 self._refuse(unsafe, name, "has a separator or a line break, or begins or ends with a blank", bad)
-        return pc.fill_null(texts, options.null_value)
+        return pc.fill_null(texts, self._null)
 
     def _quoted(self, texts: pa.Array) -> pa.Array:
         quote, escape = self._options.quote, self._options.escape

@@ -27,13 +27,13 @@ def check_read(
     for field in columns:
         if field.name not in found.names:
             raise ConfigurationError(
-                f"{use.method}(format={kind!r}): the schema has no field {field.name!r}, which {use.part}= names; "
+                f"{use.method}(format={kind!r}): the schema has no field {field.name!r}, which {use.parameter} names; "
                 f"name only fields of it: {found.names if names is None else list(names)}"
             )
         if (reason := refusal_of(found.field(field.name).type, field.type)) is not None:
             raise ConfigurationError(
                 f"{use.method}(format={kind!r}): column {field.name!r} {reason} in the schema; correct its type in "
-                f"{use.part}="
+                f"{use.parameter}"
             )
 
 

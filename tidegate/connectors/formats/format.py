@@ -46,6 +46,13 @@ class PayloadUse:
     topics: tuple[str, ...] = ()
     part: Part = "value"
     keys: tuple[str, ...] = ()
+    setting: str = ""
+    """The parameter with the columns, for errors, if it is not called as the part of the record."""
+
+    @property
+    def parameter(self) -> str:
+        """Returns the parameter of the public method with the columns, for errors, such as "value="."""
+        return f"{self.setting or self.part}="
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,3 +242,17 @@ def good_payloads(payloads: pa.Array, bad: dict[int, str]) -> EncodedRecords:
         keep[list(bad)] = False
         payloads = pc.filter(payloads, pa.array(keep))
     return EncodedRecords(payloads, bad)
+
+
+def repeated_keys(keys: pa.Array, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the numbers of map entries whose key the same map has before.
+
+    `keys`: the keys of all maps, one map after the other. `lengths`: the number of entries of each map.
+    """
+    if not len(lengths) or lengths.max() < 2:
+        return np.zeros(0, dtype=np.int64)
+    encoded = keys.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    places = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths) * max(1, len(encoded.dictionary)) + codes
+    _, first = np.unique(places, return_index=True)
+    return np.setdiff1d(np.arange(len(places), dtype=np.int64), first)

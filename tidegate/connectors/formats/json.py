@@ -4,7 +4,8 @@ Rules of the writer:
 
 - A row becomes an object with a member for each column, in the order of the columns. A null is `null`.
 - Arrow formats a column at a time, and the texts are joined to objects at the end.
-- A written value is read back as the same value, and is valid JSON. A row with NaN or an infinity is bad.
+- A written value is read back as the same value, and is valid JSON. A row with NaN or an infinity is bad, and so is one
+  with a year that is not of four digits, or with a map that has a key twice.
 - Dates, times and timestamps are ISO 8601 strings (a timestamp with a zone ends with Z), bytes are Base64, and decimals
   are numbers with all of their digits. A map is an object, so its keys must be strings.
 """
@@ -31,9 +32,11 @@ from tidegate.connectors.formats.format import (
     ReadFormat,
     WriteFormat,
     good_payloads,
+    repeated_keys,
     required_columns,
 )
 from tidegate.connectors.formats.json_decoder import JsonDecoder
+from tidegate.connectors.formats.text import UNREADABLE_TIME, unreadable_times
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -130,6 +133,9 @@ def _unfit(kind: pa.DataType) -> str | None:
     if pa.types.is_dictionary(kind):
         return _unfit(kind.value_type)
     if pa.types.is_struct(kind):
+        names = [each.name for each in kind]
+        if twice := [name for name in names if names.count(name) > 1]:
+            return f"a struct with two fields {twice[0]!r}"
         return next((unfit for each in kind if (unfit := _unfit(each.type)) is not None), None)
     if _is_list(kind):
         return _unfit(kind.value_type)
@@ -163,6 +169,9 @@ def json_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[i
             reason = f"column {name!r} is NaN or infinite, which JSON cannot hold; make it null in a step before"
             bad.setdefault(int(rows[entry]), reason)
         column = column.cast(pa.float32()) if pa.types.is_float16(kind) else column
+    if (outside := unreadable_times(column)) is not None:
+        for entry in np.flatnonzero(outside).tolist():
+            bad.setdefault(int(rows[entry]), f"column {name!r} {UNREADABLE_TIME}")
     texts = _text_of(column)
     return _with_nulls(texts, column)
 
@@ -197,6 +206,9 @@ def _sequence_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: d
     rows_below = np.repeat(rows, lengths)
     if is_map:
         keys, items = values.flatten()
+        for entry in repeated_keys(keys, lengths).tolist():
+            reason = f"column {name!r} is a map with a key twice, of which readers of JSON keep one; make keys unique"
+            bad.setdefault(int(rows_below[entry]), reason)
         texts = json_texts(items, name, rows_below, bad)
         texts = pc.binary_join_element_wise(_quoted(_escaped(keys.cast(pa.string()))), texts, ":")
         opening, closing = "{", "}"

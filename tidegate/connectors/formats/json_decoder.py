@@ -301,10 +301,8 @@ class JsonDecoder:
         if _TOO_LONG.search(data) or (
             self._wide != self._parsed and infinite != self._infinities(_parse(data, self._wide))
         ):
-            raise pa.ArrowInvalid(
-                f"a number is too great for a floating-point column, one of {self._floats}; give a wider type in "
-                "schema="
-            )
+            names = " or ".join(repr(self._parsed[number].name) for number in self._floats)
+            raise pa.ArrowInvalid(f"a number is too great for column {names}; give a wider type in the schema")
 
     def _infinities(self, table: pa.Table) -> int:
         """Returns the number of infinite floats in a table, at any depth."""

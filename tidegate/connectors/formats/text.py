@@ -477,6 +477,33 @@ def _all(flags: pa.Array) -> bool:
     return pc.all(flags, min_count=0).as_py() is not False
 
 
+_FIRST_DAY, _LAST_DAY = -719_528, 2_932_896
+"""The days of 0000-01-01 and 9999-12-31, counted from 1970."""
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
+
+
+def unreadable_times(column: pa.Array) -> NDArray[np.bool_] | None:
+    """Returns which dates or times have a year without four digits, so that no reader takes their text; None if the
+    column has no such values.
+    """
+    kind = column.type
+    if pa.types.is_date(kind):
+        days = column.cast(pa.date32()).cast(pa.int32())
+        outside = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
+    elif pa.types.is_timestamp(kind) and kind.unit in _PER_DAY:
+        counts = column.cast(pa.int64())
+        first, end = _FIRST_DAY * _PER_DAY[kind.unit], (_LAST_DAY + 1) * _PER_DAY[kind.unit]
+        outside = pc.or_(pc.less(counts, first), pc.greater_equal(counts, end))
+    else:
+        return None
+    found: NDArray[np.bool_] = pc.fill_null(outside, False).to_numpy(zero_copy_only=False)
+    return found if found.any() else None
+
+
+UNREADABLE_TIME = "has a year that is not of four digits, which no reader takes; make it null in a step before"
+"""Reason for a row with a value in `unreadable_times`. It follows the name of the column."""
+
+
 def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
     """Returns the first type that fits all values: integer, boolean, date, time, timestamp, decimal, float, string.
 
