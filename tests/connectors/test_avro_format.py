@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from registry_server import RegistryServer, registry_server
 
-from tidegate.connectors.formats.avro import AvroFormat
+from tidegate.connectors.formats.avro import AvroFormat, avro_schema_of
 from tidegate.connectors.formats.format import DecodedRecords, PayloadUse
 from tidegate.connectors.formats.named import check_registry, format_named
 from tidegate.connectors.formats.registry import SchemaRegistry
@@ -695,3 +695,12 @@ def test_fields_without_a_column_are_written_with_their_default() -> None:
     assert found.payloads.to_pylist() == written(
         schema, {"x": "b", "y": []} | whole, {"x": "c", "y": ["2", "3"]} | whole
     )
+
+
+def test_a_map_with_a_key_twice_is_not_written() -> None:
+    """Readers would keep one of both entries."""
+    maps = [[("a", 1), ("b", 1)], None, [("a", 1), ("b", 2), ("a", 2)], []]
+    batch = pa.RecordBatch.from_arrays([pa.array(maps, pa.map_(pa.string(), pa.int64()))], names=["m"])
+    found = AvroFormat(avro_schema_of(batch.schema, "R")).for_writing(batch.schema, WRITING).encoder().encode(batch)
+    assert len(found.payloads) == 3
+    assert found.bad == {2: "field 'm' is a map with a key twice, of which readers keep one; make keys unique"}

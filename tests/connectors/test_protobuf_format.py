@@ -232,6 +232,64 @@ def test_broken_bytes_are_bad_and_their_neighbours_are_not(data: st.DataObject) 
             assert ids[at] == Order.FromString(broken).id
 
 
+def test_messages_that_were_merged_have_their_last_values() -> None:
+    """Of the members of a oneof and the entries of a map with one key the last one counts, also in nested messages."""
+    first = Order(id=1, left=5, counts={"a": 1, "b": 2}).SerializeToString()
+    second = Order(right="x", counts={"a": 3}).SerializeToString()
+    plain = Order(id=2, left=7).SerializeToString()
+    reading = ProtobufFormat(Order).for_reading(None, READING)
+    found = reading.decoder().decode([plain, first + second, second + first])
+    assert found.bad == {}
+    rows = found.batch.to_pylist()
+    assert [(row["id"], row["left"], row["right"]) for row in rows] == [(2, 7, None), (1, None, "x"), (1, 5, None)]
+    assert [dict(row["counts"]) for row in rows] == [{}, {"a": 3, "b": 2}, {"a": 1, "b": 2}]
+    assert [len(row["counts"]) for row in rows] == [0, 2, 2]
+
+
+MAPPED_FILE = file_of(
+    message(
+        "Mapped",
+        field("lines", 1, KIND.TYPE_MESSAGE, True, type_name=".shop.Mapped.LinesEntry"),
+        nested_type=[
+            message("Line", field("item", 1, KIND.TYPE_STRING)),
+            message(
+                "LinesEntry",
+                field("key", 1, KIND.TYPE_STRING),
+                field("value", 2, KIND.TYPE_MESSAGE, type_name=".shop.Mapped.Line"),
+                options=descriptor_pb2.MessageOptions(map_entry=True),
+            ),
+        ],
+    ),
+    name="mapped.proto",
+)
+
+
+def test_an_entry_of_a_map_may_have_no_value() -> None:
+    """Then it is an empty message. With an unknown field in it, the record is bad and the records around it are not."""
+    mapped = classes_of(MAPPED_FILE)["Mapped"]
+    good = mapped(lines={"b": mapped.Line(item="x")}).SerializeToString()
+    without = bytes([1 << 3 | 2, 3, 1 << 3 | 2, 1]) + b"a"
+    unknown = bytes([1 << 3 | 2, 2, 9 << 3, 1])
+    found = ProtobufFormat(mapped).for_reading(None, READING).decoder().decode([good, without, unknown, good])
+    assert [dict(row["lines"]) for row in found.batch.to_pylist()] == [
+        {"b": {"item": "x"}},
+        {"a": {"item": ""}},
+        {"b": {"item": "x"}},
+    ]
+    assert list(found.bad) == [2]
+    assert "an entry of a map has no value" in found.bad[2]
+
+
+def test_a_map_with_a_key_twice_is_not_written() -> None:
+    """Protobuf would keep one of both entries."""
+    columns = pa.schema([("counts", pa.map_(pa.string(), pa.int32()))])
+    maps = [[("a", 1), ("b", 1)], [("a", 1), ("a", 2)], []]
+    encoder = ProtobufFormat(Order).for_writing(columns, WRITING).encoder()
+    found = encoder.encode(pa.RecordBatch.from_arrays([pa.array(maps, columns.field(0).type)], schema=columns))
+    assert [dict(Order.FromString(each).counts) for each in found.payloads.to_pylist()] == [{"a": 1, "b": 1}, {}]
+    assert found.bad == {1: "field 'counts' is a map with a key twice, of which Protobuf keeps one; make keys unique"}
+
+
 def test_times_that_the_unit_cannot_hold_are_bad() -> None:
     """In nanoseconds after the year 2262. Other units drop digits."""
     far, fine = order(1), order(2)

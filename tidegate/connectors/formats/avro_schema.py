@@ -41,6 +41,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidegate.connectors.formats.format import repeated_keys
 from tidegate.connectors.formats.registry import UnfitSchemaError
 from tidegate.state.kernels import avro as kernels
 from tidegate.state.kernels.avro import SKIPPED
@@ -454,6 +455,10 @@ class _List(Node):
         np.cumsum(lengths, out=offsets[1:])
         into.set(self.number, offsets)
         elements = pc.list_flatten(array)
+        if self.is_map and len(twice := repeated_keys(elements.field(0), lengths)):
+            repeated = np.isin(np.arange(len(elements)), twice)
+            reason = f"field {path!r} is a map with a key twice, of which readers keep one; make keys unique"
+            into.refuse(repeated, np.ones(len(elements), dtype=np.bool_), np.repeat(rows, lengths), reason)
         self.inner.put(elements, into, np.repeat(rows, lengths), np.ones(len(elements), dtype=np.bool_), f"{path}[]")
 
 

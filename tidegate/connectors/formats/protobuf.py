@@ -10,8 +10,8 @@ Rules:
 - Descriptors come from a generated class, a FileDescriptorSet, or the registry (`?format=serialized`). The text of a
   schema (`.proto`) is not parsed.
 - `ptars` silently drops values that a type cannot represent, so values are checked before and after. A time out of the
-  range of its unit, an enum symbol that does not exist, and two members of a oneof make a record or a row bad. It
-  writes -0.0 as 0.0 in fields without presence, which is not checked.
+  range of its unit makes a record or a row bad. An enum symbol that does not exist, two members of a oneof, and a map
+  with a key twice make a row bad. It writes -0.0 as 0.0 in fields without presence, which is not checked.
 
 | Protobuf | Arrow |
 | --- | --- |
@@ -49,6 +49,7 @@ from tidegate.connectors.formats.format import (
     PayloadUse,
     ReadFormat,
     WriteFormat,
+    repeated_keys,
 )
 from tidegate.connectors.formats.registry import (
     ImportedSchema,
@@ -495,7 +496,7 @@ class ProtobufRead(ReadFormat):
 
     def decoder(self) -> PayloadDecoder:
         """Returns a decoder for one task."""
-        messages = _Messages(self.columns, self.message.handler(self.unit))
+        messages = _Messages(self.columns, self.message, self.unit)
         if self.registry is None:
             return messages
 
@@ -507,12 +508,20 @@ class ProtobufRead(ReadFormat):
 
 
 class _Messages(PayloadDecoder):
-    """Decodes bare Protobuf messages."""
+    """Decodes bare Protobuf messages.
 
-    def __init__(self, columns: pa.Schema, handler: Any) -> None:
+    `ptars` differs from Protobuf for messages that were made of several: it returns all members of a oneof and all
+    entries of a map with one key, where the last one counts. It panics if an entry of a map has no value. Such messages
+    are parsed and written again by Google's library first.
+    """
+
+    def __init__(self, columns: pa.Schema, message: MessageSchema, unit: TimestampUnit) -> None:
         self._columns = columns
-        self._handler = handler
-        self._found = pa.schema([handler.schema().field(name) for name in columns.names])
+        self._handler = message.handler(unit)
+        self._descriptor = message.descriptor()
+        self._may_be_merged = _has_choices(self._descriptor, set())
+        self._class = _library("google.protobuf.message_factory").GetMessageClass(self._descriptor)
+        self._found = pa.schema([self._handler.schema().field(name) for name in columns.names])
 
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
         parts: list[pa.RecordBatch] = []
@@ -538,7 +547,16 @@ class _Messages(PayloadDecoder):
 
     def _batch(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
         """Decodes messages to a batch. Raises ValueError if one of them cannot be decoded."""
-        found = self._handler.list_to_record_batch(list(payloads)).select(self._found.names)
+        found = self._decoded(payloads)
+        if self._may_be_merged:
+            several: dict[int, str] = {}
+            fields = dict(zip(found.schema.names, found.columns, strict=True))
+            rows = np.arange(found.num_rows, dtype=np.int64)
+            _check_message(self._descriptor, fields, rows, "", several, symbols=False)
+            if several:
+                again = [self._normal(each) if row in several else each for row, each in enumerate(payloads)]
+                found = self._decoded(again)
+        found = found.select(self._found.names)
         for name, column in zip(found.schema.names, found.columns, strict=True):
             for leaf in leaves(column):
                 if pa.types.is_timestamp(leaf.type) or pa.types.is_duration(leaf.type):
@@ -549,6 +567,41 @@ class _Messages(PayloadDecoder):
                             "the field with another timestamp_unit="
                         )
         return found
+
+    def _decoded(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
+        try:
+            return self._handler.list_to_record_batch(list(payloads))
+        except BaseException as error:  # a panic of Rust is no Exception
+            if not _is_panic(error):
+                raise
+        try:
+            return self._handler.list_to_record_batch([self._normal(each) for each in payloads])
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise ValueError(f"an entry of a map has no value ({error})") from error
+
+    def _normal(self, payload: bytes) -> bytes:
+        """Returns a message in the form in which Google's library writes it. Raises ValueError if it is not valid."""
+        try:
+            return bytes(self._class.FromString(payload).SerializeToString())
+        except _library("google.protobuf.message").DecodeError as error:
+            raise ValueError(str(error)) from error
+
+
+def _is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"
+
+
+def _has_choices(descriptor: Any, seen: set[str]) -> bool:
+    """Returns whether a message, or a message in it, is a map or has a oneof of several members."""
+    if descriptor.GetOptions().map_entry:
+        return True
+    if descriptor.full_name in seen:
+        return False
+    seen.add(descriptor.full_name)
+    below = [each.message_type for each in descriptor.fields if each.message_type is not None]
+    return any(len(each.fields) > 1 for each in descriptor.oneofs) or any(_has_choices(each, seen) for each in below)
 
 
 class _IndexedMessages:
@@ -680,9 +733,18 @@ class _ProtobufEncoder(PayloadEncoder):
 
 
 def _check_message(
-    descriptor: Any, fields: dict[str, pa.Array], rows: NDArray[np.int64], path: str, bad: dict[int, str]
+    descriptor: Any,
+    fields: dict[str, pa.Array],
+    rows: NDArray[np.int64],
+    path: str,
+    bad: dict[int, str],
+    *,
+    symbols: bool = True,
 ) -> None:
-    """Adds rows to `bad` that have an unknown enum symbol, or several values in a oneof."""
+    """Adds rows to `bad` that have several values in a oneof, or a map with a key twice.
+
+    `symbols`: also rows that have an unknown enum symbol.
+    """
     for oneof in descriptor.oneofs:
         members = [fields[each.name] for each in oneof.fields if each.name in fields]
         if len(members) > 1:
@@ -693,22 +755,31 @@ def _check_message(
                 )
     for field in descriptor.fields:
         if field.name in fields:
-            _check_value(field, fields[field.name], rows, f"{path}{field.name}", bad)
+            _check_value(field, fields[field.name], rows, f"{path}{field.name}", bad, symbols)
 
 
-def _check_value(field: Any, column: pa.Array, rows: NDArray[np.int64], path: str, bad: dict[int, str]) -> None:
+def _check_value(
+    field: Any, column: pa.Array, rows: NDArray[np.int64], path: str, bad: dict[int, str], symbols: bool
+) -> None:
+    if pa.types.is_map(column.type):
+        lists = column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+        of_entry = np.repeat(rows, lengths)
+        for entry in repeated_keys(pc.list_flatten(lists).field(0), lengths).tolist():
+            reason = f"field {path!r} is a map with a key twice, of which Protobuf keeps one; make keys unique"
+            bad.setdefault(int(of_entry[entry]), reason)
     if field.enum_type is None and field.message_type is None:
         return
     for part, of_part, below in _elements(column, rows):
         message = field.message_type
         if message is not None and message.GetOptions().map_entry:
             value = message.fields_by_name["value"]
-            _check_value(value, below, of_part, f"{path}{{}}", bad)
+            _check_value(value, below, of_part, f"{path}{{}}", bad, symbols)
         elif message is not None and pa.types.is_struct(part.type):
             valid = part.is_valid().to_numpy(zero_copy_only=False)
             children = dict(zip([each.name for each in part.type], part.filter(pa.array(valid)).flatten(), strict=True))
-            _check_message(message, children, of_part[valid], f"{path}.", bad)
-        elif field.enum_type is not None:
+            _check_message(message, children, of_part[valid], f"{path}.", bad, symbols=symbols)
+        elif field.enum_type is not None and symbols:
             known = pa.array([each.name for each in field.enum_type.values], pa.string())
             unknown = pc.and_(part.is_valid(), pc.invert(pc.is_in(part, value_set=known)))
             for entry in np.flatnonzero(unknown.to_numpy(zero_copy_only=False)).tolist():
