@@ -172,6 +172,16 @@ def test_a_column_of_headers_is_taken_as_it_is() -> None:
     ]
 
 
+def test_a_header_without_a_name_makes_a_row_bad() -> None:
+    """Also a header that is null. The rows around it are written."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    listed = [[("a", b"1")], [("a", b"1"), (None, b"2")], [None]]
+    rows = ROWS.append_column("all", pa.array(listed, kind))
+    records, bad = made(RecordLayout(("k",), RawWrite(), headers="all"), rows)
+    assert [record["headers"] for record in records] == [[{"key": "a", "value": b"1"}]]
+    assert bad == dict.fromkeys([1, 2], "column 'all' has a header whose key is null; a header of Kafka has a key")
+
+
 def test_a_record_that_replaces_another_one_has_a_key() -> None:
     """Records without a key would go to any partition."""
     result = RecordMaker(layout("n", replaces=True), "t", 1_000).make(ROWS)

@@ -173,7 +173,7 @@ class RecordMaker:
             for number in np.flatnonzero(made["key"].is_null().to_numpy(zero_copy_only=False)).tolist():
                 bad.setdefault(number, "the key is null, so that a later change of the row could not replace it")
         if layout.headers is not None:
-            made["headers"] = _headers(rows, layout.headers)
+            made["headers"] = _headers(rows, layout.headers, bad)
         self._check_sizes(made, rows.num_rows, bad)
         if self._known_topics is not None:
             topics, keys, times = (made.get(name) for name in ("topic", "key", "timestamp"))
@@ -310,9 +310,19 @@ def _timestamps(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
     return values
 
 
-def _headers(batch: pa.RecordBatch, headers: Mapping[str, str] | str) -> pa.Array:
+def _headers(batch: pa.RecordBatch, headers: Mapping[str, str] | str, bad: dict[int, str]) -> pa.Array:
+    """Returns the headers of each record. A record with a header without a name is bad, and has no headers."""
     if isinstance(headers, str):
-        return batch.column(headers).cast(HEADERS)
+        found = batch.column(headers).cast(HEADERS)
+        pairs = pc.list_flatten(found)
+        nameless = pairs.flatten()[0].is_null().to_numpy(zero_copy_only=False)
+        if not nameless.any():
+            return found
+        of_pair = np.repeat(np.arange(len(found)), pc.fill_null(pc.list_value_length(found), 0).to_numpy())
+        wrong = np.unique(of_pair[nameless])
+        for number in wrong.tolist():
+            bad.setdefault(number, f"column {headers!r} has a header whose key is null; a header of Kafka has a key")
+        return pc.if_else(pa.array(np.isin(np.arange(len(found)), wrong)), pa.scalar(None, HEADERS), found)
     count = batch.num_rows
     columns = [as_bytes(batch.column(column)) for column in headers.values()]
     keys = pa.DictionaryArray.from_arrays(
