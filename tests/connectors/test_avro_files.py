@@ -107,7 +107,8 @@ def test_columns_are_compared_with_the_file(tmp_path: Path) -> None:
     data = avro(orders(5))
     narrow = pa.schema([("item", pa.string()), ("id", pa.int8())])
     assert all_rows(opened(data, narrow)) == [{"item": row["item"], "id": row["id"]} for row in orders(5)]
-    with pytest.raises(ConfigurationError, match="the schema has no field 'nr'"):
+    unknown = r"the schema has no field 'nr', which schema= names; name only fields of it: .*'tags'"
+    with pytest.raises(ConfigurationError, match=unknown):
         opened(data, pa.schema([("nr", pa.int64())]))
     with pytest.raises(ConfigurationError, match="column 'id' is int64 and not string"):
         opened(data, pa.schema([("id", pa.string())]))
@@ -119,6 +120,21 @@ def test_columns_are_compared_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.avro").write_bytes(b"no file of Avro")
     with pytest.raises(ConfigurationError, match=r"a\.avro cannot be read"):
         source_of_files(str(tmp_path / "*.avro"))
+
+
+def test_columns_leave_types_that_have_none_unread(tmp_path: Path) -> None:
+    """Without columns= the field is named, with the way out."""
+    union = {"name": "u", "type": ["int", "string"]}
+    schema = {**SCHEMA, "fields": [union, *SCHEMA["fields"]]}
+    path = tmp_path / "a.avro"
+    path.write_bytes(avro([{"u": n if n % 2 else "x", **row} for n, row in enumerate(orders(9))], schema))
+    source = source_of_files(str(path), columns=["id"])
+    assert source.schema == pa.schema([("id", pa.int64())])
+    found = source.reader().read(source.splits()[0], 0, 100)
+    assert found.batch is not None
+    assert found.batch.column("id").to_pylist() == list(range(len(found.batch)))
+    with pytest.raises(ConfigurationError, match=r"field 'u' is a union of int, string.*with schema= or columns="):
+        source_of_files(str(path))
 
 
 def test_files_are_a_source(tmp_path: Path) -> None:

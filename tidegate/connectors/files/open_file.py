@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -322,10 +322,13 @@ def open_avro(
     return AvroRows(file, file.size(), wanted, partial(_with_constants, schema, constants), limit_bytes)
 
 
-def schema_of(file: StoreFile, kind: str = "parquet") -> pa.Schema:
-    """Returns the columns of a Parquet or Avro file. `kind` is "parquet" or "avro"."""
+def schema_of(file: StoreFile, kind: str = "parquet", columns: Sequence[str] | None = None) -> pa.Schema:
+    """Returns the columns of a Parquet or Avro file. `kind` is "parquet" or "avro".
+
+    `columns`: the columns of an Avro file that are needed, so that others may have types that have no column.
+    """
     if kind == "avro":
-        return avro_file_schema(file)
+        return avro_file_schema(file, columns)
     return parquet_schema(pa.PythonFile(file, mode="r")).remove_metadata()
 
 

@@ -576,7 +576,7 @@ def source_of_files(
             f"{named}: options= is for csv, json and text, and these files are {kind}; remove options="
         )
     if schema is None:
-        schema = plain_schema(_schema_of(pattern, files[0], text, kind))
+        schema = plain_schema(_schema_of(pattern, files[0], text, kind, columns))
     if text is not None:
         text = replace(text, columns=tuple(schema.names))
     if partitions is not None:
@@ -619,10 +619,13 @@ def _below(url: str | Sequence[str]) -> str:
     return ""
 
 
-def _schema_of(pattern: FilePattern, file: FileInfo, text: TextFormat | None, kind: str) -> pa.Schema:
+def _schema_of(
+    pattern: FilePattern, file: FileInfo, text: TextFormat | None, kind: str, columns: Sequence[str] | None
+) -> pa.Schema:
+    """Returns the columns of a file. `columns`: the only ones that are read, or None; others may have any type."""
     opened = StoreFile.of(pattern.store(), file.path, file.size_bytes)
     with reading(opened, OF_FILES):
-        found = schema_of(opened, kind) if text is None else text.schema_of(opened, file.path)
+        found = schema_of(opened, kind, columns) if text is None else text.schema_of(opened, file.path)
         if not len(found):
             raise ConfigurationError("the file has no columns, so the schema cannot be inferred; give schema=")
         return found

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,18 +28,25 @@ from tidegate.connectors.formats.avro_schema import AvroSchema, compiled, kind_o
 from tidegate.connectors.formats.fitting import check_read
 from tidegate.connectors.formats.format import PayloadUse
 from tidegate.connectors.formats.parquet import TooLargeError
+from tidegate.connectors.formats.registry import UnfitSchemaError
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import load
 
 _BUFFER_BYTES = 4 * 2**20
-_USE = PayloadUse("from_files")
+_USE = PayloadUse("from_files", setting="schema")
 _DEFLATE_LEVEL = 6
 
 
-def avro_file_schema(file: Any) -> pa.Schema:
-    """Returns the columns of an Avro file, given as a Python file object. Raises ConfigurationError, ValueError."""
+def avro_file_schema(file: Any, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Returns the columns of an Avro file, given as a Python file object. `columns`: only these, if it has them.
+
+    Raises ConfigurationError, ValueError.
+    """
     written = _written(_blocks(io.BufferedReader(file, _BUFFER_BYTES)))
-    return compiled(written, written).schema
+    try:
+        return compiled(written, written.only(columns)).schema
+    except UnfitSchemaError as error:
+        raise ConfigurationError(f"{error}, with schema= or columns=") from error
 
 
 class AvroRows:

@@ -115,6 +115,11 @@ class AvroSchema:
         root = self.of(self.root)
         return [each["name"] for each in root["fields"]] if kind_of(root) == "record" else []
 
+    def only(self, columns: Sequence[str] | None) -> AvroSchema:
+        """Returns the schema of a record with some of its fields, or the schema itself if it has none of them."""
+        fields = [each for each in self.of(self.root)["fields"] if columns is None or each["name"] in columns]
+        return AvroSchema({**self.of(self.root), "fields": fields}, self.names) if fields else self
+
     def of(self, schema: Schema) -> Schema:
         """Returns the definition of a named type, and any other schema unchanged."""
         if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list):
@@ -498,6 +503,10 @@ def _converted(found: pa.Array, stored: pa.DataType, wanted: pa.DataType) -> pa.
             return found
         return found.cast(wanted)
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        if pa.types.is_string(wanted):
+            raise UnfitRecordError(
+                "a string is not UTF-8; correct the records, or read them as format='raw'"
+            ) from error
         raise UnfitRecordError(
             f"a value does not fit {wanted}, the type in the program's schema: {error}; give the field a wider type "
             "there"
