@@ -142,6 +142,53 @@ def test_an_open_transaction_of_a_lost_process_ends_with_the_next_commit(
     assert values_of(read(found.servers, "open")) == ["a", "of another producer"]
 
 
+def test_brokers_abort_a_transaction_whose_process_has_stopped(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Readers get past it although no other process commits, and the records are committed when the process continues."""
+    found = target(kafka_server, "stopped")
+    with closing(CommittingProcess(found, tmp_path, 1, ["a"], "commit_transaction", signal.SIGSTOP)) as stopped:
+        stopped.wait_until_stopped()
+        kafka_server.add("stopped", 0, b"of another producer")
+        assert read(found.servers, "stopped", wait=False) == []
+        until("the abort", lambda: bool(read(found.servers, "stopped", wait=False)))
+        assert values_of(read(found.servers, "stopped")) == ["of another producer"]
+        outcome = stopped.resume().splitlines()
+        assert outcome[0].startswith("failed: could not commit checkpoint 1"), outcome
+        assert outcome[1] == "committed"
+    assert values_of(read(found.servers, "stopped")) == ["a", "of another producer"]
+
+
+def test_each_failed_commit_doubles_the_time_limit_of_transactions(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the longer one of a minute and the time limit of a delivery. A commit that succeeds keeps its limit."""
+    found = target(kafka_server, "doubled", delivery_timeout_ms=70_000)
+    made: list[tuple[object, object]] = []
+    make = transactions.make_producer
+    failures = 4
+
+    def recorded(settings: Mapping[str, object], *args: object) -> RecordProducer:
+        made.append((settings["transaction.timeout.ms"], settings["delivery.timeout.ms"]))
+        return make(settings, *args)  # type: ignore[arg-type]
+
+    def send(*args: object) -> None:
+        if len(made) <= failures:
+            raise KafkaWriteError("the brokers are slow")
+        kafka_producer.send(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transactions, "make_producer", recorded)
+    monkeypatch.setattr(transactions, "send", send)
+    context = context_of(tmp_path)
+    first, second = prepared(found, context, 1, "a"), prepared(found, context, 2, "b")
+    with closing(KafkaSink(found).open_committer(context)) as committer:
+        for _ in range(failures):
+            with pytest.raises(KafkaWriteError, match="slow"):
+                committer.commit(CommitToken(context.job_id, 1), first)
+        committer.commit(CommitToken(context.job_id, 1), first)
+        committer.commit(CommitToken(context.job_id, 2), second)
+    assert made == [(10_000, 10_000), (20_000, 20_000), (40_000, 40_000), (70_000, 70_000), (70_000, 70_000)]
+    assert values_of(read(found.servers, "doubled")) == ["a", "b"]
+
+
 def test_tokens_are_read_to_the_end_or_not_at_all(kafka_server: KafkaServer, tmp_path: Path) -> None:
     """A transaction of another process in the partition of the tokens is waited for, and then an error."""
     found = target(kafka_server, "held-up")
@@ -199,9 +246,11 @@ def test_a_committer_that_is_not_fenced_would_double_records(
     """It has read its token before its successor committed. The transactional id of their lane stops it."""
     settings_of = KafkaTarget.producer_settings
 
-    def of_each_process(self: KafkaTarget, transactional_id: str | None = None) -> dict[str, object]:
+    def of_each_process(
+        self: KafkaTarget, transactional_id: str | None = None, *args: int, **settings: int
+    ) -> dict[str, object]:
         """Breaks: all committers of a lane have one transactional id."""
-        return settings_of(self, transactional_id and f"{transactional_id}/{uuid.uuid4()}")
+        return settings_of(self, transactional_id and f"{transactional_id}/{uuid.uuid4()}", *args, **settings)
 
     if not fenced:
         monkeypatch.setattr(KafkaTarget, "producer_settings", of_each_process)

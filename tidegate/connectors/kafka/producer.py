@@ -56,6 +56,8 @@ QUEUED_RECORDS_MAX = 500_000
 CHUNK_RECORDS = 20_000
 """Number of records that are sent to the client between two checks for failed deliveries."""
 DELIVERY_TIMEOUT_MS = 60_000
+TRANSACTION_MS_MIN = 10_000
+"""The first `transaction.timeout.ms` of a committer. Brokers look for transactions that are over every 10 s."""
 TRANSACTION_MS_MAX = 900_000
 """Maximum `transaction.timeout.ms` that brokers accept by default."""
 PARTITIONERS = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random")
@@ -115,8 +117,11 @@ def producer_settings(
     delivery_timeout_ms: int,
     record_bytes_max: int | None = None,
     transactional_id: str | None = None,
+    transaction_ms: int = TRANSACTION_MS_MIN,
 ) -> dict[str, object]:
     """Returns the settings of a producer.
+
+    `transaction_ms`: time limit in ms of a transaction, after which the brokers abort it. `properties` may set another.
 
     `record_bytes_max`: the largest batch that the topic accepts, in bytes. The client's batches get the same limit,
     because a batch of several small records could be too large.
@@ -130,8 +135,10 @@ def producer_settings(
         settings.setdefault("batch.size", min(1_000_000, record_bytes_max))
     if transactional_id is not None:
         settings["transactional.id"] = transactional_id
-        # A transaction that takes longer is aborted by the brokers. It must outlast the delivery of its records.
-        settings.setdefault("transaction.timeout.ms", max(60_000, delivery_timeout_ms))
+        if "transaction.timeout.ms" not in properties:
+            settings["transaction.timeout.ms"] = transaction_ms
+            # The client refuses records that may outlast their transaction.
+            settings["delivery.timeout.ms"] = min(delivery_timeout_ms, transaction_ms)
     return settings
 
 

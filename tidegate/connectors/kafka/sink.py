@@ -33,6 +33,7 @@ from tidegate.connectors.kafka import topics
 from tidegate.connectors.kafka.producer import (
     CHUNK_RECORDS,
     DELIVERY_TIMEOUT_MS,
+    TRANSACTION_MS_MIN,
     Deliveries,
     KafkaWriteError,
     client_settings,
@@ -122,8 +123,13 @@ class KafkaTarget:
         settings = client_settings(self.servers, self.properties)
         return topics.KnownTopics(settings, self.topic, self.record_limit + _BATCH_OVERHEAD_BYTES, self.rules)
 
-    def producer_settings(self, transactional_id: str | None = None) -> dict[str, object]:
-        """Returns the settings of a producer. With `transactional_id`, the producer is transactional."""
+    def producer_settings(
+        self, transactional_id: str | None = None, transaction_ms: int = TRANSACTION_MS_MIN
+    ) -> dict[str, object]:
+        """Returns the settings of a producer. With `transactional_id`, the producer is transactional.
+
+        `transaction_ms`: time limit in ms of a transaction.
+        """
         given = self.properties.get("message.max.bytes")
         largest = self.record_bytes_max
         if given is not None and largest is not None:
@@ -135,6 +141,7 @@ class KafkaTarget:
             delivery_timeout_ms=self.delivery_timeout_ms,
             record_bytes_max=largest,
             transactional_id=transactional_id,
+            transaction_ms=transaction_ms,
         )
 
     def _check(self, client: Any) -> None:
@@ -293,8 +300,9 @@ class _KafkaCommitter(Committer):
     def _lane(self, lane: str, staged: StagedRecords) -> LaneCommitter:
         transactional_id = f"{staged.prefix}/{lane}"
         target = self._target
-        settings = target.producer_settings(transactional_id)
-        return LaneCommitter(target.servers, target.properties, settings, staged.tokens, lane)
+        settings = partial(target.producer_settings, transactional_id)
+        limit_ms = max(DELIVERY_TIMEOUT_MS, target.delivery_timeout_ms)
+        return LaneCommitter(target.servers, target.properties, settings, staged.tokens, lane, limit_ms)
 
     def _parts(self, checkpoint_id: int, committable: Committable, staged: StagedRecords) -> Iterator[Part]:
         for number, (path, part) in enumerate(zip(committable.files, staged.parts, strict=True)):

@@ -12,6 +12,8 @@ stays short however many rows a checkpoint has, and a lane that is behind needs 
   token of the last part, and covers all parts before it.
 - After any failure the outcome of the transaction is unknown. The producer is discarded, and the next attempt begins
   with `init_transactions` and reads the token again.
+- An open transaction holds up readers. If its process has stopped, the brokers abort it after a time limit, which begins
+  with 10 s and is doubled by each failure, so that slow brokers get the time that they need.
 - A lane has its tokens in one partition, chosen by a hash of its name. A commit is refused if the token topic is not
   the topic that the job was submitted with, or has another number of partitions: tokens would not be found.
 """
@@ -33,6 +35,7 @@ from tidegate.connectors.kafka import topics
 from tidegate.connectors.kafka.client import TIMEOUT_S, BrokerContact
 from tidegate.connectors.kafka.producer import (
     QUEUED_RECORDS_MAX,
+    TRANSACTION_MS_MIN,
     Deliveries,
     KafkaWriteError,
     RecordProducer,
@@ -242,17 +245,21 @@ class LaneCommitter:
         self,
         servers: str,
         properties: Mapping[str, object],
-        producer: Mapping[str, object],
+        producer: Callable[[int], Mapping[str, object]],
         tokens: TokenTopic,
         lane: str,
+        transaction_ms_max: int,
     ) -> None:
-        """`producer`: settings of a producer, with the lane's transactional id.
+        """`producer`: returns the settings of a producer with the lane's transactional id, from the time limit in ms of
+        its transactions. `transaction_ms_max`: the longest such limit.
 
         `tokens`: the topic of commit tokens.
         """
         self._servers = servers
         self._properties = properties
         self._settings = producer
+        self._transaction_ms = TRANSACTION_MS_MIN
+        self._transaction_ms_max = transaction_ms_max
         self._tokens = tokens
         self._lane = lane
         self._producer: RecordProducer | None = None
@@ -277,6 +284,7 @@ class LaneCommitter:
                 self._transaction(group)
             except BaseException:
                 self._drop()
+                self._transaction_ms = min(2 * self._transaction_ms, self._transaction_ms_max)
                 raise
             self._token = group[-1].done
 
@@ -287,7 +295,7 @@ class LaneCommitter:
     def _open(self) -> None:
         """Opens the producer, which fences earlier processes that commit this lane, and reads the lane's token."""
         self._deliveries = Deliveries()
-        producer = make_producer(self._settings, self._deliveries)
+        producer = make_producer(self._settings(self._transaction_ms), self._deliveries)
         doing = f"could not begin to commit {self._lane!r}"
         self._call(doing, producer.init_transactions)
         with kafka_errors(doing):
