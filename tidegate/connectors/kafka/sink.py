@@ -231,6 +231,7 @@ class _StagingWriter(CommittingWriter):
             context.files.write,
             bytes_max=PART_BYTES_MAX,
             rows_max=PART_RECORDS_MAX,
+            convert=_joined,
             compression=None,
             recent_of=context.prefix,
         )
@@ -257,6 +258,20 @@ class _StagingWriter(CommittingWriter):
             tuple(part for _, part in files),
         )
         return [Committable(self._context.buckets[0], encode(staged), tuple(path for path, _ in files))]
+
+
+def _joined(batches: list[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """Joins small batches to batches of up to CHUNK_RECORDS records, because each one has a cost, also for the commit."""
+    found: list[pa.RecordBatch] = []
+    group: list[pa.RecordBatch] = []
+    records = 0
+    for batch in batches:
+        if group and records + batch.num_rows > CHUNK_RECORDS:
+            found.append(pa.concat_batches(group))
+            group, records = [], 0
+        group.append(batch)
+        records += batch.num_rows
+    return [*found, pa.concat_batches(group)]
 
 
 class _KafkaCommitter(Committer):
