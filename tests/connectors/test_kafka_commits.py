@@ -143,7 +143,7 @@ def test_an_open_transaction_of_a_lost_process_ends_with_the_next_commit(
 
 
 def test_brokers_abort_a_transaction_whose_process_has_stopped(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """Readers get past it although no other process commits, and the records are committed when the process continues."""
+    """Readers get past it without another process. The records are committed when the process continues."""
     found = target(kafka_server, "stopped")
     with closing(CommittingProcess(found, tmp_path, 1, ["a"], "commit_transaction", signal.SIGSTOP)) as stopped:
         stopped.wait_until_stopped()

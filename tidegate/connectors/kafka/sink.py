@@ -261,7 +261,7 @@ class _StagingWriter(CommittingWriter):
 
 
 def _joined(batches: list[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-    """Joins small batches to batches of up to CHUNK_RECORDS records, because each one has a cost, also for the commit."""
+    """Joins small batches to batches of up to CHUNK_RECORDS records. Each batch has a cost, here and in the commit."""
     found: list[pa.RecordBatch] = []
     group: list[pa.RecordBatch] = []
     records = 0
