@@ -111,8 +111,8 @@ class KafkaServer:
 
 
 @contextmanager
-def run_kafka(folder: Path) -> Iterator[KafkaServer]:
-    """Start a broker on `folder`. Raises KafkaUnavailable."""
+def run_kafka(folder: Path, *options: str) -> Iterator[KafkaServer]:
+    """Start a broker on `folder`, with options for Java. Raises KafkaUnavailable."""
     java = _found("java")
     classpath = f"{maven_jars(f'kafka-{VERSION}', *_JARS)}/*"
     for attempt in range(_START_TRIES_MAX):
@@ -121,9 +121,9 @@ def run_kafka(folder: Path) -> Iterator[KafkaServer]:
         ports = free_ports(2)
         data = folder / f"data-{attempt}"
         settings.write_text(_settings(data, *ports))
-        storage = [java, "-Xmx128m", "-cp", classpath, "kafka.tools.StorageTool"]
+        storage = [java, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", classpath, "kafka.tools.StorageTool"]
         _run([*storage, "format", "-t", "dGlkZWdhdGUtdGVzdHMtMQ", "-c", str(settings)], _FORMAT_S_MAX)
-        start = partial(_start, [java, "-Xms192m", "-Xmx192m", "-XX:+UseSerialGC", "-cp", classpath], settings)
+        start = partial(_start, [java, "-Xms192m", "-Xmx192m", "-XX:+UseSerialGC", *options, "-cp", classpath], settings)
         server = KafkaServer(f"127.0.0.1:{ports[0]}", start(), start)
         try:
             if _answers(server.servers, server.process):

@@ -140,7 +140,7 @@ def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServ
 
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(run_kafka(tmp_path_factory.mktemp("kafka")))
+            server = stack.enter_context(run_kafka(tmp_path_factory.mktemp("kafka"), "-XX:TieredStopAtLevel=1"))
         except KafkaUnavailable as error:
             pytest.skip(f"Apache Kafka cannot be started here: {error}")
         yield server
