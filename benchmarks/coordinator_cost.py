@@ -79,7 +79,7 @@ class _Coordinator:
     def tell(self, *events: co.CoordinatorEvent) -> None:
         """One entry."""
         instructions = [instruction for event in events for instruction in self.machine.handle(event)]
-        entry = LogEntry(self.entries, Generation(1), self.now_ms, "cost", events)
+        entry = LogEntry(self.entries, Generation(1), self.now_ms, "cost", events, self.events, (None,) * len(events))
         self.log_bytes += len(encode(entry))
         self.entries += 1
         self.events += len(events)
