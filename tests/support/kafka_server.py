@@ -123,7 +123,8 @@ def run_kafka(folder: Path, *options: str) -> Iterator[KafkaServer]:
         settings.write_text(_settings(data, *ports))
         storage = [java, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", classpath, "kafka.tools.StorageTool"]
         _run([*storage, "format", "-t", "dGlkZWdhdGUtdGVzdHMtMQ", "-c", str(settings)], _FORMAT_S_MAX)
-        start = partial(_start, [java, "-Xms192m", "-Xmx192m", "-XX:+UseSerialGC", *options, "-cp", classpath], settings)
+        heap = ["-Xms192m", "-Xmx192m", "-XX:+UseSerialGC"]
+        start = partial(_start, [java, *heap, *options, "-cp", classpath], settings)
         server = KafkaServer(f"127.0.0.1:{ports[0]}", start(), start)
         try:
             if _answers(server.servers, server.process):
