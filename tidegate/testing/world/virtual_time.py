@@ -163,6 +163,12 @@ class World:
         self._fifo[line] = due_ms
         heapq.heappush(self._queue, (due_ms, 2.0 + self._number, self._number, action))
 
+    def forget_lines(self) -> None:
+        """Removes the data about lines (sequences of actions) whose last action has run, so that long runs need little
+        memory.
+        """
+        self._fifo = {line: due_ms for line, due_ms in self._fifo.items() if due_ms >= self.now_ms}
+
     def step(self) -> bool:
         """Runs the next action in virtual time. Returns False if there is none."""
         if not self._queue:
