@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 from pipelines import HARSH
 from random_jobs.sources import TricklingSource
+from rescaled_runs import short_checkpoints
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.tables.table_files import read_table
 from tidegate.testing.report import report_of
-from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
-from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
+from tidegate.testing.runtime.run import Action, JobRun, JobSetting, Simulation
+from tidegate.testing.simulated import SMALL_BUFFERS
 
 TABLE = "sim://result"
 FAULTS = replace(HARSH, crash=0.04, restore_crash=0.3, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
@@ -71,15 +72,7 @@ def test_a_dropped_state_stays_away_and_the_others_stay(seed: int) -> None:
     """With crashes before and after the first checkpoint, at another parallelism, and until it is declared again."""
     chance = random.Random(seed)
     widths = chance.choices((1, 2, 3), k=3)
-    checkpoints = tg.CheckpointConfig(
-        interval="80ms",
-        timeout="10s",
-        tolerable_failed_checkpoints=2,
-        storage=STORAGE,
-        inline_threshold=INLINE_BYTES,
-        incremental=chance.random() < 0.5,
-        unaligned=chance.random() < 0.5,
-    )
+    checkpoints = short_checkpoints(incremental=chance.random() < 0.5, unaligned=chance.random() < 0.5)
     simulation = Simulation(seed, FAULTS)
     runs: list[JobRun] = []
     restore = None

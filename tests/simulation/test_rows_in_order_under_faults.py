@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pipelines import HARSH
-from random_jobs.sources import TricklingSource
+from rescaled_runs import check_rescaled
 
 import tidegate as tg
-from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.report import report_of
-from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
-from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
+from tidegate.testing.runtime.run import Simulation
 
 SEEN_TABLE, LATE_TABLE = "sim://seen", "sim://late"
 FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
-WIDTHS = (1, 2, 3)
 KEYS, ROWS, SLACK_MS, AHEAD_MS = 2, 60, 12, 1
 ARRIVED = [(n % KEYS, 2 * n + (n * 11) % 17 - (30 if n % 13 == 12 else 0), n) for n in range(ROWS)]
 """Key, event time and number. Every 13th row is too late."""
@@ -87,39 +81,4 @@ def _violation(simulation: Simulation) -> str | None:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_function_sees_rows_in_order_under_faults(seed: int) -> None:
     """Whatever crashes, and at another parallelism after a savepoint that comes in the midst of it."""
-    chance = random.Random(seed)
-    widths = chance.sample(WIDTHS, 2)
-    checkpoints = tg.CheckpointConfig(
-        interval="80ms",
-        timeout="10s",
-        tolerable_failed_checkpoints=2,
-        storage=STORAGE,
-        inline_threshold=INLINE_BYTES,
-        unaligned=chance.random() < 0.5,
-        backend=chance.choice(["columnar", "rocksdb"]),
-    )
-    stop = Action(chance.randrange(50, 500), SnapshotKind.SUSPEND)
-    simulation = Simulation(seed, FAULTS)
-
-    def job(parallelism: int, actions: tuple[Action, ...], restore: str | None) -> JobRun:
-        return simulation.run(
-            JobSetting(
-                _build,
-                parallelism,
-                checkpoints,
-                tg.DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=3),
-                actions=actions,
-                restore=restore,
-                sources=partial(TricklingSource, times_max=6),
-                hurries=True,
-            )
-        )
-
-    runs = [job(widths[0], (stop,), None)]
-    if runs[0].violation is None and runs[0].status == "suspended":
-        paths = [answer.path for answer in runs[0].answers.values() if answer.path is not None]
-        runs.append(job(widths[1], (), paths[-1] if paths else "latest_or_fresh"))
-    violation = runs[-1].violation or _violation(simulation)
-    report = report_of(seed, FAULTS, simulation, runs, violation)
-    assert report.ok, f"{report}\n{report.sequence()}"
-    assert runs[-1].status == "finished"
+    check_rescaled(seed, FAULTS, _build, _violation, rows_max=3)

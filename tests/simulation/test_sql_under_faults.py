@@ -12,20 +12,18 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pipelines import HARSH
-from random_jobs.sources import TricklingSource
+from rescaled_runs import WIDTHS, run_and_rescale, short_checkpoints
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
 from tidegate.testing.report import report_of
-from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
-from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
+from tidegate.testing.runtime.run import Action, Simulation
 
 TABLE = "sim://result"
 FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
 SEEDS = 8
 ROWS = 40
-WIDTHS = (1, 2, 3)
 WINDOW_S = 20
 
 
@@ -149,36 +147,10 @@ def test_a_query_gives_the_same_under_faults(seed: int) -> None:
     chance = random.Random(seed)
     name = list(PROGRAMS)[seed % len(PROGRAMS)]
     widths = chance.sample(WIDTHS, 2)
-    checkpoints = tg.CheckpointConfig(
-        interval="80ms",
-        timeout="10s",
-        tolerable_failed_checkpoints=2,
-        storage=STORAGE,
-        inline_threshold=INLINE_BYTES,
-        unaligned=chance.random() < 0.5,
-    )
+    checkpoints = short_checkpoints(unaligned=chance.random() < 0.5)
     stop = Action(chance.randrange(50, 500), SnapshotKind.SUSPEND)
     simulation = Simulation(seed, FAULTS)
-
-    def job(parallelism: int, actions: tuple[Action, ...], restore: str | None) -> JobRun:
-        options = tg.DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=1)
-        return simulation.run(
-            JobSetting(
-                lambda env: _build(name, env),
-                parallelism,
-                checkpoints,
-                options,
-                actions=actions,
-                restore=restore,
-                sources=partial(TricklingSource, times_max=6),
-                hurries=True,
-            )
-        )
-
-    runs = [job(widths[0], (stop,), None)]
-    if runs[0].violation is None and runs[0].status == "suspended":
-        paths = [answer.path for answer in runs[0].answers.values() if answer.path is not None]
-        runs.append(job(widths[1], (), paths[-1] if paths else "latest_or_fresh"))
+    runs = run_and_rescale(simulation, partial(_build, name), widths, checkpoints, stop, rows_max=1)
     violation = runs[-1].violation
     if violation is None:
         found = sorted(pl.DataFrame(read_table(simulation.open_store(TABLE))).rows(), key=repr)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import polars as pl
 import pytest
 from pipelines import HARSH
-from random_jobs.sources import TricklingSource
+from rescaled_runs import WIDTHS, run_and_rescale, short_checkpoints
 from taxi_data import rides_and_fares
 from taxi_exercises import EXERCISES
 
@@ -18,8 +18,7 @@ import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
 from tidegate.testing.report import SimulationReport, report_of
-from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
-from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
+from tidegate.testing.runtime.run import Action, Simulation
 
 TABLE = "sim://result"
 FAULTS = replace(HARSH, crash=0.05, slow=0.0, storage=0.03, delay="0ms..20ms", duration="5s")
@@ -37,39 +36,15 @@ def run_seed(name: str, seed: int) -> SimulationReport:
     Odd seeds have unaligned checkpoints. The seed draws the faults, both parallelisms and the moment of the savepoint.
     """
     chance = random.Random(f"{name} {seed}")
-    widths = chance.sample((1, 2, 3), 2)
+    widths = chance.sample(WIDTHS, 2)
     stop = Action(chance.randrange(*STOP_MS), SnapshotKind.SUSPEND)
     simulation = Simulation(seed, FAULTS)
-    checkpoints = tg.CheckpointConfig(
-        interval="80ms",
-        timeout="10s",
-        tolerable_failed_checkpoints=2,
-        storage=STORAGE,
-        inline_threshold=INLINE_BYTES,
-        unaligned=seed % 2 == 1,
-    )
+    checkpoints = short_checkpoints(unaligned=seed % 2 == 1)
 
     def build(env: tg.StreamEnvironment) -> None:
         EXERCISES[name].build(env, RIDES, FARES).to_table(TABLE)
 
-    def job(parallelism: int, actions: tuple[Action, ...], restore: str | None) -> JobRun:
-        return simulation.run(
-            JobSetting(
-                build,
-                parallelism,
-                checkpoints,
-                tg.DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=4),
-                actions=actions,
-                restore=restore,
-                sources=partial(TricklingSource, times_max=6),
-                hurries=True,
-            )
-        )
-
-    runs = [job(widths[0], (stop,), None)]
-    if runs[0].violation is None and runs[0].status == "suspended":
-        paths = [answer.path for answer in runs[0].answers.values() if answer.path is not None]
-        runs.append(job(widths[1], (), paths[-1] if paths else "latest_or_fresh"))
+    runs = run_and_rescale(simulation, build, widths, checkpoints, stop, rows_max=4)
     violation = runs[-1].violation
     if violation is None and runs[-1].status != "finished":
         violation = f"the job {runs[-1].status}: {runs[-1].reason}"
