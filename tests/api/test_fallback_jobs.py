@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_jobs import GatedSource, await_events, config, local, opening
+from local_jobs import GatedSource, await_events, config, fails_once, local, opening
 
 import tidegate as tg
 
@@ -60,14 +60,10 @@ def fallen_back(
     """
     gates, failed = [STOP + i for i in range(of)] + [STOP + of + 5], folder / "failed"
 
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == gates[-1] and not failed.exists():
-            failed.touch()
-            raise ValueError("once")
-        return row
-
     with opening(GatedSource(ROWS, gates=gates)) as source, local(1, rows_max=1) as env:
-        stream = env.from_source(source, uid="source").map(fails_once, schema=source.schema, uid="map")
+        stream = env.from_source(source, uid="source").map(
+            fails_once(gates[-1], failed, "once"), schema=source.schema, uid="map"
+        )
         stream.key_by("k").aggregate(n=tg.count(), emit="final", uid="count").collect(uid="counts")
         table = stream.to_table(str(folder / "out"), uid="out")
         job = env.execute(

@@ -14,6 +14,7 @@ from local_jobs import (
     GatedSource,
     WatchedStore,
     config,
+    fails_once,
     finish,
     local,
     nothing,
@@ -60,15 +61,13 @@ def test_a_failure_that_passes_is_restarted_and_leaves_no_trace(tmp_path: Path) 
     """fixed_delay: the second attempt goes through, and every row is there once."""
     flag = tmp_path / "failed"
 
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 150 and not flag.exists():
-            flag.touch()
-            raise ValueError("once")
-        return row
-
     data = pa.table({"x": list(range(300))})
     with local() as env:
-        out = env.from_batches(data).map(fails_once, schema=data.schema).to_table(str(tmp_path / "out"))
+        out = (
+            env.from_batches(data)
+            .map(fails_once(150, flag, "once"), schema=data.schema)
+            .to_table(str(tmp_path / "out"))
+        )
         job = env.execute(
             "retried",
             checkpoints=config(tmp_path / "checkpoints", interval="10ms"),

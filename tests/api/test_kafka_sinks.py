@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from kafka_commits import read, values_of
 from kafka_server import KafkaServer
-from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from local_jobs import NO_RESTART, GatedSource, config, fails_once, finish, local, opening
 from waiting import until
 
 import tidegate as tg
@@ -47,14 +47,8 @@ def test_a_job_that_fails_writes_again_what_no_checkpoint_covers(
     kafka_server.create(topic, 3)
     source, flag = GatedSource(200, 150, gates=(100,)), tmp_path / "failed"
 
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 140 and not flag.exists():
-            flag.touch()
-            raise ValueError("odd")
-        return row
-
     with opening(source), local() as env:
-        rows = env.from_source(source).map(fails_once, schema=source.schema, traced=False)
+        rows = env.from_source(source).map(fails_once(140, flag), schema=source.schema, traced=False)
         rows.to_kafka(kafka_server.servers, topic=topic, delivery=delivery, uid="kafka")  # type: ignore[arg-type]
         job = env.execute("job", checkpoints=config(tmp_path / "c"), restart=RESTART)
         source.await_gate(100)

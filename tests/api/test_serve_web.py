@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, GatedSource, config, local, opening
+from local_jobs import NO_RESTART, GatedSource, config, fails_once, local, opening
 from waiting import until
 
 import tidegate as tg
@@ -119,14 +119,10 @@ def test_a_failure_is_told_with_its_cause_and_its_recovery(tmp_path: Path) -> No
 
     flag = tmp_path / "failed"
 
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 12 and not flag.exists():
-            flag.touch()
-            raise ValueError("row 12 is odd")
-        return row
-
     with opening(GatedSource(30, gates=[20])) as source, local(1) as env:
-        env.from_source(source).map(fails_once, schema=source.schema, uid="map").to_table(str(tmp_path / "table"))
+        env.from_source(source).map(fails_once(12, flag, "row 12 is odd"), schema=source.schema, uid="map").to_table(
+            str(tmp_path / "table")
+        )
         restart = tg.RestartStrategy.fixed_delay(2, "10ms")
         job = env.execute("main", checkpoints=config(tmp_path / "checkpoints"), restart=restart)
         source.await_gate(20)

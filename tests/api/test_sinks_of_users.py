@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from local_jobs import NO_RESTART, GatedSource, config, fails_once, finish, local, opening
 from sink_contract import FolderSink, SqliteSink
 from waiting import until
 
@@ -53,15 +53,9 @@ def test_rows_are_written_once_through_a_failure(tmp_path: Path) -> None:
     """A task fails after a checkpoint: rows that it had covered are not written again, the others are not lost."""
     source, flag = GatedSource(200, 150, gates=(100,)), tmp_path / "failed"
 
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 140 and not flag.exists():
-            flag.touch()
-            raise ValueError("odd")
-        return row
-
     sink = SqliteSink(tmp_path / "out")
     with opening(source), local() as env:
-        rows = env.from_source(source).map(fails_once, schema=source.schema, traced=False)
+        rows = env.from_source(source).map(fails_once(140, flag), schema=source.schema, traced=False)
         rows.to_sink(sink, uid="sink", flush_bytes=200)
         restart = tg.RestartStrategy.fixed_delay(3, "10ms")
         job = env.execute("sinks", checkpoints=config(tmp_path / "checkpoints"), restart=restart)

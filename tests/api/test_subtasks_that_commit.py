@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from committing_sinks import FileWriter, SqliteCommitter, SqliteLedger
-from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from local_jobs import NO_RESTART, GatedSource, config, fails_once, finish, local, opening
 from waiting import files_below, until
 
 import tidegate as tg
@@ -104,15 +104,9 @@ def test_rows_are_written_once_through_a_failure(tmp_path: Path) -> None:
     """A task fails after a checkpoint. Its successor commits that checkpoint again, which changes nothing."""
     source, flag = GatedSource(200, 150, gates=(100,)), tmp_path / "failed"
 
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 140 and not flag.exists():
-            flag.touch()
-            raise ValueError("odd")
-        return row
-
     sink = SqliteLedger(tmp_path / "out")
     with opening(source), local() as env:
-        rows = env.from_source(source).map(fails_once, schema=source.schema, traced=False)
+        rows = env.from_source(source).map(fails_once(140, flag), schema=source.schema, traced=False)
         rows.to_sink(sink, uid="sink", flush_bytes=200)
         restart = tg.RestartStrategy.fixed_delay(3, "10ms")
         job = env.execute("sinks", checkpoints=config(tmp_path / "checkpoints"), restart=restart)

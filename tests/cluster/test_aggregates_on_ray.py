@@ -39,8 +39,7 @@ class DiesOnce(user_functions.Product):
 def test_totals_are_right_through_the_loss_of_a_process(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """State of any width is restored in another process, and so is the function of the program."""
     flag = tmp_path / "killed"
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=20)) as env:
         table = expression_program.totals(env, str(tmp_path / "out"), DiesOnce(flag))
         config = tg.CheckpointConfig(interval="50ms", storage=str(tmp_path / "checkpoints"))

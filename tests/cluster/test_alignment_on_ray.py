@@ -64,8 +64,7 @@ def test_a_source_waits_for_another_one_through_the_loss_of_a_process(
     All rows are joined in the end, once.
     """
     gate = tmp_path / "gate"
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     with tg.StreamEnvironment(runtime, parallelism=1) as env:
         waits = tg.WatermarkAlignment("both", DRIFT, "20ms")
         quick, slow = (

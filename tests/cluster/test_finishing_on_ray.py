@@ -31,8 +31,7 @@ EXPECTED = {
 @pytest.fixture
 def env(raydp_session: RayDPSession) -> Iterator[tg.StreamEnvironment]:
     """An environment over the session of all tests, without spare processes."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     with tg.StreamEnvironment(runtime, parallelism=1, options=tg.DataPlaneOptions(source_rows_max=500)) as environment:
         yield environment
 

@@ -35,8 +35,7 @@ def test_a_function_writes_each_checkpoint_with_spark(raydp_session: RayDPSessio
         if calls.count(calls[-1]) == 1:
             raise ValueError("the answer was lost")
 
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     session = cast(Any, Borrowed(raydp_session))
     rows = pa.table({"x": range(ROWS), "words": [["a", str(x)] for x in range(ROWS)]})
     options = tg.DataPlaneOptions(source_rows_max=100)

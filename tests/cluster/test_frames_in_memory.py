@@ -116,8 +116,7 @@ class HeldBackReader:
 def test_rows_are_exact_through_the_loss_of_either_end(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """The sender is killed while frames of it lie in memory, and so is the receiver while it holds rows of them."""
     rows = pa.table({"k": pa.array([n % KEYS for n in range(ROWS)]), "v": pa.array(range(ROWS))})
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     one = rows.schema.append(pa.field("sender", pa.bool_()))
     both = one.append(pa.field("receiver", pa.bool_()))
     flags = Flags(tmp_path)

@@ -30,7 +30,7 @@ def running_with_a_checkpoint(progress: JobProgress) -> bool:
 
 def all_slots(session: RayDPSession) -> SlotPlacement:
     """Those of the session."""
-    return SlotPlacement(session.placement_group, tuple(session.bundle_of_slot(slot) for slot in range(session.slots)))
+    return SlotPlacement.of_session(session)
 
 
 def test_a_stopped_process_is_replaced_for_one_restart(raydp_session: RayDPSession, tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from kafka_server import KafkaServer
+from killed_rows import dies_at
 
 import tidegate as tg
 from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
@@ -34,20 +33,11 @@ def test_the_loss_of_processes_around_the_switch_loses_no_row(
         numbers = range(number * ROWS_A_FILE, (number + 1) * ROWS_A_FILE)
         pq.write_table(pa.table({"x": pa.array(numbers, pa.int64())}), tmp_path / f"{number}.parquet")
 
-    def dies(batch: pa.RecordBatch) -> pa.RecordBatch:
-        for x in batch.column("x").to_pylist():
-            flag = tmp_path / f"killed-{x}"
-            if x in KILLED_AT and not flag.exists():
-                flag.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return batch
-
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=50)) as env:
         past = env.from_files(str(tmp_path / "*.parquet"))
         live = env.from_kafka(kafka_server.servers, topics=["hybrid-on-ray"], value={"x": int}, end="latest")
-        rows = env.hybrid(past, then=live, uid="rows").map_batches(dies, schema=SCHEMA)
+        rows = env.hybrid(past, then=live, uid="rows").map_batches(dies_at(KILLED_AT, tmp_path), schema=SCHEMA)
         table = rows.to_table(str(tmp_path / "table"), uid="table")
         config = tg.CheckpointConfig(interval="50ms", storage=str(tmp_path / "checkpoints"))
         job = env.execute("hybrid", checkpoints=config, restart=tg.RestartStrategy.fixed_delay(20, 0))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pyarrow as pa
 from kafka_commits import read
 from kafka_server import KafkaServer
+from killed_rows import dies_at
 
 import tidegate as tg
 from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
@@ -25,18 +24,9 @@ def test_rows_are_written_once_through_the_loss_of_processes(
     """Commits of the process may be under way when it is killed."""
     kafka_server.create("on-ray", 3)
 
-    def dies(batch: pa.RecordBatch) -> pa.RecordBatch:
-        for x in batch.column("x").to_pylist():
-            flag = tmp_path / f"killed-{x}"
-            if x in KILLED_AT and not flag.exists():
-                flag.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return batch
-
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=50)) as env:
-        rows = env.from_batches(ROWS, splits=4).map_batches(dies, schema=ROWS.schema)
+        rows = env.from_batches(ROWS, splits=4).map_batches(dies_at(KILLED_AT, tmp_path), schema=ROWS.schema)
         rows.to_kafka(kafka_server.servers, topic="on-ray", key="k", uid="kafka")
         config = tg.CheckpointConfig(interval="50ms", storage=str(tmp_path / "checkpoints"))
         job = env.execute("kafka sink", checkpoints=config, restart=tg.RestartStrategy.fixed_delay(20, 0))

@@ -58,8 +58,7 @@ class Counting(tg.ProcessFunction):
 @pytest.fixture
 def env(raydp_session: RayDPSession) -> Iterator[tg.StreamEnvironment]:
     """An environment over the session of all tests, which it does not stop."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=1)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=1)
     with tg.StreamEnvironment(runtime, parallelism=1) as environment:
         yield environment
 

@@ -37,8 +37,7 @@ def test_rows_are_written_once_through_the_loss_of_a_process(raydp_session: RayD
             os.kill(os.getpid(), signal.SIGKILL)
         return row
 
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     sink = sink_contract.SqliteSink(tmp_path / "out")
     with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=100)) as env:
         rows = env.from_batches(ROWS, splits=2).map_async(dies_once, schema=ROWS.schema, capacity=50, ordered=False)
@@ -53,8 +52,7 @@ def test_rows_are_written_once_through_the_loss_of_a_process(raydp_session: RayD
 
 def test_subtasks_commit_once_through_the_loss_of_their_process(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """A process dies before its commit, and another after it: the restored tasks commit the same checkpoint again."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     sink = committing_sinks.DyingLedger(tmp_path / "out")
     with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=100)) as env:
         env.from_batches(ROWS, splits=2).to_sink(sink, uid="sink", flush_bytes=2_000)

@@ -25,8 +25,7 @@ ROWS = 40_000
 @pytest.fixture
 def env(raydp_session: RayDPSession) -> Iterator[tg.StreamEnvironment]:
     """An environment over the session of all tests, which it does not stop."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     options = tg.DataPlaneOptions(source_rows_max=500)
     with tg.StreamEnvironment(runtime, parallelism=2, options=options) as environment:
         yield environment

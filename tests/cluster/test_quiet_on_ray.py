@@ -32,8 +32,7 @@ def test_a_job_that_runs_well_prints_nothing(
             print(f"a function sees seven, pid {os.getpid()}\n", end="")
         return {"x": row["x"] + 1}
 
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     with tg.StreamEnvironment(runtime, 1) as env:
         env.from_batches(rows).map(plus, schema=rows.schema).to_table(str(tmp_path / "out"))
         checkpoints = tg.CheckpointConfig(interval="200ms", storage=str(tmp_path / "checkpoints"))

@@ -79,8 +79,7 @@ def test_every_node_has_the_token(story: Story) -> None:
 @pytest.mark.slow
 def test_the_same_program_on_raydp(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """The same code."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     options = tg.DataPlaneOptions(source_rows_max=500)
     with tg.StreamEnvironment(runtime, 2, options=options, session=cast(Any, Borrowed(raydp_session))) as env:
         assert bounded(env, tmp_path / "bounded") == expected_totals()

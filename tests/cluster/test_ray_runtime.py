@@ -40,8 +40,7 @@ AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=0)
 @pytest.fixture(scope="module")
 def placement(raydp_session: RayDPSession) -> SlotPlacement:
     """The slots of the session."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    return SlotPlacement(raydp_session.placement_group, bundles)
+    return SlotPlacement.of_session(raydp_session)
 
 
 @pytest.fixture

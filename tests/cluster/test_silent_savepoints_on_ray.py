@@ -56,8 +56,7 @@ def silent_stores(folder: Path) -> Callable[[str], Store]:
 @pytest.fixture
 def job(raydp_session: RayDPSession, tmp_path: Path) -> Iterator[RunningJob]:
     """A job with periodic checkpoints, whose savepoint hangs."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    placement = SlotPlacement(raydp_session.placement_group, bundles)
+    placement = SlotPlacement.of_session(raydp_session)
     runtime = RayRuntime(placement, standbys=0, open_store=silent_stores(tmp_path))
     keyed = keyed_job(tmp_path, tmp_path / "gate", name="silent", parallelism=1)
     try:

@@ -46,8 +46,7 @@ class Look(tg.BatchFunction):
 
 def test_a_step_with_a_gpu_has_it_after_a_kill_too(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """In the same bundle, which only its job has; rows count once, and all is given back at the end."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     try:
         check(runtime, raydp_session.placement_group.id.hex(), tmp_path)
     finally:

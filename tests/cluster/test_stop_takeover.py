@@ -44,8 +44,7 @@ def slow_answers(slow: Path, created: Path) -> Callable[[str], Store]:
 @pytest.fixture
 def placement(raydp_session: RayDPSession) -> SlotPlacement:
     """The slots of the session."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    return SlotPlacement(raydp_session.placement_group, bundles)
+    return SlotPlacement.of_session(raydp_session)
 
 
 def test_a_stop_that_worked_is_answered_though_its_coordinator_died(placement: SlotPlacement, tmp_path: Path) -> None:

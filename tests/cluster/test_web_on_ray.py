@@ -30,8 +30,7 @@ OPTIONS = WebOptions(0, "127.0.0.1")
 @pytest.fixture
 def runtime(raydp_session: RayDPSession) -> Iterator[RayRuntime]:
     """A runtime without spare processes, emptied after the test."""
-    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
-    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    runtime = RayRuntime(SlotPlacement.of_session(raydp_session), standbys=0)
     yield runtime
     runtime.stop()
 

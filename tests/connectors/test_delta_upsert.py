@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +23,7 @@ from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 from deltalake.table import TableMerger
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
 from seaweed import BUCKET, S3Server, forget_clients
+from sink_commits import committed, prepared
 from waiting import LIMIT_S, until
 
 import tidegate as tg
@@ -71,22 +72,6 @@ def changes(rows: dict[int, int | None]) -> pa.Table:
     deleted = [x is None for x in rows.values()]
     table = pa.table({"k": list(rows), "x": list(rows.values())}, SCHEMA)
     return table.append_column("_tidegate_deleted", pa.array(deleted, pa.bool_()))
-
-
-def committed(sink: tg.Sink, checkpoint: int, prepared: Iterable[bytes], job: str = "job-1") -> None:
-    """Commits as a coordinator in a process of its own does."""
-    cloudpickle.loads(cloudpickle.dumps(sink)).commit(list(prepared), tg.CommitContext(job, checkpoint, "sink"))
-
-
-def prepared(sink: tg.Sink, rows: pa.Table, attempt: int = 0, job: str = "job-1") -> list[bytes]:
-    """Writes rows as a subtask in a process of its own does."""
-    writer = cloudpickle.loads(cloudpickle.dumps(sink))
-    writer.open(tg.SinkContext(job, "a job", "sink", 0, 1, attempt))
-    for batch in rows.to_batches():
-        writer.write(batch)
-    found = list(writer.prepare())
-    writer.close()
-    return found
 
 
 def other_writer(url: str, rows: dict[int, int]) -> None:

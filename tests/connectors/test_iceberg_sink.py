@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 import pytest
 from local_jobs import finish, local
@@ -22,6 +21,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import LongType, NestedField, StringType
+from sink_commits import committed, prepared
 from waiting import LIMIT_S, until
 
 import tidegate as tg
@@ -73,22 +73,6 @@ class Lake:
 def lake(tmp_path: Path) -> Lake:
     """An empty lake."""
     return Lake(tmp_path)
-
-
-def committed(sink: tg.Sink, checkpoint: int, prepared: Iterable[bytes], job: str = "job-1") -> None:
-    """Commits as a coordinator in a process of its own does."""
-    cloudpickle.loads(cloudpickle.dumps(sink)).commit(list(prepared), tg.CommitContext(job, checkpoint, "sink"))
-
-
-def prepared(sink: tg.Sink, rows: pa.Table, attempt: int = 0, job: str = "job-1") -> list[bytes]:
-    """Writes rows as a subtask in a process of its own does."""
-    writer = cloudpickle.loads(cloudpickle.dumps(sink))
-    writer.open(tg.SinkContext(job, "a job", "sink", 0, 1, attempt))
-    for batch in rows.to_batches():
-        writer.write(batch)
-    found = list(writer.prepare())
-    writer.close()
-    return found
 
 
 def keys_of(rows: list[Row]) -> dict[object, object]:

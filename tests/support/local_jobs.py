@@ -208,3 +208,15 @@ def opening(source: GatedSource) -> Iterator[GatedSource]:
         yield source
     finally:
         source.open_all()
+
+
+def fails_once(x: int, flag: Path, text: str = "odd") -> Callable[[dict[str, int]], dict[str, int]]:
+    """Returns a function of rows that raises a ValueError at the first row with this `x`, and then creates the flag."""
+
+    def fails(row: dict[str, int]) -> dict[str, int]:
+        if row["x"] == x and not flag.exists():
+            flag.touch()
+            raise ValueError(text)
+        return row
+
+    return fails

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from stores_of_sql import Database
 
     from tidegate.storage.files.file_system_store import FileSystemStore
+
+T = TypeVar("T")
 
 
 def opened(url: str, **options: object) -> FileSystemStore:
@@ -133,17 +135,23 @@ def store(request: pytest.FixtureRequest) -> FileSystemStore:
     return chosen
 
 
+def _started(name: str, server: AbstractContextManager[T], unavailable: type[Exception]) -> Iterator[T]:
+    """Starts a server, or skips the test if it cannot run here."""
+    with ExitStack() as stack:
+        try:
+            started = stack.enter_context(server)
+        except unavailable as error:
+            pytest.skip(f"{name} cannot be started here: {error}")
+        yield started
+
+
 @pytest.fixture(scope="session")
 def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """One broker of Apache Kafka for the session; each test has topics of its own."""
     from kafka_server import KafkaUnavailable, run_kafka
 
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(run_kafka(tmp_path_factory.mktemp("kafka"), "-XX:TieredStopAtLevel=1"))
-        except KafkaUnavailable as error:
-            pytest.skip(f"Apache Kafka cannot be started here: {error}")
-        yield server
+    server = run_kafka(tmp_path_factory.mktemp("kafka"), "-XX:TieredStopAtLevel=1")
+    yield from _started("Apache Kafka", server, KafkaUnavailable)
 
 
 @pytest.fixture(scope="session")
@@ -151,12 +159,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL for the session; each test has a database of its own on it (`postgres`)."""
     from postgres_server import PostgresUnavailable, run_postgres
 
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(run_postgres())
-        except PostgresUnavailable as error:
-            pytest.skip(f"PostgreSQL cannot be started here: {error}")
-        yield server
+    yield from _started("PostgreSQL", run_postgres(), PostgresUnavailable)
 
 
 @pytest.fixture
@@ -173,12 +176,7 @@ def mariadb_url() -> Iterator[str]:
     """The URL of one MariaDB for the session; each test has a database of its own on it (`mariadb`)."""
     from stores_of_sql import MariaUnavailable, run_mariadb
 
-    with ExitStack() as stack:
-        try:
-            url = stack.enter_context(run_mariadb())
-        except MariaUnavailable as error:
-            pytest.skip(f"MariaDB cannot be started here: {error}")
-        yield url
+    yield from _started("MariaDB", run_mariadb(), MariaUnavailable)
 
 
 @pytest.fixture

@@ -281,9 +281,8 @@ class StreamEnvironment(StreamSources):
             include_dashboard=_or(include_dashboard, where.include_dashboard),
             show_log=bool(settings.log.given()),
         )
-        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
         return cls(
-            RayRuntime(SlotPlacement(session.placement_group, bundles), strategy=placement),
+            RayRuntime(SlotPlacement.of_session(session), strategy=placement),
             _or(parallelism, _or(where.parallelism, executors)),
             max_parallelism=_or(max_parallelism, where.max_parallelism),
             config=settings,
@@ -356,9 +355,8 @@ class StreamEnvironment(StreamSources):
             include_dashboard=_or(include_dashboard, where.include_dashboard),
             show_log=bool(settings.log.given()),
         )
-        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
         return cls(
-            RayRuntime(SlotPlacement(session.placement_group, bundles)),
+            RayRuntime(SlotPlacement.of_session(session)),
             _or(parallelism, _or(where.parallelism, session.nodes)),
             max_parallelism=_or(max_parallelism, where.max_parallelism),
             config=settings,

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -54,10 +54,33 @@ class SlotPlacement:
     placement_group: PlacementGroup
     bundles: tuple[int, ...]
 
+    @classmethod
+    def of_session(cls, session: SlottedSession) -> SlotPlacement:
+        """Returns the slots of a session of Ray and Spark."""
+        return cls(session.placement_group, tuple(session.bundle_of_slot(slot) for slot in range(session.slots)))
+
     @property
     def slots(self) -> int:
         """Returns the number of common slots that are reserved."""
         return len(self.bundles)
+
+
+class SlottedSession(Protocol):
+    """A session that has reserved a placement group with slots for tasks."""
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        """Returns the reserved placement group."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Returns the number of slots."""
+        ...
+
+    def bundle_of_slot(self, slot: int) -> int:
+        """Returns the index of the bundle that contains a slot."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
