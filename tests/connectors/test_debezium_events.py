@@ -227,6 +227,12 @@ def test_a_placeholder_has_the_type_of_its_column(kind: pa.DataType, value: Any)
     assert found.batch.column("v").is_valid().to_pylist() == [False, *(each is not None for each in others)]
 
 
+def test_metadata_is_a_list_of_names() -> None:
+    """One name would be taken for its letters."""
+    with pytest.raises(ConfigurationError, match=r"metadata='op'\): give a list of names, as in \['op'\]"):
+        DebeziumFormat(metadata="op")  # type: ignore[arg-type]
+
+
 def test_reasons_name_the_field() -> None:
     """Each event is judged alone."""
     row = {"id": 1, "v": "x"}

@@ -14,9 +14,9 @@ from tidegate.api.streams.step import Step, StepOptions
 from tidegate.connectors.formats.format import Format, PayloadUse
 from tidegate.connectors.formats.named import PayloadFormat, check_registry, format_named
 from tidegate.connectors.kafka.encoding import RecordLayout
+from tidegate.connectors.kafka.options import is_topic_name
 from tidegate.connectors.kafka.producer import PARTITIONERS, TRANSACTION_MS_MAX, check_properties, library
 from tidegate.connectors.kafka.sink import Delivery, KafkaSink, KafkaTarget
-from tidegate.connectors.kafka.topics import is_topic_name
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.changes import CHANGE
 from tidegate.operators.functions.failing_rows import error_tag

@@ -1042,6 +1042,9 @@ def record_format(
 
     `by_record` is True if rows need the timestamps of records.
     """
+    for setting, given in (("keys", keys), ("metadata", metadata)):
+        if isinstance(given, str):
+            raise ConfigurationError(f"from_kafka({setting}={given!r}): give a list of names, as in {[given]}")
     by_name = isinstance(value, str) or value is None
     if by_name and value not in ("bytes", "string"):
         raise ConfigurationError(

@@ -106,6 +106,10 @@ class DebeziumFormat(Format):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "registry", SchemaRegistry.of(self.registry))
+        if isinstance(self.metadata, str):
+            raise ConfigurationError(
+                f"DebeziumFormat(metadata={self.metadata!r}): give a list of names, as in {[self.metadata]}"
+            )
         object.__setattr__(self, "metadata", tuple(self.metadata))
         for name, value, known in (
             ("decimals", self.decimals, get_args(Decimals)),

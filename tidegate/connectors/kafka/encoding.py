@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, WriteFormat
 from tidegate.connectors.formats.raw import as_bytes
+from tidegate.connectors.kafka.options import is_topic_name
 from tidegate.connectors.kafka.producer import HEADERS
-from tidegate.connectors.kafka.topics import KnownTopics, is_topic_name, rows_by_topic
+from tidegate.connectors.kafka.topics import KnownTopics, rows_by_topic
 from tidegate.state.kernels.partition import gather
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text

@@ -43,6 +43,14 @@ _DEFAULTS = {
 """Settings of the client that `properties=` may change."""
 
 
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def is_topic_name(name: object) -> bool:
+    """Returns whether a value is a valid name of a Kafka topic."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
 def kafka() -> Any:
     """Imports and returns `confluent_kafka`. Raises ConfigurationError if it is not installed."""
     return load("from_kafka", "kafka", "confluent_kafka")
@@ -100,9 +108,10 @@ class Topics:
                 f"from_kafka(topics={given!r}): give a list of names, or re.compile(...) for all topics that match"
             )
         names = tuple(given)
-        if wrong := [name for name in names if not isinstance(name, str) or not name]:
+        if wrong := [name for name in names if not is_topic_name(name)]:
             raise ConfigurationError(
-                f"from_kafka(topics=): {wrong[0]!r} is not the name of a topic; give a string that is not empty"
+                f"from_kafka(topics=): {wrong[0]!r} is not the name of a topic; a name has 1 to 249 letters, digits, "
+                "dots, underscores and hyphens. For all topics that match a pattern give re.compile(...)"
             )
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigurationError(f"from_kafka(topics=): {twice[0]!r} is there twice; name it once")

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -50,7 +49,6 @@ _KNOWN_MAX = 100_000
 _FOR_EVER_MS = 2**62
 """Limits from this value on count as unlimited. Kafka's default for no limit is 2**63 - 1."""
 _MISSING_MS = 10_000
-_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Text that Kafka returns for a missing topic id."""
 
@@ -63,11 +61,6 @@ class TopicDescription:
     topic_id: str
     partitions: int
     config: Mapping[str, str]
-
-
-def is_topic_name(name: object) -> bool:
-    """Returns whether a value is a valid name of a Kafka topic."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def admin(settings: Mapping[str, Any]) -> AdminClient:
