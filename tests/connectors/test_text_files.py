@@ -194,6 +194,18 @@ def test_csv_without_a_schema_infers_types(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_json_without_a_schema_is_inferred_from_its_valid_lines(tmp_path: Path) -> None:
+    """A line that is no JSON is a bad row, and not the end. A column of two types needs a schema."""
+    data = b'{"a": 1}\n{"a": tru}\n{"a": 2, "b": "x"}\n'
+    (tmp_path / "a.json").write_bytes(data)
+    found = source(tmp_path, bad_rows="skip")
+    assert found.schema == pa.schema([("a", pa.int64()), ("b", pa.string())])
+    assert rows_of(found)[0] == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
+    (tmp_path / "a.json").write_bytes(b'{"a": tru}\n' + data.replace(b"2", b'"2"'))
+    with pytest.raises(ConfigurationError, match="column 'a' has values of two types, number to string; give schema="):
+        source(tmp_path)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 def test_whole_numbers_beyond_int64_keep_their_digits(tmp_path: Path, suffix: str) -> None:
     """Without a schema they are decimals, as for Spark; beside a fraction, or beyond 38 digits, floats."""

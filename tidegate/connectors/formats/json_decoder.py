@@ -409,13 +409,46 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
     if not good:
         return pa.schema([])
     lines = [block[int(starts[n]) : int(ends[n])] for n in good]
-    found = _parse(b"\n".join(lines), None).schema
+    try:
+        found = _parse(b"\n".join(lines), None).schema
+    except pa.ArrowInvalid:
+        # Reading reports a line that is no JSON. Here the other lines count.
+        lines = [line for line in lines if _is_json(line)]
+        if not lines:
+            return pa.schema([])
+        found = _schema_together(lines)
     if not any(_is_doubtful(leaf) for leaf in _leaf_types(found)):
         return found
     rows = [_loads(line, _whole_number) for line in lines]
     return pa.schema(
         [field.with_type(_exact_type(field.type, [row.get(field.name) for row in rows])) for field in found]
     )
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        _parse(line, None)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _schema_together(lines: Sequence[bytes]) -> pa.Schema:
+    """Infers the columns of lines that are valid JSON.
+
+    Raises ConfigurationError if a column has values of two types.
+    """
+    try:
+        return _parse(b"\n".join(lines), None).schema
+    except pa.ArrowInvalid as error:
+        found = _CHANGED.search(str(error))
+        what = str(error) if found is None else f"column {found[1].strip('/')!r} has values of two types, {found[2]}"
+        raise ConfigurationError(
+            f"the columns cannot be inferred, because {what}; give schema=, and bad_rows= for rows that do not fit it"
+        ) from error
+
+
+_CHANGED = re.compile(r"Column\(([^)]*)\) changed from (\w+ to \w+)")
 
 
 def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
