@@ -158,6 +158,8 @@ def test_values_of_every_type_arrive(postgres: PostgresDatabase, mode: str) -> N
         ("timestamp", pa.array([1], pa.timestamp("ns")), "without a loss"),
         ("timestamp(0)", pa.array([1], pa.timestamp("us")), "without a loss"),
         ("timestamp", pa.array([-(2**63) + 1], pa.timestamp("us")), "outside of the range"),
+        ("timestamp", pa.array([0, 2**62], pa.timestamp("s")), "4611686018427387904.* does not fit"),
+        ("interval", pa.array([2**60], pa.duration("s")), "1152921504606846976.* does not fit"),
     ],
 )
 def test_a_value_that_does_not_fit_fails_before_the_checkpoint(
@@ -222,6 +224,57 @@ def test_a_table_or_user_that_cannot_be_exact_is_refused(postgres: PostgresDatab
     with pytest.raises(tg.ConfigurationError, match="does not answer") as error:
         database_sink("postgresql://ann:hidden@127.0.0.1:1/x", schema)
     assert "hidden" not in str(error.value)
+
+
+def test_a_user_with_policies_is_refused(postgres: PostgresDatabase) -> None:
+    """A policy would hide rows, so a retraction would delete nothing and report no error."""
+    postgres.execute("CREATE TABLE t (id bigint PRIMARY KEY)")
+    postgres.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+    role = f"r{postgres.name}"
+    postgres.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        database_sink(postgres.dsn, pa.schema([("id", pa.int64())]))
+        postgres.execute(f"GRANT ALL ON t, tidegate_commits TO {role}")
+        with pytest.raises(tg.ConfigurationError, match="row-level security of table t applies to this user"):
+            database_sink(postgres.dsn.replace("tidegate@", f"{role}@"), pa.schema([("id", pa.int64())]))
+    finally:
+        postgres.execute(f"DROP OWNED BY {role}")
+        postgres.execute(f"DROP ROLE {role}")
+
+
+def test_an_error_of_a_trigger_fails_the_commit_at_once(postgres: PostgresDatabase) -> None:
+    """It would fail again, so it is not repeated for minutes."""
+    postgres.execute("CREATE TABLE t (id bigint, v text)")
+    postgres.execute(
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'not today'; END$$"
+    )
+    postgres.execute("CREATE TRIGGER x BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+    with pytest.raises(tg.ConfigurationError, match="not today"):
+        SinkRun(database_sink(postgres.dsn, ROWS.schema)).write_and_commit(1, ROWS)
+
+
+def test_names_that_postgresql_would_cut_or_shadow_are_refused(postgres: PostgresDatabase) -> None:
+    """Before a table is created. The temporary table would hide a table of its name."""
+    schema = pa.schema([("é" * 32, pa.int64())])
+    with pytest.raises(tg.ConfigurationError, match="has 64 bytes, and PostgreSQL cuts names to 63"):
+        database_sink(postgres.dsn, schema, create=True)
+    with pytest.raises(tg.ConfigurationError, match="has 64 bytes"):
+        database_sink(postgres.dsn, ROWS.schema, "t" * 64, create=True)
+    assert postgres.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
+    with pytest.raises(tg.ConfigurationError, match=r"such as public\.tidegate_rows"):
+        database_sink(postgres.dsn, ROWS.schema, "tidegate_rows", create=True)
+    for _ in range(2):
+        sink = database_sink(postgres.dsn, ROWS.schema, "public.tidegate_rows", "upsert", ["id"], create=True)
+        SinkRun(sink).write_and_commit(1, ROWS)
+    assert postgres.execute("SELECT count(*) FROM public.tidegate_rows") == [(3,)]
+
+
+def test_keys_may_be_decimals_of_60_digits(postgres: PostgresDatabase) -> None:
+    """The newest row of each of them counts."""
+    large, larger = Decimal(10**50), Decimal(10**50 + 1)
+    rows = pa.table({"k": pa.array([large, large, larger], pa.decimal256(60, 0)), "v": [1, 2, 3]})
+    SinkRun(database_sink(postgres.dsn, rows.schema, mode="upsert", keys=["k"], create=True)).write_and_commit(1, rows)
+    assert sorted(postgres.execute("SELECT k, v FROM t")) == [(large, 2), (larger, 3)]
 
 
 def test_a_table_can_be_created(postgres: PostgresDatabase) -> None:

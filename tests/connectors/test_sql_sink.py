@@ -170,6 +170,133 @@ def test_a_table_that_does_not_fit_is_refused(
         database_sink(database.url, pa.schema(stream), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("type_text", "values", "message"),
+    [
+        ("BINARY(4)", pa.array([b"ab"]), "has not 4 bytes; the database would add zeros"),
+        ("VARBINARY(4)", pa.array([b"abcde"]), "more than 4 bytes"),
+        ("TINYTEXT", pa.array(["é" * 128]), "more than 255 bytes"),
+        ("TINYBLOB", pa.array([b"x" * 256]), "more than 255 bytes"),
+        ("TIMESTAMP NULL", pa.array([0], pa.timestamp("s", "UTC")), "years 1970 to 2038"),
+        ("TIMESTAMP(6) NULL", pa.array([2**31 * 1_000_000], pa.timestamp("us", "UTC")), "years 1970 to 2038"),
+    ],
+)
+def test_values_that_mysql_would_change_or_refuse_fail_before_the_checkpoint(
+    mariadb: Database, type_text: str, values: pa.Array, message: str
+) -> None:
+    """Shorter BINARY values would get zeros, which a later deletion of the key would not find."""
+    mariadb.execute(f"CREATE TABLE t (v {type_text})")
+    run = SinkRun(database_sink(mariadb.url, pa.schema([("v", values.type)])))
+    with pytest.raises(tg.ConfigurationError, match=message):
+        run.write(1, pa.table({"v": values}))
+
+
+@pytest.mark.parametrize("type_text", ["FLOAT(7, 2)", "DOUBLE(7, 2)"])
+def test_floats_of_mysql_with_a_number_of_digits_are_refused(mariadb: Database, type_text: str) -> None:
+    """The server would round 1.239 to 1.24."""
+    mariadb.execute(f"CREATE TABLE t (v {type_text})")
+    with pytest.raises(tg.ConfigurationError, match="fixed number of digits"):
+        database_sink(mariadb.url, pa.schema([("v", pa.float32())]))
+
+
+def test_keys_that_mysql_compares_without_their_last_spaces_are_refused(mariadb: Database) -> None:
+    """Most collations of MySQL treat 'a' and 'a ' as one key, so one row would replace or delete the other one."""
+    rows = pa.table({"k": ["a", "a "], "v": pa.array([1, 2], pa.int32())})
+    for collation in ("utf8mb4_bin", "utf8mb4_nopad_bin"):
+        table = f"t_{collation}"
+        mariadb.execute(f"CREATE TABLE {table} (k VARCHAR(9) COLLATE {collation} PRIMARY KEY, v INT)")
+        run = SinkRun(database_sink(mariadb.url, rows.schema, table, "upsert", ["k"]))
+        if "nopad" in collation:
+            run.write_and_commit(1, rows)
+            assert sorted(mariadb.execute(f"SELECT k, v FROM {table}")) == [("a", 1), ("a ", 2)]
+        else:
+            with pytest.raises(tg.ConfigurationError, match=r"'a '.* ends with a space"):
+                run.write(1, rows)
+
+
+def test_a_percent_sign_in_a_name_is_refused_for_upserts_of_mysql(mariadb: Database) -> None:
+    """The driver writes the statement wrongly. Rows that are appended may have such columns, and keys too."""
+    rows = pa.table({"a%b": [1], "c%d": [2]})
+    with pytest.raises(tg.ConfigurationError, match="'c%d': drivers of MySQL"):
+        database_sink(mariadb.url, rows.schema, mode="upsert", keys=["a%b"], create=True)
+    SinkRun(database_sink(mariadb.url, rows.schema, create=True)).write_and_commit(1, rows)
+    assert mariadb.execute("SELECT * FROM t") == [(1, 2)]
+
+
+def test_mysql_gets_unsigned_and_binary_columns(mariadb: Database) -> None:
+    """In a table that the sink creates."""
+    rows = pa.table({"k": [b"\x00", b"\x00\x00"], "v": pa.array([2**64 - 1, 0], pa.uint64())})
+    SinkRun(database_sink(mariadb.url, rows.schema, mode="upsert", keys=["k"], create=True)).write_and_commit(1, rows)
+    assert sorted(mariadb.execute("SELECT k, v FROM t")) == [(b"\x00", 2**64 - 1), (b"\x00\x00", 0)]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "message"),
+    [
+        ("CREATE TABLE t (a BIGINT CHECK (a < 0))", "CONSTRAINT"),
+        ("CREATE TABLE t (a BIGINT) PARTITION BY RANGE (a) (PARTITION p VALUES LESS THAN (0))", "no partition"),
+    ],
+)
+def test_constraints_of_mysql_fail_the_commit_at_once(mariadb: Database, ddl: str, message: str) -> None:
+    """Its drivers report them as if the server were away, and a commit would be repeated for minutes."""
+    mariadb.execute(ddl)
+    rows = pa.table({"a": [1]})
+    with pytest.raises(tg.ConfigurationError, match=message):
+        SinkRun(database_sink(mariadb.url, rows.schema)).write_and_commit(1, rows)
+
+
+def test_a_column_that_was_dropped_fails_the_commit_at_once(database: Database) -> None:
+    """With the reason, and the rows wait."""
+    database.execute("CREATE TABLE t (id BIGINT, v VARCHAR(9))")
+    run = SinkRun(database_sink(database.url, ROWS.schema))
+    prepared = run.write(1, ROWS)
+    database.execute("ALTER TABLE t DROP COLUMN v")
+    with pytest.raises(tg.ConfigurationError, match="The rows wait in the checkpoint"):
+        run.commit(1, prepared)
+    database.execute("ALTER TABLE t ADD COLUMN v VARCHAR(9)")
+    run.commit(1, prepared)
+    assert database.execute("SELECT count(*) FROM t") == [(3,)]
+
+
+def test_sqlite_deletes_exactly_the_key(tmp_path: Path) -> None:
+    """Also if the column ignores case, and only its unique index compares bytes."""
+    database = Database(f"sqlite:///{tmp_path}/test.db")
+    database.execute("CREATE TABLE t (k TEXT COLLATE NOCASE, v INT)")
+    database.execute("CREATE UNIQUE INDEX u ON t (k COLLATE BINARY)")
+    database.execute("INSERT INTO t VALUES ('x', 1), ('X', 2)")
+    gone = pa.table({"k": ["x"], "v": pa.array([1], pa.int32()), "row_kind": ["-D"]})
+    SinkRun(database_sink(database.url, gone.schema, mode="upsert", keys=["k"], changes=True)).write_and_commit(1, gone)
+    assert database.execute("SELECT k, v FROM t") == [("X", 2)]
+
+
+def test_json_numbers_are_refused_for_sqlite(tmp_path: Path) -> None:
+    """A column of the type JSON would store 1.10 as 1.1, and an integer of 21 digits as a float."""
+    database = Database(f"sqlite:///{tmp_path}/test.db")
+    database.execute("CREATE TABLE t (v JSON)")
+    run = SinkRun(database_sink(database.url, pa.schema([("v", pa.string())])))
+    run.write_and_commit(1, pa.table({"v": ['{"a": 1.10}', '"1.10"', "null"]}))
+    assert database.execute("SELECT v FROM t") == [('{"a": 1.10}',), ('"1.10"',), ("null",)]
+    with pytest.raises(tg.ConfigurationError, match=r"' 1\.10'.* is a JSON number"):
+        run.write(2, pa.table({"v": [" 1.10"]}))
+
+
+def test_names_that_the_sink_uses_are_refused(database: Database) -> None:
+    """A table of tokens as the table of rows, and the hidden columns of staged rows."""
+    for name in ("tidegate_deleted", "tidegate_file"):
+        with pytest.raises(tg.ConfigurationError, match=f"'{name}' is used by tidegate"):
+            database_sink(database.url, pa.schema([(name, pa.int64())]), create=True)
+    with pytest.raises(tg.ConfigurationError, match="is the table of commit tokens"):
+        database_sink(database.url, ROWS.schema, "tidegate_commits", create=True)
+
+
+def test_no_table_is_created_for_keys_of_floats(database: Database) -> None:
+    """The program would be refused again after its keys were corrected, because the table had floats."""
+    floats = pa.schema([("k", pa.float64())])
+    with pytest.raises(tg.ConfigurationError, match="cannot be a key"):
+        database_sink(database.url, floats, mode="upsert", keys=["k"], create=True)
+    database_sink(database.url, pa.schema([("k", pa.int64())]), mode="upsert", keys=["k"], create=True)
+
+
 def test_two_processes_commit_once(database: Database) -> None:
     """Whoever stores the token first writes the rows."""
     database.execute("CREATE TABLE t (id BIGINT, v VARCHAR(9))")

@@ -207,6 +207,46 @@ def test_ranges_of_times_that_python_does_not_have_are_refused(postgres: Postgre
         sql_source(postgres.dsn, query, EMPTY, "x", 3)
 
 
+@pytest.mark.parametrize("partition_by", ["id", "large", "day", "at", "zoned"])
+def test_ranges_of_a_query_of_mysql_have_each_row_once(mariadb: Database, partition_by: str) -> None:
+    """With times in UTC, whatever the time zone of the server is, and floats with all of their digits."""
+    mariadb.execute("SET GLOBAL time_zone = '+05:00'")
+    try:
+        mariadb.execute(
+            "CREATE TABLE t (id BIGINT, large BIGINT UNSIGNED, day DATE, at DATETIME(3), zoned TIMESTAMP(3) NULL, "
+            "f FLOAT)"
+        )
+        values = ", ".join(
+            f"({i - 20}, {2**64 - 1 - i}, DATE '1969-12-20' + INTERVAL {i} DAY, TIMESTAMP '1969-12-31 23:59:00.5' + "
+            f"INTERVAL {i} SECOND, FROM_UNIXTIME({1_000_000 + i}), {16_777_176 + i})"
+            for i in range(40)
+        )
+        mariadb.execute(f"INSERT INTO t VALUES {values}")
+        types = {"id": pa.int64(), "large": pa.uint64(), "day": pa.date32(), "at": pa.timestamp("ms")}
+        schema = pa.schema(types | {"zoned": pa.timestamp("ms", "UTC"), "f": pa.float32()})
+        source = sql_source(mariadb.url, "SELECT * FROM t", schema, partition_by, 5)
+        assert len(source.splits()) == 5
+        reader = source.reader()
+        rows = [row for split in source.splits() for row in rows_of(read_split(source, reader, split, 7))]
+        reader.close()
+        found = sorted((tuple(row.values()) for row in rows), key=lambda row: row[0])
+        start, unix = datetime.datetime(1969, 12, 31, 23, 59, 0, 500_000), datetime.datetime(1970, 1, 1)
+        expected = [
+            (
+                i - 20,
+                2**64 - 1 - i,
+                datetime.date(1969, 12, 20) + datetime.timedelta(i),
+                start + datetime.timedelta(seconds=i),
+                (unix + datetime.timedelta(seconds=1_000_000 + i)).replace(tzinfo=datetime.UTC),
+                16_777_176.0 + i,
+            )
+            for i in range(40)
+        ]
+        assert found == expected
+    finally:
+        mariadb.execute("SET GLOBAL time_zone = 'SYSTEM'")
+
+
 def test_rows_that_would_be_in_no_range_are_refused(tmp_path: Path) -> None:
     """A null in the column of ranges, and a column without an order."""
     database = sqlite(tmp_path)

@@ -324,7 +324,7 @@ def test_types_that_cannot_be_read_or_compared_are_refused(postgres: PostgresDat
     """With the column, its type and what to do."""
     postgres.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
     postgres.execute(
-        "CREATE TABLE planes (a inet, b numeric, c char(3), d double precision, e timestamp, f mood, g text)"
+        "CREATE TABLE planes (a inet, b numeric, c char(3), d double precision, e timestamp, f mood, g text, h bpchar)"
     )
     for columns, message in (
         (["a"], r"'a' has type inet, which is not supported; give the other columns in columns="),
@@ -332,11 +332,47 @@ def test_types_that_cannot_be_read_or_compared_are_refused(postgres: PostgresDat
     ):
         with pytest.raises(tg.ConfigurationError, match=message):
             open_table(table_of(postgres, columns=columns))
-    table = open_table(table_of(postgres, columns=list("bcdefg"), schema={"b": pa.decimal128(9, 2)}))
-    for key, message in (("c", "spaces"), ("d", "floats"), ("e", "keys are integers"), ("f", "other rules")):
+    table = open_table(table_of(postgres, columns=list("bcdefgh"), schema={"b": pa.decimal128(9, 2)}))
+    refused = (("c", "spaces"), ("h", "spaces"), ("d", "floats"), ("e", "keys are integers"), ("f", "other rules"))
+    for key, message in refused:
         with pytest.raises(tg.ConfigurationError, match=rf"column '{key}' \(.*cannot be a key: .*{message}"):
             table.check_keys([key])
     table.check_keys(["g", "b"])
+
+
+@pytest.mark.parametrize(
+    ("column", "given", "keys"), [("VARCHAR(9)", int, pa.array([1])), ("BIGINT", str, pa.array(["1"]))]
+)
+def test_a_key_of_another_kind_than_its_column_is_refused(
+    database: AnyDatabase, column: str, given: type, keys: pa.Array
+) -> None:
+    """A database finds '1' for the number 1, and not '01', which is the same number."""
+    database.execute(f"CREATE TABLE planes (k {column}, n BIGINT)")
+    stream = pa.table({"k": keys})
+    with local() as env, pytest.raises(tg.ConfigurationError, match=r"column 'k'.*(is a key, and schema= has|schema=)"):
+        env.from_batches(stream).lookup_join(table_of(database, schema={"k": given}), on="k")
+
+
+def test_dates_that_python_does_not_have_find_no_rows(database: AnyDatabase) -> None:
+    """The drivers of SQLAlchemy take Python values, and PostgreSQL has other limits."""
+    database.execute("CREATE TABLE planes (day DATE, n BIGINT)")
+    database.execute("INSERT INTO planes VALUES ('2020-01-01', 1)")
+    table = open_table(table_of(database))
+    session = table.session(["day"])
+    days = pa.array([18262, -3_000_000, 2**31 - 1], pa.int32()).cast(pa.date32())
+    assert session.rows(pa.RecordBatch.from_arrays([days], ["day"]), 10).column("n").to_pylist() == [1]
+    session.close()
+
+
+def test_floats_of_mysql_have_all_of_their_digits(mariadb: Database) -> None:
+    """Its server returns a FLOAT with six digits."""
+    mariadb.execute("CREATE TABLE planes (k BIGINT, f FLOAT, g DOUBLE)")
+    mariadb.execute("INSERT INTO planes VALUES (1, 16777215, 0.1), (2, NULL, NULL)")
+    session = open_table(table_of(mariadb)).session(["k"])
+    found = session.rows(pa.RecordBatch.from_arrays([pa.array([1, 2])], ["k"]), 10)
+    session.close()
+    assert found.column("f").to_pylist() == [16777215.0, None]
+    assert found.column("g").to_pylist() == [0.1, None]
 
 
 def test_addresses_that_cannot_be_used(tmp_path: Path) -> None:
@@ -388,16 +424,16 @@ def test_too_many_rows_for_a_batch_are_refused(database: AnyDatabase) -> None:
     function.close()
 
 
-def test_a_table_that_changes_its_columns_fails_the_task(postgres: PostgresDatabase) -> None:
+def test_a_table_that_changes_its_columns_fails_the_task(database: AnyDatabase) -> None:
     """At once, because a repeated query would fail as well."""
-    postgres.execute(FLEET)
-    given = table_of(postgres)
+    database.execute(FLEET)
+    given = table_of(database)
     clock = Clock()
     stream = pa.schema([("tail", pa.string())])
     function = opened(open_table(given), lookup_limits(given), stream, [("tail", "tail")], clock)
     batch = pa.RecordBatch.from_arrays([pa.array(["N1"])], schema=stream)
     assert join(function, batch) == [("N1", None)]
-    postgres.execute("ALTER TABLE planes RENAME seats TO chairs")
+    database.execute("ALTER TABLE planes RENAME COLUMN seats TO chairs")
     with pytest.raises(tg.ConfigurationError, match=r"table planes: .*seats"):
         join(function, batch)
     assert clock.pauses == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from tidegate.connectors.sql.client import (
     TableSession,
     first_line,
 )
-from tidegate.connectors.sql.columns import TableColumn, TableShape, decimal_type, kind_of
+from tidegate.connectors.sql.columns import FLOAT_KEY, TableColumn, TableShape, decimal_type, kind_of
 from tidegate.connectors.sql.options import TableWrite
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import load
@@ -131,6 +131,36 @@ def reason(error: BaseException) -> str:
     return first_line(getattr(error, "orig", None) or error)
 
 
+_SQLITE_PERMANENT = frozenset({1, 18, 19, 20, 25})
+"""Result codes of SQLite that are permanent: SQLITE_ERROR, _TOOBIG, _CONSTRAINT, _MISMATCH and _RANGE."""
+
+_MYSQL_PERMANENT = frozenset(
+    {
+        *(1048, 1052, 1054, 1062, 1064, 1109, 1118, 1136, 1142, 1143, 1146, 1153, 1216, 1217, 1227, 1242, 1264, 1265),
+        *(1292, 1364, 1365, 1366, 1367, 1370, 1406, 1411, 1416, 1426, 1442, 1451, 1452, 1526, 1557, 1644, 1690, 1748),
+        *(3140, 3141, 3156, 3157, 3158, 3819, 4025, 4078),
+    }
+)
+"""Error numbers of MySQL and MariaDB that are permanent: values, constraints, partitions, names, privileges, errors
+that triggers raise, and statements that are too large. Drivers report many of them as OperationalError, as they do a
+server that is away.
+"""
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Returns whether a statement that failed with this error of SQLAlchemy would fail again."""
+    exc = alchemy().exc
+    if isinstance(error, exc.IntegrityError | exc.DataError | exc.ProgrammingError):
+        return True
+    cause: Any = getattr(error, "orig", None)
+    if cause is None:
+        return False
+    of_sqlite = getattr(cause, "sqlite_errorcode", None)
+    if of_sqlite is not None:
+        return of_sqlite & 0xFF in _SQLITE_PERMANENT
+    return bool(cause.args) and cause.args[0] in _MYSQL_PERMANENT
+
+
 @dataclass(frozen=True)
 class AlchemyClient(TableClient):
     """A `TableClient` for a table of a database at a URL of SQLAlchemy."""
@@ -161,6 +191,12 @@ class AlchemyClient(TableClient):
         if name not in ("sqlite", *_MYSQL):
             raise ConfigurationError(
                 f"{self.where}: {name} is not a supported database; give the URL of SQLite, MySQL or MariaDB"
+            )
+        percent = [each for each in schema.names if "%" in each and each not in self.write.keys]
+        if name in _MYSQL and self.write.mode == "upsert" and percent:
+            raise ConfigurationError(
+                f"{self.where}: column {percent[0]!r}: drivers of MySQL do not write the name of a column with a "
+                "percent sign in an upsert; rename the column"
             )
         with named_errors(f"{self.where}: table {self.write.place}"):
             if create:
@@ -225,12 +261,26 @@ class AlchemyClient(TableClient):
             key = inspector.get_pk_constraint(write.table, schema=write.schema)["constrained_columns"]
             unique = inspector.get_unique_constraints(write.table, schema=write.schema)
         collations = self._collations()
-        columns = tuple(_column(each, name, collations.get(each["name"]), each["name"] in key) for each in reflected)
+        columns = tuple(
+            self._limited(_column(each, name, collations.get(each["name"]), each["name"] in key)) for each in reflected
+        )
         found = {frozenset(key)} | {frozenset(each["column_names"]) for each in unique}
         found |= {frozenset(each["column_names"]) for each in indexes if _is_plain_unique(each)}
         if name in _MYSQL:
             self._check_mysql(found - {frozenset()})
         return TableShape(columns, tuple(names for names in found if names))
+
+    def _limited(self, column: TableColumn) -> TableColumn:
+        """Returns a column with the limits of a TIMESTAMP of MySQL or MariaDB, which depend on the server's version."""
+        if column.accepts != "zoned" or column.arrow is None:
+            return column
+        dialect = self.engine.dialect
+        is_later = bool(getattr(dialect, "is_mariadb", False)) and (dialect.server_version_info or ()) >= (11, 5)
+        per_second = {"s": 1, "ms": 1_000, "us": 1_000_000}[column.arrow.unit]
+        last = (0xFFFF_FFFF if is_later else 0x7FFF_FFFF) + 1
+        return replace(
+            column, limits=(per_second, last * per_second - 1), years=f"1970 to {2106 if is_later else 2038}"
+        )
 
     def _collations(self) -> dict[str, str]:
         """Returns the collations of text columns by name. For SQLite, only columns of unique indexes are included."""
@@ -296,13 +346,13 @@ class AlchemySession(TableSession):
                 if missing:
                     for batch in files(missing):
                         self._merge(connection, batch)
-        except (exc.IntegrityError, exc.DataError, exc.ProgrammingError) as error:
-            raise ConfigurationError(
-                f"{where}: the database refuses the rows of checkpoint {key.checkpoint_id} for table "
-                f"{self._client.write.place}: {reason(error)}. The rows wait in the checkpoint: correct the table, and "
-                "start the program again with restore"
-            ) from error
         except exc.SQLAlchemyError as error:
+            if is_permanent(error):
+                raise ConfigurationError(
+                    f"{where}: the database refuses the rows of checkpoint {key.checkpoint_id} for table "
+                    f"{self._client.write.place}: {reason(error)}. The rows wait in the checkpoint: correct the table, "
+                    "and start the program again with restore"
+                ) from error
             self.close()
             raise DatabaseError(
                 f"{where}: the database failed to store the rows of checkpoint {key.checkpoint_id}: {reason(error)}; "
@@ -344,13 +394,24 @@ class AlchemySession(TableSession):
             batch = batch.filter(pa.compute.invert(batch.column(DELETED)))
             if gone.num_rows:
                 names = {name: f"key_{number}" for number, name in enumerate(write.keys)}
-                same = [table.c[name] == sa.bindparam(bound, type_=table.c[name].type) for name, bound in names.items()]
+                same = [
+                    self._key(connection, table, name) == sa.bindparam(bound, type_=table.c[name].type)
+                    for name, bound in names.items()
+                ]
                 keys = gone.select(list(names)).rename_columns(list(names.values()))
                 for rows in _python_rows(keys):
                     connection.execute(sa.delete(table).where(*same), rows)
         statement = _insert(connection, table, write.keys, write.on_conflict)
         for rows in _python_rows(batch.select([column.name for column in self._columns])):
             connection.execute(statement, rows)
+
+    def _key(self, connection: sa.Connection, table: sa.Table, name: str) -> Any:
+        """Returns a key column for a comparison by all characters.
+
+        A text column of SQLite may have another collation than its unique index.
+        """
+        is_text = any(column.name == name and column.accepts == "text" for column in self._columns)
+        return table.c[name].collate("BINARY") if is_text and connection.dialect.name == "sqlite" else table.c[name]
 
 
 def _python_rows(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
@@ -413,9 +474,16 @@ def _column(found: Any, dialect: str, collation: str | None, is_key: bool) -> Ta
     fills_itself = bool(found.get("autoincrement") is True or (dialect == "sqlite" and is_key and text == "INTEGER"))
     missing = found["nullable"] or found.get("default") is not None or generated or fills_itself
     accepts, arrow, characters = _accepted(data_type, dialect)
+    of_mysql = dialect in _MYSQL
+    if of_mysql and accepts == "bool":
+        text = "TINYINT(1)"
+    bytes_max, bytes_exact = _sizes(data_type, collation) if of_mysql else (None, None)
+    why_not = "is computed by the database" if generated else None
+    if of_mysql and isinstance(data_type, sa.Float) and data_type.scale is not None:
+        why_not = "has a fixed number of digits, to which the database rounds (change it to FLOAT or DOUBLE)"
     why = None
     if accepts in ("float32", "float64"):
-        why = "equal floats may differ in their bytes (0.0 and -0.0, NaN)"
+        why = FLOAT_KEY
     elif accepts == "text" and collation is not None and collation != "BINARY" and not collation.endswith("_bin"):
         why = f"its collation {collation} treats different texts as equal; use a binary one, such as utf8mb4_bin"
     return TableColumn(
@@ -430,13 +498,33 @@ def _column(found: Any, dialect: str, collation: str | None, is_key: bool) -> Ta
         limits=_limits(arrow),
         years="1 to 9999",
         no_nan=True,
-        no_infinity=dialect in _MYSQL,
+        bytes_max=bytes_max,
+        bytes_exact=bytes_exact,
+        ignores_last_spaces=of_mysql and collation is not None and not ("nopad" in collation or "_0900_" in collation),
+        changes_numbers=dialect == "sqlite" and isinstance(data_type, sa.JSON),
+        no_infinity=of_mysql,
         why_no_key=why,
-        why_not="is computed by the database" if generated else None,
+        why_not=why_not,
     )
 
 
-_DAYS = (-719_162, 2_932_896)
+_BYTES_MAX = {"TINYTEXT": 255, "TINYBLOB": 255, "TEXT": 65_535, "BLOB": 65_535}
+_BYTES_MAX |= {"MEDIUMTEXT": 16_777_215, "MEDIUMBLOB": 16_777_215}
+
+
+def _sizes(data_type: Any, collation: str | None) -> tuple[int | None, int | None]:
+    """Returns the maximum number of bytes of a value in MySQL, and the number that every value must have."""
+    name = type(data_type).__name__
+    if name == "BINARY":
+        return None, data_type.length or 1
+    if name == "VARBINARY":
+        return data_type.length, None
+    if collation is not None and not collation.startswith("utf8"):
+        return None, None  # Its characters have another number of bytes than here.
+    return _BYTES_MAX.get(name), None
+
+
+DAYS = (-719_162, 2_932_896)
 """The dates that Python has, in days since 1970. These drivers take Python values."""
 
 
@@ -447,7 +535,7 @@ def _limits(arrow: pa.DataType | None) -> tuple[int, int] | None:
     if arrow is None or not (pa.types.is_date(arrow) or pa.types.is_timestamp(arrow)):
         return None
     per_day = 1 if pa.types.is_date(arrow) else 86_400 * {"s": 1, "ms": 1_000, "us": 1_000_000}[arrow.unit]
-    return _DAYS[0] * per_day, (_DAYS[1] + 1) * per_day - 1
+    return DAYS[0] * per_day, (DAYS[1] + 1) * per_day - 1
 
 
 def _accepted(data_type: Any, dialect: str) -> tuple[Any, pa.DataType | None, int | None]:
@@ -504,6 +592,12 @@ def _type_for(data_type: pa.DataType, dialect: str, is_key: bool) -> Any:
     if kind == "decimal":
         return sa.Numeric(data_type.precision, data_type.scale) if 0 <= data_type.scale <= 30 else None
     text = sa.String(250, collation="utf8mb4_bin") if is_key else mysql.LONGTEXT()
-    made = {"bool": mysql.TINYINT(1), "int": sa.BigInteger(), "float32": mysql.FLOAT(), "float64": mysql.DOUBLE()}
-    made |= {"text": text, "binary": mysql.LONGBLOB(), "date": sa.Date(), "naive": mysql.DATETIME(fsp=6)}
+    whole = mysql.BIGINT(unsigned=data_type == pa.uint64())
+    made: dict[str, Any] = {"bool": mysql.TINYINT(1), "int": whole, "float32": mysql.FLOAT(), "float64": mysql.DOUBLE()}
+    made |= {
+        "text": text,
+        "binary": mysql.VARBINARY(250) if is_key else mysql.LONGBLOB(),
+        "date": sa.Date(),
+        "naive": mysql.DATETIME(fsp=6),
+    }
     return made.get(kind)

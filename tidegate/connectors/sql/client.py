@@ -16,6 +16,9 @@ from tidegate.storage.user_values import without_secrets
 DELETED = "tidegate_deleted"
 """Name of the column in sent rows that is true if the row with this key is to be deleted."""
 
+FILE = "tidegate_file"
+"""Name of the column in sent rows of PostgreSQL with the number of a row's file."""
+
 TRIES_MAX = 5
 """Number of times that a commit is restarted because another process stored tokens meanwhile."""
 

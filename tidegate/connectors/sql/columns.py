@@ -32,6 +32,7 @@ Accepts = Literal[
 Format = Literal["json", "uuid"]
 
 _UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_JSON_NUMBER = r"^[ \t\r\n]*[-0-9]"
 _ESCAPED_NUL = r"(^|[^\\])(\\\\)*\\u0000"
 UUID_OF_A_KEY = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 """Matches UUIDs in lower case, the only accepted spelling in keys.
@@ -54,6 +55,10 @@ class TableColumn:
     - `why_no_key`: why the column cannot be a key, None if it can.
     - `limits`: the minimum and the maximum value as integers of `arrow`, for dates and timestamps. `years`: the same
       in words.
+    - `bytes_max`, `bytes_exact`: the maximum number of bytes of a value, and the number that every value must have
+      because the database fills shorter ones with zeros. None without such a limit.
+    - `ignores_last_spaces`: the database compares texts without the spaces at their end, so keys must not have any.
+    - `changes_numbers`: the database converts a JSON text that is a number, and may drop digits.
     - `no_nan`, `no_infinity`: the database cannot store such floats. SQLite would store a null for NaN.
     """
 
@@ -69,6 +74,10 @@ class TableColumn:
     characters_max: int | None = None
     limits: tuple[int, int] | None = None
     years: str = "4713 BC to 294276 for timestamps, to 5874897 for dates"
+    bytes_max: int | None = None
+    bytes_exact: int | None = None
+    ignores_last_spaces: bool = False
+    changes_numbers: bool = False
     no_nan: bool = False
     no_infinity: bool = False
     why_no_key: str | None = None
@@ -138,6 +147,16 @@ def check_keys(where: str, place: str, shape: TableShape, columns: Sequence[Tabl
             f"{where}: table {place} needs a primary key or a unique index on exactly keys={list(keys)}, without a "
             f"condition, expressions or DEFERRABLE; it has {found}. Add a unique index, or change keys="
         )
+
+
+FLOAT_KEY = "equal floats may differ in their bytes (0.0 and -0.0, NaN)"
+
+
+def check_new_keys(where: str, place: str, schema: pa.Schema, keys: Sequence[str]) -> None:
+    """Raises ConfigurationError for keys that no table can have, before a table is created with them."""
+    for name in keys:
+        if name in schema.names and kind_of(schema.field(name).type) in ("float32", "float64"):
+            raise ConfigurationError(f"{where}: column {name!r} of table {place} cannot be a key: {FLOAT_KEY}")
 
 
 def kind_of(data_type: pa.DataType) -> str:
@@ -238,6 +257,8 @@ def _conformed(given: pa.Array, column: TableColumn, is_key: bool, where: str) -
         values = _cast(values, wanted, column, where)
     if column.accepts == "text":
         _check_text(values, column, is_key, where)
+    elif column.accepts == "binary":
+        _check_bytes(values, column, where)
     elif column.limits is not None and values.null_count < len(values):
         _check_limits(values, column, where)
     if pa.types.is_floating(values.type):
@@ -253,14 +274,14 @@ def _cast(values: pa.Array, wanted: pa.DataType, column: TableColumn, where: str
     try:
         return exact.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        value = _first_unfit(exact, wanted)
         raise ConfigurationError(
-            f"{where}: column {column.name!r}: {value_text(value)} does not fit {column.type_text} without a loss"
+            f"{where}: column {column.name!r}: {_first_unfit(exact, wanted)} does not fit {column.type_text} without a "
+            "loss; change or filter such rows before the sink"
         ) from error
 
 
-def _first_unfit(values: pa.Array, wanted: pa.DataType) -> object:
-    """Returns the first value that cannot be cast to the type `wanted`, found by binary search."""
+def _first_unfit(values: pa.Array, wanted: pa.DataType) -> str:
+    """Returns the first value that cannot be cast to the type `wanted`, as text. It is found by binary search."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
@@ -270,7 +291,11 @@ def _first_unfit(values: pa.Array, wanted: pa.DataType) -> object:
             high = middle
         else:
             low = middle
-    return values[low].as_py() if pa.types.is_decimal(values.type) or low < len(values) else None
+    try:
+        return value_text(values[low].as_py())
+    except (OverflowError, ValueError):
+        # Python has no times before the year 1 and after 9999.
+        return f"a {values.type} of {values[low].value}"
 
 
 def _check_text(values: pa.Array, column: TableColumn, is_key: bool, where: str) -> None:
@@ -278,6 +303,12 @@ def _check_text(values: pa.Array, column: TableColumn, is_key: bool, where: str)
     if column.characters_max is not None:
         long = pc.greater(pc.utf8_length(values), column.characters_max)
         checks.append((long, f"has more than {column.characters_max} characters"))
+    if column.bytes_max is not None:
+        long = pc.greater(pc.binary_length(values), column.bytes_max)
+        checks.append((long, f"has more than {column.bytes_max:,} bytes"))
+    if is_key and column.ignores_last_spaces:
+        ends = pc.ends_with(values, " ")
+        checks.append((ends, "ends with a space, which the database ignores in keys (use a collation with nopad)"))
     if column.labels is not None:
         known = pc.is_in(values, value_set=pa.array(column.labels, values.type))
         checks.append((pc.and_(pc.invert(known), pc.is_valid(values)), f"is not one of {list(column.labels)}"))
@@ -288,12 +319,27 @@ def _check_text(values: pa.Array, column: TableColumn, is_key: bool, where: str)
         checks.append((_is_no_json(values), "is not valid JSON"))
         if column.type_text == "jsonb":
             checks.append((pc.match_substring_regex(values, _ESCAPED_NUL), r"has \u0000, which jsonb cannot store"))
+        if column.changes_numbers:
+            number = pc.match_substring_regex(values, _JSON_NUMBER)
+            checks.append((number, "is a JSON number, of which the database may drop digits (use a column of TEXT)"))
     for wrong, what in checks:
         if pc.any(wrong).as_py():
             value = values.filter(pc.fill_null(wrong, False))[0].as_py()
             raise ConfigurationError(
                 f"{where}: column {column.name!r} ({column.type_text}): {value_text(value)} {what}. Filter or change "
                 "such rows before the sink"
+            )
+
+
+def _check_bytes(values: pa.Array, column: TableColumn, where: str) -> None:
+    lengths = pc.binary_length(values)
+    for number, test, what in ((column.bytes_max, pc.greater, "more than"), (column.bytes_exact, pc.not_equal, "not")):
+        if number is not None and pc.any(wrong := test(lengths, number)).as_py():
+            value = values.filter(pc.fill_null(wrong, False))[0].as_py()
+            advice = "" if column.bytes_exact is None else "; the database would add zeros, so use a VARBINARY column"
+            raise ConfigurationError(
+                f"{where}: column {column.name!r} ({column.type_text}): {value_text(value)} has {what} {number:,} "
+                f"bytes{advice}. Filter or change such rows before the sink"
             )
 
 

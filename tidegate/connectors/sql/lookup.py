@@ -26,7 +26,7 @@ from tidegate.connectors.sql import alchemy as sql_alchemy
 from tidegate.connectors.sql import postgres
 from tidegate.connectors.sql.alchemy import alchemy, bound_type, engine_of, named_errors, reason, use_utc
 from tidegate.connectors.sql.client import DatabaseError, first_line
-from tidegate.connectors.sql.columns import UUID_OF_A_KEY, TableColumn
+from tidegate.connectors.sql.columns import UUID_OF_A_KEY, TableColumn, kind_of
 from tidegate.connectors.sql.options import table_name
 from tidegate.connectors.sql.postgres import PostgresConnection, driver, identifier, is_permanent, literal, place_of
 from tidegate.connectors.sql.queries import BATCH_BYTES, AlchemyRows, PostgresQueries, PostgresRows, Rows, is_postgres
@@ -153,6 +153,13 @@ class KeyedTable(ABC):
         """Raises ConfigurationError for a column that cannot be looked up by exact values."""
         by_name = {column.name: column for column in self.columns}
         for name in keys:
+            has_text = by_name[name].accepts == "text"
+            if by_name[name].accepts is not None and has_text != (kind_of(self.schema.field(name).type) == "text"):
+                raise ConfigurationError(
+                    f"{self.where}: column {name!r} ({by_name[name].type_text}) is a key, and schema= has "
+                    f"{self.schema.field(name).type}: equal values may have several texts. Remove it from schema=, and "
+                    "cast the key in a step before the join"
+                )
             if (why := self.why_no_key(by_name[name])) is not None:
                 raise ConfigurationError(
                     f"{self.where}: column {name!r} ({by_name[name].type_text}) cannot be a key: {why}"
@@ -302,7 +309,7 @@ class PostgresTable(KeyedTable):
 
     def why_no_key(self, column: TableColumn) -> str | None:
         """Returns the reason why a column cannot be a lookup key, or None if it can."""
-        if column.type_text.startswith("character("):
+        if column.type_text.startswith(("character(", "bpchar")):
             return "the database pads its values with spaces; use text or varchar"
         if column.cast and column.format != "uuid":
             return "it is compared by other rules than text; give a view with a column of type text"
@@ -473,6 +480,9 @@ class AlchemyLookup(LookupSession):
     def rows(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
         """Returns the rows with these keys, in any order."""
         sa, table = alchemy(), self._table
+        for name in keys.schema.names:
+            if pa.types.is_date32(keys.schema.field(name).type):
+                keys = keys.filter(_in_python(keys.column(name)))
         at_once = _PARAMETERS_MAX // keys.num_columns
         found = [table.schema.empty_table()]
         try:
@@ -485,14 +495,13 @@ class AlchemyLookup(LookupSession):
                     rows = AlchemyRows(connection.execute(self._statement, {"keys": wanted}), table.schema, table.where)
                     found.append(_all_rows(rows, table.schema, rows_max, table.where))
                     rows_max -= found[-1].num_rows
-        except (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError) as error:
-            self.close()
-            raise ConfigurationError(
-                f"{table.where}: the database refuses the query for the rows of the keys: {reason(error)}; check the "
-                "table"
-            ) from error
         except sa.exc.SQLAlchemyError as error:
             self.close()
+            if sql_alchemy.is_permanent(error):
+                raise ConfigurationError(
+                    f"{table.where}: the database refuses the query for the rows of the keys: {reason(error)}; check "
+                    "the table"
+                ) from error
             raise DatabaseError(
                 f"{table.where}: the query for the rows of the keys failed: {reason(error)}; check that the database "
                 "runs"
@@ -520,5 +529,20 @@ class AlchemyLookup(LookupSession):
         keys = [table.c[name] for name in self._keys]
         of_keys = keys[0] if len(keys) == 1 else sa.tuple_(*keys)
         # Results are decoded by the types of the table here, so they must come as the driver returns them.
-        read = [sa.type_coerce(column, sa.types.NullType()).label(column.name) for column in table.columns]
+        read = [
+            sa.type_coerce(_read(table.c[column.name], column), sa.types.NullType()).label(column.name)
+            for column in self._table.columns
+        ]
         return sa.select(*read).where(of_keys.in_(sa.bindparam("keys", expanding=True)))
+
+
+def _read(found: sa.Column[Any], column: TableColumn) -> Any:
+    """Returns the expression that reads a column. MySQL returns a FLOAT with six digits, and a DOUBLE with all."""
+    return found * alchemy().literal_column("1e0") if column.accepts == "float32" else found
+
+
+def _in_python(days: pa.Array) -> pa.Array:
+    """Returns which dates Python has, because the drivers of SQLAlchemy take Python values."""
+    low, high = sql_alchemy.DAYS
+    numbers = days.cast(pa.int32())
+    return pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, high))

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from tidegate.connectors.sql.client import (
     DELETED,
+    FILE,
     LOCK_WAIT_S,
     TRIES_MAX,
     CommitKey,
@@ -32,28 +33,37 @@ from tidegate.connectors.sql.client import (
     TableSession,
     first_line,
 )
-from tidegate.connectors.sql.columns import Accepts, Format, TableColumn, TableShape, decimal_type, kind_of
+from tidegate.connectors.sql.columns import (
+    FLOAT_KEY,
+    Accepts,
+    Format,
+    TableColumn,
+    TableShape,
+    decimal_type,
+    kind_of,
+)
 from tidegate.connectors.sql.options import TableWrite
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import load
 
 log = logging.getLogger(__name__)
 
-FILE = "tidegate_file"
-"""Name of the column in the temporary table with the number of a row's file."""
-
 STAGING = "tidegate_rows"
 """Name of the temporary table for sent rows."""
 
-_PERMANENT = ("22", "23", "42", "0A", "44")
-"""Classes of SQLSTATE that are permanent errors: data, constraints, names and privileges, unsupported features."""
+_PERMANENT = ("0A", "21", "22", "23", "2F", "38", "39", "42", "44", "54", "P0")
+"""Classes of SQLSTATE that are permanent errors: data, constraints, names and privileges, unsupported features, limits
+of the server, and errors that functions and triggers raise.
+"""
+
+_NAME_BYTES_MAX = 63
+"""Number of bytes to which PostgreSQL cuts longer names without an error."""
 
 _MICROS = 1_000_000
 TIMESTAMPS = (-210_866_803_200 * _MICROS, 9_224_318_016_000 * _MICROS - 1)
 """The range of PostgreSQL's timestamps, in microseconds since 1970."""
 DATES = (-2_440_588, 2_145_031_948 - 2_440_588)
 
-_FLOAT_KEY = "equal floats may differ in their bytes (0.0 and -0.0, NaN)"
 _PADDED_KEY = "the database ignores spaces at the end of its values"
 _COMPARED_KEY = "the database treats different texts of it as equal; use text or varchar"
 
@@ -169,6 +179,11 @@ class PostgresClient(TableClient):
                 f"{self.where}: PostgreSQL does not answer: {first_line(error)}"
                 "; check that it runs, and that the address is right"
             ) from error
+        if self.write.schema is None and self.write.table == STAGING:
+            raise ConfigurationError(
+                f"{self.where}: {STAGING} is the name of the temporary table from which rows are merged; give the "
+                f"schema of the table too, such as public.{STAGING}"
+            )
         try:
             if connection.rows("SELECT pg_is_in_recovery()") == [(True,)]:
                 raise ConfigurationError(f"{self.where}: this server is a read-only standby; give the primary server")
@@ -192,6 +207,12 @@ class PostgresClient(TableClient):
 
     def _create(self, connection: PostgresConnection, schema: pa.Schema) -> None:
         keys = self.write.keys
+        for name in (self.write.table, *schema.names):
+            if len(name.encode()) > _NAME_BYTES_MAX:
+                raise ConfigurationError(
+                    f"{self.where}: create=True: the name {name!r} has {len(name.encode())} bytes, and PostgreSQL cuts "
+                    f"names to {_NAME_BYTES_MAX}; give a shorter name"
+                )
         parts = []
         for field in schema:
             wanted = type_in_postgres(field.type)
@@ -243,12 +264,13 @@ class PostgresClient(TableClient):
         privileges = ["INSERT", *(["SELECT", "UPDATE"] if upsert else []), *(["DELETE"] if write.deletes else [])]
         may = ", ".join(f"has_table_privilege(oid, '{name}')" for name in privileges)
         found = connection.rows(
-            f"SELECT relkind::text, relpersistence::text, has_database_privilege(current_database(), 'TEMP'), {may} "
+            "SELECT relkind::text, relpersistence::text, row_security_active(oid), "
+            f"has_database_privilege(current_database(), 'TEMP'), {may} "
             f"FROM pg_class WHERE oid = to_regclass({place})"
         )
         if not found:
             raise ConfigurationError(f"{self.where}: there is no table {write.place}; create it, or give create=True")
-        kind, persistence, temporary, *granted = found[0]
+        kind, persistence, has_policies, temporary, *granted = found[0]
         if kind not in ("r", "p"):
             raise ConfigurationError(f"{self.where}: {write.place} is a view or a foreign table; give a table")
         if persistence != "p":
@@ -262,6 +284,12 @@ class PostgresClient(TableClient):
             raise ConfigurationError(
                 f"{self.where}: this user lacks {rights} on table {write.place}: GRANT {rights} ON {write.place} TO "
                 "the user"
+            )
+        if has_policies:
+            raise ConfigurationError(
+                f"{self.where}: row-level security of table {write.place} applies to this user: COPY is refused, and "
+                "rows that a policy hides would not be deleted. Write as the owner of the table, or as a user with "
+                "BYPASSRLS"
             )
         columns = columns_of(connection, place)
         if not temporary and (upsert or write.on_conflict == "ignore" or any(column.cast for column in columns)):
@@ -551,7 +579,7 @@ def _column(
         accepts, arrow = _SIMPLE[type_name]
         column = replace(column, accepts=accepts, arrow=arrow)
         if accepts in ("float32", "float64"):
-            return replace(column, why_no_key=_FLOAT_KEY)
+            return replace(column, why_no_key=FLOAT_KEY)
         if accepts == "date":
             return replace(column, limits=DATES)
         if accepts == "text":

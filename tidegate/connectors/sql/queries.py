@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.connectors.formats.text import DEFAULTS, converted, converter_of
+from tidegate.connectors.sql import alchemy as sql_alchemy
 from tidegate.connectors.sql.alchemy import alchemy, engine_of, reason, use_utc
 from tidegate.connectors.sql.client import DatabaseError, first_line
 from tidegate.connectors.sql.columns import kind_of
@@ -35,6 +36,9 @@ from tidegate.storage.schemas.arrow_types import plain_schema
 BATCH_BYTES = 4 << 20
 """Approximate size in bytes of the batches that the PostgreSQL driver returns."""
 
+_MYSQL_FLOAT = 4
+"""Code of the type FLOAT in the columns that MySQL's drivers describe (`cursor.description`)."""
+
 ROWS_AT_ONCE = 10_000
 """Number of rows that SQLAlchemy fetches at a time."""
 
@@ -50,6 +54,18 @@ class QueryClient(ABC):
     @abstractmethod
     def schema(self, query: str) -> pa.Schema:
         """Returns the columns of a query's result. Raises ConfigurationError."""
+
+    def described(self, query: str) -> tuple[QueryClient, pa.Schema]:
+        """Returns the client for reading the rows of a query, and its columns. Raises ConfigurationError."""
+        return self, self.schema(query)
+
+    def selected(self, name: str) -> str:
+        """Returns the SQL expression that reads a column of the query `part`."""
+        return f"part.{self.quoted(name)}"
+
+    def zoned_literal(self, time: str) -> str:
+        """Returns the SQL literal of a time in UTC, for comparisons with a column of times with a zone."""
+        return f"TIMESTAMPTZ '{time}+00'"
 
     @abstractmethod
     def one_row(self, query: str) -> tuple[Any, ...]:
@@ -326,18 +342,34 @@ class AlchemyQueries(QueryClient):
     given: pa.Schema
     where: str
     """The name of the step, for errors."""
+    floats: frozenset[str] = frozenset()
+    """Columns of the type FLOAT of MySQL, which its server returns with six digits."""
 
     def schema(self, query: str) -> pa.Schema:
         """Returns the given columns, after checking that the query returns exactly these."""
+        return self.described(query)[1]
+
+    def described(self, query: str) -> tuple[QueryClient, pa.Schema]:
+        """Returns the client for reading the rows of a query, and its columns. Raises ConfigurationError."""
         rows = self._started(f"SELECT * FROM ({query}\n) AS part WHERE 1 = 0", self.given, ConfigurationError)
         names = list(rows.result.keys())
+        floats = frozenset(each[0] for each in rows.result.cursor.description if each[1] == _MYSQL_FLOAT)
         rows.close()
         if names != self.given.names:
             raise ConfigurationError(
                 f"{self.where}: the query has the columns {names}, and schema= has {self.given.names}"
                 "; give the same columns in schema="
             )
-        return self.given
+        return replace(self, floats=floats), self.given
+
+    def selected(self, name: str) -> str:
+        """Returns the SQL expression that reads a column. The product of a FLOAT of MySQL is a DOUBLE."""
+        column = f"part.{self.quoted(name)}"
+        return f"{column} * 1e0 AS {self.quoted(name)}" if name in self.floats else column
+
+    def zoned_literal(self, time: str) -> str:
+        """Returns the SQL literal of a time in UTC, which is the time zone of the session."""
+        return f"TIMESTAMP '{time}'"
 
     def one_row(self, query: str) -> tuple[Any, ...]:
         """Executes a query that returns one row, and returns it. Raises ConfigurationError."""
@@ -375,7 +407,8 @@ class AlchemyQueries(QueryClient):
             result = connection.exec_driver_sql(query)
         except alchemy().exc.SQLAlchemyError as error:
             engine.dispose()
-            raise failure(
+            kind = ConfigurationError if sql_alchemy.is_permanent(error) else failure
+            raise kind(
                 f"{self.where}: the database refuses the query: {reason(error)}; correct it, or check that the server "
                 "runs"
             ) from error

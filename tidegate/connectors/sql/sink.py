@@ -31,8 +31,15 @@ from tidegate.connectors.committing_sink import (
     CommittingWriter,
     CommitToken,
 )
-from tidegate.connectors.sql.client import DELETED, CommitKey, TableClient, TableSession
-from tidegate.connectors.sql.columns import TableColumn, check_keys, chosen_columns, conform, sent_schema
+from tidegate.connectors.sql.client import DELETED, FILE, CommitKey, TableClient, TableSession
+from tidegate.connectors.sql.columns import (
+    TableColumn,
+    check_keys,
+    check_new_keys,
+    chosen_columns,
+    conform,
+    sent_schema,
+)
 from tidegate.connectors.staged_rows import RowStage, StagedPart, staged_rows
 from tidegate.state.kernels.columns import plain
 from tidegate.state.kernels.hashing import hash_columns
@@ -102,8 +109,18 @@ def database_sink(
     - `kind_column`: the column with the kind of change, which is not written to the table.
     """
     write = client.write
+    if (write.schema, write.table) == (write.token_schema, write.token_table):
+        raise ConfigurationError(
+            f"{client.where}: table {write.place} is the table of commit tokens; give another table, or another "
+            "token_table="
+        )
     if kind_column is not None:
         schema = schema.remove(schema.get_field_index(kind_column))
+    for name in (DELETED, FILE):
+        if name in schema.names:
+            raise ConfigurationError(f"{client.where}: the column name {name!r} is used by tidegate; rename the column")
+    if create:
+        check_new_keys(client.where, write.place, schema, write.keys)
     shape = client.prepare(schema, create)
     columns = chosen_columns(client.where, write.place, shape, schema)
     if write.keys:
@@ -212,7 +229,11 @@ def newest_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
     """Returns the last row of each key, in their original order."""
     import polars as pl
 
-    frame = pl.DataFrame(pa.table({name: batch.column(name) for name in keys}))
+    columns = {name: batch.column(name) for name in keys}
+    for name, values in columns.items():
+        if pa.types.is_decimal256(values.type):
+            columns[name] = values.cast(pa.string())  # Polars has no such decimals.
+    frame = pl.DataFrame(pa.table(columns))
     number = "".join(keys) + "#"
     rows = frame.with_row_index(number).unique(subset=list(keys), keep="last").get_column(number).sort()
     return batch if len(rows) == batch.num_rows else batch.take(rows.to_arrow())

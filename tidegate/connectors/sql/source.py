@@ -102,7 +102,7 @@ class SqlSource:
     def statement(self, part: RangePosition) -> str:
         """Returns the SQL query for the rows of a range, with ORDER BY."""
         client = self.client
-        names = ", ".join(f"part.{client.quoted(name)}" for name in self.schema.names)
+        names = ", ".join(client.selected(name) for name in self.schema.names)
         first = [] if self.partition_by is None else [self.partition_by]
         order = [*first, *(name for name in self.schema.names if name not in first)]
         by = ", ".join(client.sorted_by(self.schema.field(name)) for name in order)
@@ -205,7 +205,7 @@ def ranges_of(
         )
     if low is None or count == 1:
         return (RangePosition(None, None),)
-    literal_of = _literals(schema.field(partition_by).type)
+    literal_of = _literals(client, schema.field(partition_by).type)
     first, last = _as_number(low), _as_number(high)
     edges = sorted({first + (last - first + 1) * number // count for number in range(1, count)} - {first})
     limits = [None, *(literal_of(edge) for edge in edges), None]
@@ -219,7 +219,7 @@ def check_partition_column(client: QueryClient, schema: pa.Schema, partition_by:
             f"from_sql: there is no column {partition_by!r} for partition_by; it has {schema.names}; name one of these"
         )
     data_type = schema.field(partition_by).type
-    _literals(data_type)
+    _literals(client, data_type)
     if isinstance(client, AlchemyQueries) and client.url.startswith("sqlite") and not pa.types.is_integer(data_type):
         raise ConfigurationError(f"from_sql: partition_by={partition_by!r}: SQLite needs a column of integers")
 
@@ -238,7 +238,7 @@ def sql_source(address: str, query: str, given: pa.Schema, partition_by: str | N
         client = AlchemyQueries(address, given, "from_sql")
         if not given.names:
             raise ConfigurationError("from_sql: give schema=, the columns and types; only PostgreSQL returns them")
-    schema = client.schema(query)
+    client, schema = client.described(query)
     check_columns(schema)
     if partition_by is None:
         return SqlSource(client, query, schema, (RangePosition(None, None),), None)
@@ -260,7 +260,7 @@ def check_columns(schema: pa.Schema) -> None:
             )
 
 
-def _literals(data_type: pa.DataType) -> Callable[[int], str]:
+def _literals(client: QueryClient, data_type: pa.DataType) -> Callable[[int], str]:
     """Returns a function that converts a number to an SQL literal of the partition column's type."""
     types = pa.types
     if types.is_integer(data_type):
@@ -268,9 +268,12 @@ def _literals(data_type: pa.DataType) -> Callable[[int], str]:
     if types.is_date32(data_type):
         return lambda days: f"DATE '{datetime.date(1970, 1, 1) + datetime.timedelta(days)}'"
     if types.is_timestamp(data_type):
-        zone = "" if data_type.tz is None else "+00"
-        kind = "TIMESTAMP" if data_type.tz is None else "TIMESTAMPTZ"
-        return lambda micros: f"{kind} '{(_EPOCH + datetime.timedelta(microseconds=micros)).isoformat(' ')}{zone}'"
+
+        def literal(micros: int) -> str:
+            time = (_EPOCH + datetime.timedelta(microseconds=micros)).isoformat(" ")
+            return f"TIMESTAMP '{time}'" if data_type.tz is None else client.zoned_literal(time)
+
+        return literal
     raise ConfigurationError(
         f"from_sql: partition_by has type {data_type}; give a column of integers, dates or timestamps"
     )
@@ -286,6 +289,6 @@ def _as_number(value: object) -> int:
     if isinstance(value, int | Decimal) and value == int(value):
         return int(value)
     raise ConfigurationError(
-        f"from_sql: partition_by has the value {value!r}, which is not an integer, date or timestamp"
-        "; partition by another column"
+        f"from_sql: partition_by has the value {value!r}, which is not an integer, date or timestamp; cast the column "
+        "in the query (to bigint, for example), or partition by another one"
     )
