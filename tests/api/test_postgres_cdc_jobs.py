@@ -497,11 +497,13 @@ def test_tables_that_cannot_be_followed_are_refused(items: PostgresDatabase, tmp
     items.execute("CREATE TABLE nothing (id int PRIMARY KEY)")
     items.execute("ALTER TABLE nothing REPLICA IDENTITY NOTHING")
     items.execute("CREATE VIEW v AS SELECT 1 id")
+    items.execute("CREATE TABLE computed (a int, b int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY)")
     with local(1) as env:
         for settings, match in (
             ({"tables": ["missing"]}, "no table 'missing'"),
             ({"tables": ["no_key"]}, "no primary key"),
             ({"tables": ["nothing"]}, "REPLICA IDENTITY DEFAULT"),
+            ({"tables": ["computed"]}, r"primary key of public\.computed has the generated column 'b'"),
             ({"tables": ["v"]}, r"no changes of public\.v, because it is a view"),
             ({"tables": "items"}, "give a list"),
             ({"tables": ["items", "public.items"]}, r"public\.items is there twice"),
