@@ -20,7 +20,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType, TimestampType
 from sink_commits import committed, prepared
 from waiting import LIMIT_S, until
 
@@ -458,3 +458,52 @@ def _more_snapshots(lake: Lake, process: subprocess.Popen[bytes], seen: int) -> 
         return lake.catalog.table_exists(NAME) and len(lake.table().snapshots()) > seen
 
     return found
+
+
+@pytest.mark.parametrize(
+    ("there", "given"),
+    [
+        (pa.int64(), pa.int32()),
+        (pa.timestamp("us"), pa.timestamp("s")),
+        (pa.decimal128(12, 2), pa.decimal128(4, 2)),
+    ],
+    ids=str,
+)
+def test_keys_that_only_others_have_stay(lake: Lake, there: pa.DataType, given: pa.DataType) -> None:
+    """A table may have keys that do not fit the narrower type of the stream."""
+    large = {pa.int64(): 2**40, pa.timestamp("us"): 1_500_000}.get(there, 10**9)
+    others = pa.array([large], pa.int64()).cast(there) if not pa.types.is_decimal(there) else pa.array([large], there)
+    lake.create(pa.schema([("k", there), ("x", pa.int64())])).append(pa.table({"k": others, "x": [1]}))
+    sink = lake.sink(("k",))
+    for checkpoint, x in ((1, 2), (2, 3)):
+        committed(sink, checkpoint, prepared(sink, pa.table({"k": pa.array([7], given), "x": [x]})))
+    assert sorted(row["x"] for row in lake.rows()) == [1, 3]  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("keys", [(), ("k",)], ids=["append", "upsert"])
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        (ListType(3, LongType(), element_required=True), pa.array([[1, None]]), r"a value in v\.element"),
+        (
+            MapType(3, StringType(), 4, LongType(), value_required=True),
+            pa.array([[("q", None)]], pa.map_(pa.string(), pa.int64())),
+            r"a value in v\.value",
+        ),
+        (
+            StructType(NestedField(3, "f", LongType(), required=True)),
+            pa.array([{"f": None}], pa.struct([("f", pa.int64())])),
+            r"a value in v\.f",
+        ),
+        (TimestampType(), pa.array([2**60], pa.timestamp("s")), "'v' as timestamp.* does not fit"),
+    ],
+    ids=["list", "map", "struct", "time"],
+)
+def test_values_that_do_not_fit_fail_before_the_checkpoint(
+    lake: Lake, column: Any, values: pa.Array, message: str, keys: tuple[str, ...]
+) -> None:
+    """A list with a null where elements are required makes the table unreadable for others."""
+    lake.create(Schema(NestedField(1, "k", LongType()), NestedField(2, "v", column)))
+    with pytest.raises(tg.TableError, match=message):
+        prepared(lake.sink(keys), pa.table({"k": [1], "v": values}))
+    assert lake.rows() == []

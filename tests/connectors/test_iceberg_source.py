@@ -236,3 +236,16 @@ def test_a_restored_job_reads_the_same_table(properties: Properties) -> None:
     catalog.create_table(NAME, numbers(0, 1).select(["x", "k"]).schema)
     with pytest.raises(tg.ConfigurationError, match="the checkpoint is of another table"):
         IcebergSource.open(place(properties)).check_restored(before)
+
+
+def test_a_column_of_former_partitions_may_be_dropped(properties: Properties) -> None:
+    """The files keep their partitions, and the rows are read without the column."""
+    table = created(properties)
+    with table.update_spec() as spec:
+        spec.add_identity("k")
+    table.append(numbers(0, 4))
+    with table.update_spec() as spec:
+        spec.remove_field("k")
+    with table.update_schema() as schema:
+        schema.delete_column("k")
+    assert sorted(row["x"] for row in check_source(IcebergSource.open(place(properties)))) == [0, 1, 2, 3]

@@ -78,14 +78,14 @@ def last_of_each_key(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 
 
 def rows_with_other_keys(rows: pa.Table, changes: pa.Table, keys: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Returns True for each row whose key is not in `changes`. The key columns must have the same types as in
-    `changes`.
+    """Returns True for each row whose key is not in `changes`. The key columns must have types that hold all values of
+    their columns in `changes`.
     """
     index = KeyIndex(keys)
-    index.upsert(_key_batch(changes, keys))
+    there = plain_table(rows.select(list(keys)))
+    index.upsert(_key_batch(changes.select(list(keys)).cast(there.schema), keys))
     changed = index.size
-    there = pa.schema([changes.schema.field(name) for name in keys])
-    others: NDArray[np.bool_] = index.upsert(_key_batch(rows.select(list(keys)).cast(there), keys)).slots >= changed
+    others: NDArray[np.bool_] = index.upsert(_key_batch(there, keys)).slots >= changed
     return others
 
 

@@ -174,7 +174,7 @@ class IcebergUpsert(Sink):
         unique = f"{context.prefix}-{uuid4().hex[:8]}"
         names = (f"{unique}-{number}.arrows" for number in itertools.count())
         folder = f"{table.location().rstrip('/')}/{STAGED_FOLDER}"
-        required = [field.name for field in table.schema().fields if field.required]
+        schema = table.schema()
 
         def write(chunks: Iterable[memoryview]) -> str:
             path = f"{folder}/{next(names)}"
@@ -184,7 +184,7 @@ class IcebergUpsert(Sink):
             return path
 
         def check(rows: pa.Table) -> None:
-            _check_required(split_changes(rows)[0], required, self._place)
+            rows_of_table(split_changes(rows)[0].to_batches(), schema, self._place)
 
         self._stage = upsert_stage(self._keys, write, check, self._bytes_max)
 
@@ -196,7 +196,7 @@ class IcebergUpsert(Sink):
     def prepare(self) -> Iterable[bytes]:
         """Returns one committable, with all files since the last call.
 
-        Raises TableError for a required column without a value: a checkpoint that has it could never be committed.
+        Raises TableError for rows that the table cannot store: a checkpoint that has them could never be committed.
         """
         files = self._stage.take()
         return [encode(IcebergRows(self._layout.uuid, tuple(files)))] if files else []
@@ -317,18 +317,28 @@ def _is_ordered(data_type: pa.DataType) -> bool:
 def rows_of_table(batches: Sequence[pa.RecordBatch], schema: Schema, place: TablePlace) -> pa.Table:
     """Converts rows to the columns of an Iceberg schema. Missing columns are null.
 
-    Raises TableError if a required column has nulls.
+    Raises TableError if a required column has nulls, and for a value that does not fit its column.
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     wanted = schema_to_pyarrow(schema, include_field_ids=False)
+    if not batches:
+        return wanted.empty_table()
     rows = pa.Table.from_batches(batches)
     columns = []
     for field in wanted:
         if field.name in rows.schema.names:
             found = rows.column(field.name)
             plain = found.cast(decoded_type(found.type))
-            column = plain if plain.type.equals(field.type) else plain.cast(field.type)
+            for chunk in plain.chunks:
+                _check_nested(chunk, field.type, field.name, place)
+            try:
+                column = plain if plain.type.equals(field.type) else plain.cast(field.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise TableError(
+                    f"{place.named} has the column {field.name!r} as {field.type}, and a value of the stream does not "
+                    f"fit: {error}. Filter or change such rows before the sink"
+                ) from error
         else:
             column = pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
         columns.append(column)
@@ -344,6 +354,27 @@ def _check_required(rows: pa.Table, required: Sequence[str], place: TablePlace) 
                 f"{place.named} requires a value in the column {name!r}, and {count} rows have none: filter them, or "
                 "make the column optional"
             )
+
+
+def _check_nested(values: pa.Array, wanted: pa.DataType, name: str, place: TablePlace) -> None:
+    """Raises TableError if a required element or field within a column has no value. Arrow's cast ignores elements."""
+    types = pa.types
+    parts: list[tuple[pa.Field, pa.Array]] = []
+    if types.is_list(wanted) or types.is_large_list(wanted):
+        parts = [(wanted.value_field, values.flatten())]
+    elif types.is_map(wanted):
+        there = values.filter(values.is_valid())
+        parts = [(wanted.key_field, there.keys), (wanted.item_field, there.items)]
+    elif types.is_struct(wanted):
+        there = values.filter(values.is_valid())
+        parts = [(field, there.field(number)) for number, field in enumerate(wanted)]
+    for field, found in parts:
+        if not field.nullable and found.null_count:
+            raise TableError(
+                f"{place.named} requires a value in {name}.{field.name}, and {found.null_count} values are null: "
+                "filter or change such rows, or make it optional"
+            )
+        _check_nested(found, field.type, f"{name}.{field.name}", place)
 
 
 def new_files(metadata: TableMetadata, rows: pa.Table, io: Any, counter: Iterator[int]) -> list[DataFile]:

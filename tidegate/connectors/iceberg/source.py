@@ -231,8 +231,7 @@ def planned(table: Table, place: TablePlace, snapshot_id: int | None = None) -> 
 def _file(table: Table, task: FileScanTask) -> IcebergFile:
     from pyiceberg.conversions import to_bytes
 
-    spec = table.specs()[task.file.spec_id]
-    types: list[Any] = [each.field_type for each in spec.partition_type(table.schema()).fields]
+    types = _partition_types(table, task.file.spec_id)
     values = [task.file.partition[position] for position in range(len(types))]
     partition = tuple(None if v is None else to_bytes(t, v) for t, v in zip(types, values, strict=True))
     deletes = tuple(sorted((each.file_path, each.file_format.value) for each in task.delete_files))
@@ -247,6 +246,16 @@ def _file(table: Table, task: FileScanTask) -> IcebergFile:
         deletes,
         str(table.metadata.table_uuid),
     )
+
+
+def _partition_types(table: Table, spec_id: int) -> list[Any]:
+    """Returns the types of the values of a partition. Its columns may have been dropped since."""
+    schemas = [table.schema(), *reversed(table.schemas().values())]
+
+    def source_type(number: int) -> Any:
+        return next(schema.find_type(number) for schema in schemas if schema.find_column_name(number) is not None)
+
+    return [field.transform.result_type(source_type(field.source_id)) for field in table.specs()[spec_id].fields]
 
 
 def _task(table: Table, file: IcebergFile) -> FileScanTask:
@@ -267,7 +276,7 @@ def _task(table: Table, file: IcebergFile) -> FileScanTask:
         made.spec_id = file.spec_id
         return made
 
-    types: list[Any] = [each.field_type for each in table.specs()[file.spec_id].partition_type(table.schema()).fields]
+    types = _partition_types(table, file.spec_id)
     values = (None if v is None else from_bytes(t, v) for t, v in zip(types, file.partition, strict=True))
     data = data_file(file.path, file.file_format, DataFileContent.DATA, Record(*values), file.rows)
     deletes = {data_file(path, kind, DataFileContent.POSITION_DELETES, Record(), 0) for path, kind in file.deletes}

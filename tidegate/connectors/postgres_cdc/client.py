@@ -156,8 +156,8 @@ def _table_of(connection: Connection, oid: int) -> CdcTable | None:
         raise ConfigurationError(f"{_METHOD}(tables=): {text} has no primary key, which identifies its rows; add one")
     if computed := [key for key in keys if key not in {column.name for column in columns}]:
         raise ConfigurationError(
-            f"{_METHOD}(tables=): the primary key of {text} has the generated column {computed[0]!r}, which the log does "
-            "not contain; give the table a primary key of other columns"
+            f"{_METHOD}(tables=): the primary key of {text} has the generated column {computed[0]!r}, which the log "
+            "does not contain; give the table a primary key of other columns"
         )
     if identity not in ("d", "f"):
         raise ConfigurationError(
