@@ -11,7 +11,7 @@ import pytest
 from local_jobs import config, finish, local
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
-from pyiceberg.types import LongType
+from pyiceberg.types import IntegerType, LongType
 from source_contract import check_source, read_split, rows_of
 from waiting import until
 
@@ -249,3 +249,30 @@ def test_a_column_of_former_partitions_may_be_dropped(properties: Properties) ->
     with table.update_schema() as schema:
         schema.delete_column("k")
     assert sorted(row["x"] for row in check_source(IcebergSource.open(place(properties)))) == [0, 1, 2, 3]
+
+
+def test_a_follower_names_a_value_that_only_a_wider_type_holds(properties: Properties) -> None:
+    """A column may become wider while a job runs. Values that fit the former type are read."""
+    table = created(properties)
+    with table.update_schema() as schema:
+        schema.add_column("n", IntegerType())
+    source = follower(properties)
+    with table.update_schema() as schema:
+        schema.update_column("n", LongType())
+    rows = numbers(0, 2)
+    table.append(rows.append_column("n", pa.array([1, 2])))
+    assert xs(check_source(source)) == [0, 1]
+    table.append(rows.append_column("n", pa.array([1, 2**40])))
+    with pytest.raises(tg.ConfigurationError, match="column 'n' was int32 when the job was submitted, and has a value"):
+        check_source(source)
+
+
+def test_a_follower_refuses_a_table_that_was_created_again(properties: Properties) -> None:
+    """Also if the former one was empty: the field ids of another table name other columns."""
+    created(properties)
+    source = follower(properties)
+    catalog = catalog_of(properties)
+    catalog.drop_table(NAME)
+    catalog.create_table(NAME, pa.schema([("x", pa.int64()), ("k", pa.string())]))
+    with pytest.raises(tg.ConfigurationError, match="was dropped and created again"):
+        source.reader().read(source.splits()[0], 0, 10)

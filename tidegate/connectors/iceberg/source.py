@@ -197,12 +197,24 @@ class FileRows:
         scan = ArrowScan(table.metadata, table.io, Schema(*fields), AlwaysTrue())
         task = _task(table, file)
         batches = scan._record_batches_from_scan_tasks_and_deletes([task], _read_all_delete_files(table.io, [task]))
-        self._batches = (_conformed(batch, self._schema) for batch in batches)
+        self._batches = (_conformed(batch, self._schema, self._place) for batch in batches)
         self._file, self._row, self._rest = file, 0, None
 
 
-def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema, place: TablePlace) -> pa.RecordBatch:
+    """Returns the rows with the types of the stream. Raises ConfigurationError for a value that does not fit."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for name, wanted in zip(schema.names, schema.types, strict=True):
+        try:
+            columns.append(batch.column(name).cast(wanted))
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"{place.named}: column {name!r} was {wanted} when the job was submitted, and has a value that does "
+                f"not fit: {error}. The table has a wider type now: start without restore, which reads it"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def columns_of(table: Table) -> tuple[pa.Schema, tuple[int, ...]]:
@@ -329,6 +341,8 @@ class IcebergFollower:
     every_ms: int
     lanes: int
     changes: Changes
+    table: str
+    """The UUID of the table."""
     clock: Callable[[], int] = field(default=now_ms, compare=False)
     unbounded: Literal[True] = True
 
@@ -348,7 +362,8 @@ class IcebergFollower:
         elif start not in ("all", "new"):
             raise ConfigurationError(f"from_iceberg(start={start!r}): give 'all', 'new' or the id of a snapshot")
         whole = start == "all" and first is not None
-        return IcebergFollower(place, schema, ids, first, whole, every_ms, lanes, changes)
+        uuid = str(table.metadata.table_uuid)
+        return IcebergFollower(place, schema, ids, first, whole, every_ms, lanes, changes, uuid)
 
     def splits(self) -> Sequence[SourceSplit]:
         """Returns one split for each lane (hash partition of the files)."""
@@ -463,6 +478,11 @@ class _FollowingReader:
         if catalog is None:
             catalog = self._source.place.catalog.open()
         table = self._source.place.load(catalog)
+        if self._source.table != str(table.metadata.table_uuid):
+            raise ConfigurationError(
+                f"{self._source.place.named} was dropped and created again, and its columns are others now: start "
+                "without restore"
+            )
         self._catalog = catalog
         return table
 
