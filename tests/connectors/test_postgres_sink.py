@@ -9,12 +9,14 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from database_sinks import SinkRun, database_sink
-from postgres_server import PostgresDatabase
+from postgres_server import PostgresDatabase, drop_database
+from source_contract import read_split, rows_of
 from waiting import until
 
 import tidegate as tg
 from tidegate.connectors.sql import sink as sink_module
 from tidegate.connectors.sql.client import DatabaseError
+from tidegate.connectors.sql.source import sql_source
 
 WAITS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tidegate' AND wait_event_type = 'Lock'"
 ROWS = pa.table({"id": pa.array([1, 2, 3]), "v": ["a", None, "c"]})
@@ -267,6 +269,40 @@ def test_names_that_postgresql_would_cut_or_shadow_are_refused(postgres: Postgre
         sink = database_sink(postgres.dsn, ROWS.schema, "public.tidegate_rows", "upsert", ["id"], create=True)
         SinkRun(sink).write_and_commit(1, ROWS)
     assert postgres.execute("SELECT count(*) FROM public.tidegate_rows") == [(3,)]
+
+
+@pytest.mark.parametrize("keys", [(), ("k",)], ids=["append", "upsert"])
+def test_texts_are_right_in_a_database_of_another_encoding(postgres: PostgresDatabase, keys: tuple[str, ...]) -> None:
+    """The driver sends UTF-8, and the encoding of a session is the one of its database unless it is set."""
+    latin = PostgresDatabase(postgres.server, f"{postgres.name}_latin")
+    postgres.server.execute(
+        f"CREATE DATABASE {latin.name} ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    try:
+        rows = pa.table({"k": ["é", "ß", "a"]})
+        mode = "upsert" if keys else "append"
+        sink = database_sink(latin.dsn, rows.schema, mode=mode, keys=keys, create=True)
+        SinkRun(sink).write_and_commit(1, rows)
+        assert sorted(latin.execute("SELECT k, length(k) FROM t")) == [("a", 1), ("ß", 1), ("é", 1)]
+        source = sql_source(latin.dsn, "SELECT k FROM t", pa.schema([]), None, 1)
+        reader = source.reader()
+        found = [row["k"] for split in source.splits() for row in rows_of(read_split(source, reader, split, 9))]
+        reader.close()
+        assert sorted(found) == ["a", "ß", "é"]
+        with pytest.raises(tg.ConfigurationError, match="has no equivalent in encoding"):
+            SinkRun(sink).write_and_commit(2, pa.table({"k": ["☃"]}))
+    finally:
+        drop_database(postgres.server, latin.name)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_table_is_found_in_each_schema_of_the_search_path(postgres: PostgresDatabase, create: bool) -> None:
+    """It is not created again in the first schema."""
+    postgres.execute("CREATE SCHEMA a")
+    postgres.execute("CREATE TABLE public.t (id bigint, v text)")
+    dsn = f"{postgres.dsn}?options=-csearch_path%3Da%2Cpublic"
+    SinkRun(database_sink(dsn, ROWS.schema, create=create)).write_and_commit(1, ROWS)
+    assert postgres.execute("SELECT count(*) FROM public.t") == [(3,)]
 
 
 def test_keys_may_be_decimals_of_60_digits(postgres: PostgresDatabase) -> None:

@@ -298,7 +298,7 @@ def test_key_parts_are_bounded() -> None:
     ("options", "on", "message"),
     [
         ({"table": "none"}, "tail", "no table none"),
-        ({"columns": ["tail", "nose"]}, "tail", "no column 'nose'; it has tail, seats"),
+        ({"columns": ["tail", "nose"]}, "tail", "no column 'nose'; name one of tail, seats"),
         ({"columns": "seats"}, "tail", "no column 'tail'"),
         ({"columns": ["tail", "tail"]}, "tail", "twice"),
         ({}, "seats", r"'seats' of the left stream is string and 'seats' of the right is int64.* cast"),

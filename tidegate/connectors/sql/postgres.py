@@ -100,7 +100,7 @@ class PostgresConnection:
     """
 
     def __init__(self, dsn: str, *, autocommit: bool = False) -> None:
-        self._raw = driver().connect(with_timeout(dsn), autocommit=autocommit)
+        self._raw = driver().connect(with_settings(dsn), autocommit=autocommit)
 
     def run(self, statement: str) -> int:
         """Executes a statement. Returns the number of rows that it changed, -1 if unknown."""
@@ -147,13 +147,17 @@ class PostgresConnection:
         self._raw.close()
 
 
-def with_timeout(dsn: str) -> str:
-    """Returns the address with a connection timeout, unless it has one."""
-    if "connect_timeout" in dsn:
-        return dsn
+def with_settings(dsn: str) -> str:
+    """Returns the address with the encoding of Arrow's texts, and with a connection timeout, unless it has one.
+
+    The default encoding is the one of the database, and the driver sends and reads UTF-8 whatever it is.
+    """
+    settings = ["client_encoding=UTF8"]
+    if "connect_timeout" not in dsn:
+        settings.append("connect_timeout=10")
     if "://" in dsn:
-        return f"{dsn}{'&' if '?' in dsn else '?'}connect_timeout=10"
-    return f"{dsn} connect_timeout=10"
+        return f"{dsn}{'&' if '?' in dsn else '?'}{'&'.join(settings)}"
+    return f"{dsn} {' '.join(settings)}"
 
 
 def is_permanent(error: BaseException) -> bool:
@@ -226,9 +230,11 @@ class PostgresClient(TableClient):
         if keys:
             parts.append(f"PRIMARY KEY ({', '.join(map(identifier, keys))})")
         place = place_of(self.write.schema, self.write.table)
-        # Several programs may create the table at once, which IF NOT EXISTS alone does not allow.
+        # Several programs may create the table at once, which IF NOT EXISTS alone does not allow. It also looks in the
+        # first schema of search_path only, and the table may be in another one.
         connection.run("SELECT pg_advisory_xact_lock(7224001)")
-        connection.run(f"CREATE TABLE IF NOT EXISTS {place} ({', '.join(parts)})")
+        if connection.rows(f"SELECT to_regclass({literal(place)}) IS NULL") == [(True,)]:
+            connection.run(f"CREATE TABLE IF NOT EXISTS {place} ({', '.join(parts)})")
 
     def _create_tokens(self, connection: PostgresConnection) -> None:
         place = place_of(self.write.token_schema, self.write.token_table)
@@ -315,6 +321,7 @@ class PostgresSession(TableSession):
         write = client.write
         self._staged = write.mode == "upsert" or write.on_conflict == "ignore" or any(c.cast for c in columns)
         self._tokens = place_of(write.token_schema, write.token_table)
+        self._schema = write.schema
 
     def commit(self, key: CommitKey, buckets: Set[int], files: Files) -> None:
         """Writes rows and tokens in one transaction, for buckets without a token of this or a later checkpoint."""
@@ -394,12 +401,24 @@ class PostgresSession(TableSession):
                 )
                 if self._staged:
                     connection.run(self._staging_table())
+                else:
+                    self._schema = self._schema_of(connection)
                 connection.commit()
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
+
+    def _schema_of(self, connection: PostgresConnection) -> str | None:
+        """Returns the schema of the table. Without one, the driver would look in the first one of search_path only."""
+        write = self._client.write
+        place = literal(place_of(write.schema, write.table))
+        found = connection.rows(
+            f"SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            f"WHERE c.oid = to_regclass({place})"
+        )
+        return found[0][0] if found else write.schema
 
     def _missing(self, connection: PostgresConnection, key: CommitKey, buckets: Set[int]) -> frozenset[int]:
         """Returns the buckets that still have to be committed, because they have no token of this or a later
@@ -434,7 +453,7 @@ class PostgresSession(TableSession):
             if self._staged:
                 connection.copy(None, STAGING, reader, temporary=True)
             else:
-                connection.copy(write.schema, write.table, reader)
+                connection.copy(self._schema, write.table, reader)
         return count
 
     def _merge(self, connection: PostgresConnection, file: int | None) -> None:
