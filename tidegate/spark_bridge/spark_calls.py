@@ -252,11 +252,10 @@ class SparkRules:
 class SparkWatch:
     """Checks a Spark session from its own thread, from `begin` until `close`."""
 
-    def __init__(self, context: SparkContext, *, needs_executors: bool, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, context: SparkContext, *, needs_executors: bool) -> None:
         """Creates the watch. `needs_executors`: whether Spark without executors counts as lost."""
         self._context = context
         self._needs_executors = needs_executors
-        self._clock = clock
         self._rules: SparkRules | None = None
         self._answer: SparkLook | None = None
         self._lock = threading.Lock()
@@ -280,7 +279,7 @@ class SparkWatch:
             if gone := driver_gone(self._context, END_S):
                 raise SparkLostError(gone) from error
             raise
-        self._rules = SparkRules(limits, self._clock())
+        self._rules = SparkRules(limits, time.monotonic())
         threading.Thread(target=self._look_on, name="tidegate looks at Spark", daemon=True).start()
 
     def over(self) -> str | None:
@@ -291,7 +290,7 @@ class SparkWatch:
         with self._lock:
             answer = self._answer
             self._answer = None
-        return self._rules.over(self._clock(), answer)
+        return self._rules.over(time.monotonic(), answer)
 
     def close(self) -> None:
         """Stops the checks."""

@@ -104,7 +104,7 @@ _remote: Any = ray.remote
 _Web: Any = _remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(WebActor)
 
 
-def serve_on_ray(options: WebOptions, open_store: OpenStore, namespace: str = NAMESPACE) -> str:
+def serve_on_ray(options: WebOptions, open_store: OpenStore) -> str:
     """Returns the URL of the web server of this Ray cluster, and starts it if necessary.
 
     A server that already runs keeps its options. Raises ConfigurationError if it cannot start.
@@ -112,7 +112,7 @@ def serve_on_ray(options: WebOptions, open_store: OpenStore, namespace: str = NA
     token, where = find_token()
     digest = digest_of(token)
     leaves = not started_here()
-    actor = find_actor(NAME, namespace) or _start(options, digest, open_store, namespace, leaves)
+    actor = find_actor(NAME, NAMESPACE) or _start(options, digest, open_store, NAMESPACE, leaves)
     try:
         served: Served = ray.get(actor.served.remote(digest), timeout=START_TIMEOUT_S)
     except TidegateError:

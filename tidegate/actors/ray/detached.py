@@ -214,14 +214,14 @@ def await_start(coordinator: Handle) -> None:
         threading.Event().wait(ASK_AGAIN_S)
 
 
-def clean_up_lost_job(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
+def clean_up_lost_job(name: str, job_id: JobId) -> None:
     """Ends the remaining actors and slots of a detached job whose coordinator is lost for good."""
     try:
-        program: Program = cloudpickle.loads(read_program(job_id, namespace))
+        program: Program = cloudpickle.loads(read_program(job_id, NAMESPACE))
         release_slots(program.options)
     except (RayError, TidegateError) as error:
         _release_by_name(job_id, error)
-    _kill(find_actor(f"{name}/coordinator", namespace), *_holders(job_id, namespace))
+    _kill(find_actor(f"{name}/coordinator", NAMESPACE), *_holders(job_id, NAMESPACE))
 
 
 def release_slots(options: PoolOptions) -> None:

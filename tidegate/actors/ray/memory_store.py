@@ -207,9 +207,9 @@ def open_store_on_ray(url: str) -> FileSystemStore:
     return RayMemoryStore(url) if url.startswith(SCHEME) else open_store(url)
 
 
-def start_memory(name: str, size_bytes_max: int = SIZE_BYTES_MAX_DEFAULT) -> tuple[str, Any]:
-    """Starts the actor, which holds at most `size_bytes_max` bytes. Returns the URL of its store, and the handle of the
-    actor.
+def start_memory(name: str) -> tuple[str, Any]:
+    """Starts the actor, which holds at most `SIZE_BYTES_MAX_DEFAULT` bytes. Returns the URL of its store, and the
+    handle of the actor.
 
     The actor lives until its last handle or the driver is gone. An existing actor of this name is used instead.
     """
@@ -219,7 +219,7 @@ def start_memory(name: str, size_bytes_max: int = SIZE_BYTES_MAX_DEFAULT) -> tup
         )
     actor_class = _remote(num_cpus=0, max_restarts=0)(HeldFiles)
     options = actor_class.options(name=actor_name(name), namespace=NAMESPACE, get_if_exists=True)
-    return join_url(SCHEME, name), options.remote(size_bytes_max)
+    return join_url(SCHEME, name), options.remote(SIZE_BYTES_MAX_DEFAULT)
 
 
 def actor_name(name: str) -> str:

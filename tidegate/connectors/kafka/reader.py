@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,6 @@ class KafkaReader:
         bad_rows: BadRows,
         discover_ms: int | None,
         on_missing: OnMissing = "fail",
-        clock_ms: Callable[[], int] = monotonic_ms,
         commit_offsets: bool = False,
     ) -> None:
         """`settings`: settings of the client. See `KafkaSource` for the other arguments."""
@@ -105,14 +104,13 @@ class KafkaReader:
         self._one_topic = topics.names[0] if len(topics.names) == 1 else None
         self._discovers = discover_ms is not None
         self._on_missing = on_missing
-        self._clock_ms = clock_ms
-        self._contact = BrokerContact(self._servers, clock_ms)
+        self._contact = BrokerContact(self._servers, monotonic_ms)
         self._consumer = self._library.Consumer(dict(settings), logger=self._contact)
         watch_ms = min(WATCH_MS, discover_ms or WATCH_MS)
-        self._watch = TopicWatch(settings, topics, self._contact, clock_ms, watch_ms, discover_ms or LIST_MS)
+        self._watch = TopicWatch(settings, topics, self._contact, monotonic_ms, watch_ms, discover_ms or LIST_MS)
         self._form = form
         self._records = RecordReader(form, bad_rows)
-        self._group = GroupOffsets(settings, self._contact, clock_ms) if commit_offsets else None
+        self._group = GroupOffsets(settings, self._contact, monotonic_ms) if commit_offsets else None
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._buffered_bytes = 0
         self._record_bytes = RECORD_BYTES
@@ -394,7 +392,7 @@ class KafkaReader:
         if info.partitions:
             self._gone_since_ms.pop(topic, None)
             return False
-        now_ms = self._clock_ms()
+        now_ms = monotonic_ms()
         since_ms = self._gone_since_ms.get(topic)
         if since_ms is None:
             self._gone_since_ms[topic] = now_ms

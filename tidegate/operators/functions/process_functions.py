@@ -446,8 +446,8 @@ class SideRows:
     when they are added. Raises ConfigurationError for invalid tags, and for two tags with the same name.
     """
 
-    def __init__(self, tags: Sequence[OutputTag], operator: str = "process", holds: bool = False) -> None:
-        check_tags(operator, tags)
+    def __init__(self, tags: Sequence[OutputTag], holds: bool = False) -> None:
+        check_tags("process", tags)
         self._holds = holds
         self._schemas = {tag.name: PinnedSchema(tag.schema) for tag in tags}
         self._rows: dict[str, list[Mapping[str, Any]]] = {}

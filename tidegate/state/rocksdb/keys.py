@@ -26,26 +26,21 @@ _WORDS_MAX = 4
 """Keys of one width are sorted as up to this many words, and longer keys as strings of bytes."""
 
 
-def database_keys(
-    keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
-) -> list[bytes]:
+def database_keys(keys: pa.RecordBatch, max_parallelism: int, number: int, *, namespace: bool = False) -> list[bytes]:
     """Returns the database key of each row of stored key columns, for the state with this number.
 
-    The first `grouped_by` columns determine the key group, or all columns if `grouped_by` is None. With `namespace`,
-    all columns except the first determine it.
+    All columns determine the key group or, with `namespace`, all except the first.
 
     Raises ConfigurationError for a column of a type that cannot be a key.
     """
-    return strings_of(encoded_keys(keys, max_parallelism, number, grouped_by, namespace))
+    return strings_of(encoded_keys(keys, max_parallelism, number, namespace=namespace))
 
 
-def ordered_keys(
-    keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
-) -> tuple[list[bytes], NDArray[np.int64]]:
+def ordered_keys(keys: pa.RecordBatch, max_parallelism: int, number: int) -> tuple[list[bytes], NDArray[np.int64]]:
     """Returns database keys like `database_keys`, sorted as in the database, and the row index of each. Needs at least
     one row.
     """
-    encoded = encoded_keys(keys, max_parallelism, number, grouped_by, namespace)
+    encoded = encoded_keys(keys, max_parallelism, number)
     order = order_of(encoded)
     return strings_of(encoded, order), order
 
