@@ -90,6 +90,18 @@ def test_a_payload_that_is_not_one_record_is_bad(payload: bytes, reason: str) ->
     assert reason in unmarked(found.bad[1])
 
 
+def test_a_byte_order_mark_before_a_record_is_ignored() -> None:
+    """A text that begins with one is written in quotes, and keeps it."""
+    columns = pa.schema([("a", pa.string()), ("b", pa.int64())])
+    decoder = CsvFormat().for_reading(columns, READING).decoder()
+    found = decoder.decode([b"\xef\xbb\xbfx,1", b"y,2", b'\xef\xbb\xbf"z",3'])
+    assert found.bad == {}
+    assert found.batch.to_pylist() == [{"a": "x", "b": 1}, {"a": "y", "b": 2}, {"a": "z", "b": 3}]
+    batch = pa.RecordBatch.from_pydict({"a": ["\ufeffx", "x\ufeff"], "b": [1, 2]})
+    written = CsvFormat().for_writing(columns, WRITING).encoder().encode(batch).payloads.to_pylist()
+    assert decoder.decode(written).batch.equals(batch)
+
+
 @pytest.mark.parametrize("null", ["\\N", "a,b", " ", "x\ny", "NA"])
 def test_a_null_is_read_back_whatever_its_text_is(null: str) -> None:
     """In quotes if the text needs them."""

@@ -8,7 +8,8 @@ The kernels of `text_scan.py` find records and fields, `text.py` converts the va
 
 Rules of the format:
 
-- A payload has a value for each column, in their order. A line break may follow the record.
+- A payload has a value for each column, in their order. A byte order mark may precede the record, and a line break may
+  follow it.
 - Payloads are decoded together, as lines of one block. If the decoded records do not correspond to the payloads (an
   unclosed quote, a blank payload, several lines), halves of the block are decoded. A bad payload therefore does not
   affect others.
@@ -41,6 +42,7 @@ from tidegate.connectors.formats.format import (
     required_columns,
 )
 from tidegate.connectors.formats.text import (
+    BOM,
     UNREADABLE_TIME,
     Decoded,
     TextOptions,
@@ -185,7 +187,10 @@ class _CsvPayloads(PayloadDecoder):
     def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
         bad: dict[int, str] = {}
         numbers = list(range(len(payloads)))
-        if not is_utf8(b"\n".join(payloads)):
+        block = b"\n".join(payloads)
+        if BOM in block:
+            payloads = [payload.removeprefix(BOM) for payload in payloads]
+        if not is_utf8(block):
             for number, payload in enumerate(payloads):
                 if (fault := not_utf8(payload, f"of the {self._form.part}")) is not None:
                     bad[number] = fault
@@ -259,8 +264,8 @@ class _CsvEncoder(PayloadEncoder):
     def __init__(self, options: TextOptions) -> None:
         self._options = options
         special = "".join(map(re.escape, (options.sep, options.quote)))
-        # Blanks at an end are lost without quotes, and so is an empty text.
-        self._unsafe = rf"[{special}\r\n]|^$|^[ \t]|[ \t]$"
+        # Without quotes, blanks at an end are lost, and so are an empty text and a byte order mark.
+        self._unsafe = rf"[{special}\r\n]|^$|^[ \t{BOM.decode()}]|[ \t]$"
         # A quoted text that equals nullValue is a null, too.
         null = pa.array([options.null_value])
         unsafe = bool(options.null_value) and pc.match_substring_regex(null, self._unsafe)[0].as_py()

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from tidegate.connectors.formats.format import DecodedRecords
 from tidegate.connectors.formats.text import (
+    BOM,
     DECIMAL_DIGITS,
     DEFAULTS,
     WIDE_INTEGERS,
@@ -56,7 +57,6 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import leaves
 from tidegate.storage.user_values import mark_values
 
-BOM = b"\xef\xbb\xbf"
 _REASONS = {
     NO_OBJECT: "the row is not a JSON object",
     UNFINISHED: "the JSON object does not end",

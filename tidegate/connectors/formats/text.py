@@ -34,6 +34,8 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
 
 UTF_8 = "utf-8"
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
