@@ -172,6 +172,12 @@ def test_a_column_of_headers_is_taken_as_it_is() -> None:
     ]
 
 
+def test_no_headers_are_no_column() -> None:
+    """An empty dict, as a program may compute it."""
+    records, bad = made(RecordLayout(("k",), RawWrite(), headers={}), ROWS)
+    assert ([list(record) for record in records], bad) == ([["value"]] * len(ROWS), {})
+
+
 def test_a_header_without_a_name_makes_a_row_bad() -> None:
     """Also a header that is null. The rows around it are written."""
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

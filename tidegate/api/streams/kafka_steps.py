@@ -264,6 +264,8 @@ def _layout(
         raise ConfigurationError(
             f"to_kafka(headers={headers!r}): give {{header: column}}, or the name of a column of headers"
         )
+    if isinstance(headers, Mapping) and (strange := [name for name in headers if not isinstance(name, str)]):
+        raise ConfigurationError(f"to_kafka(headers=): the header {strange[0]!r} is no name; give a str")
     key = column_names(parts.key, "to_kafka: key=")
     aside = {topic_column, parts.partition, headers if isinstance(headers, str) else None}
     if changes:
@@ -277,6 +279,9 @@ def _layout(
         raise ConfigurationError(
             f"to_kafka(value={parts.value!r}): there is no column for the value; name one of {schema.names}"
         )
+    for part, columns in (("value", value), ("key", key)):
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise ConfigurationError(f"to_kafka({part}=): column {twice[0]!r} is there twice; name it once")
     for name in (*value, *key):
         if name not in schema.names:
             raise ConfigurationError(

@@ -72,7 +72,7 @@ class RecordLayout:
         parts += [pa.field("partition", pa.int32())] if self.partition is not None else []
         parts += [pa.field("key", pa.binary())] if self.key else []
         parts.append(pa.field("value", pa.binary()))
-        parts += [pa.field("headers", HEADERS)] if self.headers is not None else []
+        parts += [pa.field("headers", HEADERS)] if self.headers else []
         parts += [pa.field("timestamp", pa.int64())] if self.timestamp is not None else []
         return pa.schema(parts)
 
@@ -173,7 +173,7 @@ class RecordMaker:
         if layout.replaces and made["key"].null_count:
             for number in np.flatnonzero(made["key"].is_null().to_numpy(zero_copy_only=False)).tolist():
                 bad.setdefault(number, "the key is null, so that a later change of the row could not replace it")
-        if layout.headers is not None:
+        if layout.headers:
             made["headers"] = _headers(rows, layout.headers, bad)
         self._check_sizes(made, rows.num_rows, bad)
         if self._known_topics is not None:
