@@ -231,7 +231,7 @@ def test_a_parallelism_that_cannot_be_is_refused(number: int) -> None:
 @pytest.mark.parametrize("number", [0, -1, 32_769, True, 1.5, "2"])
 def test_a_number_of_key_groups_that_cannot_be_is_refused(number: object) -> None:
     """Where it is given."""
-    text = f"max_parallelism={number!r}: it is a whole number from 1 to 32,768"
+    text = f"max_parallelism={number!r}: give a whole number from 1 to 32,768"
     with pytest.raises(tg.ConfigurationError, match=text):
         tg.StreamEnvironment.local(max_parallelism=number)  # type: ignore[arg-type]
 

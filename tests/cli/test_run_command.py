@@ -250,4 +250,4 @@ def test_a_name_that_ray_lacks_is_refused_before_anything_starts(target: str) ->
     given = ["--runtime-env", '{"envvars": {}}', "--set", f"execution.target={target}"]
     done = run("program_to_run:streams", *given)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "runtime_env: Ray has no field envvars; its fields are" in done.stderr
+    assert "runtime_env: Ray has no field envvars; give one of" in done.stderr

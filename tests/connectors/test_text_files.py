@@ -280,7 +280,7 @@ def test_options_of_spark(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"seperator": ";"}, r"csv has no option 'seperator'; its options are sep, quote"),
+        ({"seperator": ";"}, r"csv has no option 'seperator'; give one of sep, quote"),
         ({"sep": "||"}, "sep='||' is not one ASCII character"),
         ({"header": "yes"}, "header='yes' is not true or false"),
         ({"encoding": "latin-99"}, "encoding='latin-99' is not the name of an encoding"),

@@ -30,8 +30,13 @@ RULES = {
     "goes on, lies, comes to, beside, takes in": re.compile(
         r"\b(?:goes on|go on|went on|lies|lie in|lay in|comes to|beside|takes in)\b", re.I
     ),
+    "passed over, handed over, stands for, asks for, in charge, anew": re.compile(
+        r"(?<![`\"])\b(?:passe[sd] over|hand(?:s|ed) over|stands? for|asks?|asked|in charge|anew|hence|gives? way"
+        r"|holds? up(?! to))\b",
+        re.I,
+    ),
     "leave ... out, longer than nothing": re.compile(
-        r"\bleave (?:it|them|\w+) out\b|\bleft out\b|than nothing\b", re.I
+        r"\bleave (?:the |a )?\S+ out\b|\bleft out\b|than nothing\b", re.I
     ),
 }
 """The first rule looks at the beginning of docstrings alone, the others at whole texts."""
@@ -114,6 +119,9 @@ def test_no_text_breaks_a_rule(rule: str, kind: str) -> None:
         ("It waits for so many rows.", "so many, so much, so long"),
         ("The job goes on beside it.", "goes on, lies, comes to"),
         ("must be longer than nothing", "leave ... out"),
+        ("Change it, or leave timestamp= out.", "leave ... out"),
+        ("A damaged checkpoint is passed over.", "passed over"),
+        ("None stands for all columns.", "passed over"),
     ],
 )
 def test_a_broken_rule_is_found(text: str, rule: str) -> None:

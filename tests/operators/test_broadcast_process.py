@@ -273,7 +273,7 @@ def test_the_broadcast_side_has_no_key(does: Callable[[Does, ProcessContext], An
 @pytest.mark.parametrize("method", ["open", "process", "on_timer", "finish"])
 def test_only_the_broadcast_side_goes_through_all_keys(method: str) -> None:
     """Elsewhere it would be too much for a row of one key."""
-    with pytest.raises(TidegateError, match="it can be used in process_broadcast"):
+    with pytest.raises(TidegateError, match="call it only in process_broadcast"):
         run(Does(method, lambda f, c: c.apply_to_keyed_state(f.count, lambda key, state: None)))  # type: ignore[attr-defined]
 
 

@@ -64,7 +64,7 @@ def test_another_token_is_refused_before_ray_tries_it(monkeypatch: pytest.Monkey
     monkeypatch.delitem(connection.sys.modules, "ray", raising=False)
     with (
         head(grpc.StatusCode.UNAUTHENTICATED) as address,
-        pytest.raises(ConfigurationError, match="it asks for another token than this user's"),
+        pytest.raises(ConfigurationError, match="it requires another token than this user's"),
     ):
         connect(address)
 
@@ -87,15 +87,15 @@ def test_a_connected_process_takes_the_address_of_its_own_cluster(plain_ray: Non
 def test_a_wrong_runtime_environment_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ray would ignore an unknown name; plugins may have any. What Ray refuses is refused with its reason."""
     check_runtime_env({"env_vars": {"A": "b"}, "working_dir": str(tmp_path), "pip": ["numpy"]})
-    with pytest.raises(ConfigurationError, match=r"runtime_env: Ray has no field envvars; its fields are .*env_vars"):
+    with pytest.raises(ConfigurationError, match=r"runtime_env: Ray has no field envvars; give one of .*env_vars"):
         check_runtime_env({"envvars": {"A": "b"}})
-    with pytest.raises(ConfigurationError, match=r"runtime_env: Ray has no field 1, pips; its fields are"):
+    with pytest.raises(ConfigurationError, match=r"runtime_env: Ray has no field 1, pips; give one of"):
         check_runtime_env({1: 2, "pips": []})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=r"runtime_env: runtime_env\['env_vars'\] must be of type"):
         check_runtime_env({"env_vars": {"A": 1}})
     with pytest.raises(ConfigurationError, match=r"runtime_env: .*is not a valid path"):
         check_runtime_env({"working_dir": str(tmp_path / "none")})
-    with pytest.raises(ConfigurationError, match=r"runtime_env='env.yaml' is not a mapping such as"):
+    with pytest.raises(ConfigurationError, match=r"runtime_env='env.yaml' is not a mapping; give one such as"):
         connect(None, runtime_env="env.yaml")  # type: ignore[arg-type]
     monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", "[]")
     check_runtime_env({"of_a_plugin": 1})

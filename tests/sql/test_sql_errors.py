@@ -112,7 +112,7 @@ ERRORS: dict[str, str] = {
     f"SELECT 1 FROM {WINDOWED.format('price', HOUR, BOTH)}": "the event time of this stream is 'ts'",
     f"SELECT 1 FROM {WINDOWED.format('ts', HOUR, 'window_start')}": "by both window_start and window_end",
     f"SELECT 1 FROM {WINDOWED.format('ts', MONTH, BOTH)}": "windows of months have no fixed length",
-    f"SELECT 1 FROM {WINDOWED.format('ts', '10', BOTH)}": "an interval is needed here, as in INTERVAL '10' SECONDS",
+    f"SELECT 1 FROM {WINDOWED.format('ts', '10', BOTH)}": "an interval is needed here: write INTERVAL '10' SECONDS",
     "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR))": "does not use the windows",
     f"SELECT COUNT(*) FROM HOP(TABLE bids, DESCRIPTOR(ts), {HOUR}, {HOUR})": "add window_start and window_end to "
     "GROUP BY",

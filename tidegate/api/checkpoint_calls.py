@@ -234,7 +234,9 @@ class CheckpointCalls(DriverService):
         """
         found = self._rows.refresh()
         if not self._rows.owned:
-            raise FencedError("a newer job has taken over, and makes the pending calls; this job makes no more")
+            raise FencedError(
+                "a newer job has taken over, and makes the pending calls; this job makes no more, so let it end"
+            )
         self._hold()
         if found:
             with self._changed:

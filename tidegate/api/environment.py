@@ -447,7 +447,7 @@ class StreamEnvironment(StreamSources):
             type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT
         ):
             raise ConfigurationError(
-                f"max_parallelism={max_parallelism!r}: it is a whole number from 1 to {MAX_PARALLELISM_LIMIT:,}"
+                f"max_parallelism={max_parallelism!r}: give a whole number from 1 to {MAX_PARALLELISM_LIMIT:,}"
             )
         self._program.max_parallelism = max_parallelism
 

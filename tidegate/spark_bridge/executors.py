@@ -66,12 +66,12 @@ def refuse_master(master: str, dynamic_allocation: bool) -> None:
     if not master.startswith(_HOSTING) and master != "yarn":
         raise ConfigurationError(
             f"on_spark: Ray runs in the executors of a standalone cluster, of YARN, or of local-cluster, not under "
-            f"master {master!r}. StreamEnvironment.raydp() starts Spark on Ray instead"
+            f"master {master!r}. Use one of these, or StreamEnvironment.raydp(), which starts Spark on Ray"
         )
     if dynamic_allocation:
         raise ConfigurationError(
-            "on_spark: this Spark asks for executors as its own tasks need them, and gives them back. Ray stays: start "
-            "Spark with spark.dynamicAllocation.enabled=false"
+            "on_spark: this Spark requests executors when its tasks need them, and releases them. Ray needs them: "
+            "start Spark with spark.dynamicAllocation.enabled=false"
         )
 
 

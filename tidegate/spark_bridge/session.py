@@ -236,7 +236,7 @@ class RayDPSession:
         missing = await_room(self._placement_group, wanted, timeout_s)
         if missing is not None:
             raise SparkTimeoutError(
-                f"{wanted.name}: {missing}. Ask for fewer executors, cores, slots or less memory, or add nodes."
+                f"{wanted.name}: {missing}. Request fewer executors, cores, slots or less memory, or add nodes."
             )
 
     def _start_spark(self, configs: dict[str, str], timeout_s: float) -> None:
@@ -460,7 +460,7 @@ class SessionResources:
         Depending on `placement`, consecutive slots are spread over executors, or packed into as few as possible.
         """
         if not 0 <= slot < self.slots:
-            raise ConfigurationError(f"slot {slot} is not one of the {self.slots} slots 0..{self.slots - 1}")
+            raise ConfigurationError(f"slot {slot} does not exist; give one of the slots 0 to {self.slots - 1}")
         return slot_order(self.executors, self.slots_per_executor, self.placement)[slot]
 
 

@@ -448,7 +448,8 @@ def called_by_user(call: Call, function: UserFunction) -> Typed:
     for node, given in zip(call.nodes, call.args, strict=True):
         if isinstance(given.value, Interval):
             raise call.refused(
-                f"{node.sql(dialect='spark')} is an interval, which cannot be passed to a Python function"
+                f"{node.sql(dialect='spark')} is an interval, which cannot be passed to a Python function: pass a "
+                "number of seconds or milliseconds"
             )
         inputs.append(given.expr)
     made = _polars_type(function.returns, call)

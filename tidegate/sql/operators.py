@@ -62,7 +62,7 @@ def negated(node: exp.Expr, given: Typed) -> Typed:
     if given.value is not None and is_number(given.type):
         return literal(-given.value, given.type)
     if not is_number(given.type):
-        raise refused(node, f"{named(given.type)} has no sign: only numbers and intervals have one")
+        raise refused(node, f"{named(given.type)} has no sign: remove it, or CAST the value to a number")
     return Typed(-given.expr, given.type)
 
 

@@ -131,7 +131,7 @@ def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
             continue
         limit = int(str(bound.this)) - (1 if kind is exp.LT else 0)
         if limit < 1 or (kind is exp.EQ and limit > 1):
-            raise refused(node, "a ranking keeps the first rows: a condition such as rn <= 10, or rn = 1")
+            raise refused(node, "a ranking keeps the first rows: write a condition such as rn <= 10, or rn = 1")
         conditions.remove(node)
         return limit
     return None

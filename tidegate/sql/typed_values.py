@@ -269,7 +269,7 @@ def type_of_name(node: exp.DataType) -> Any:
         digits = numbers[0] if numbers else 6
         return pl.Datetime("ms" if digits <= 3 else "us" if digits <= 6 else "ns")
     if kind not in _NAMED:
-        raise refused(node, f"there is no type {kind}; there are {', '.join(sorted(_NAMED))}, DECIMAL and TIMESTAMP")
+        raise refused(node, f"there is no type {kind}; use one of {', '.join(sorted(_NAMED))}, DECIMAL and TIMESTAMP")
     return _NAMED[kind]()
 
 

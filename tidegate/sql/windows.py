@@ -70,7 +70,7 @@ def windowed_table(call: exp.Expr, table: Callable[[exp.Expr], Relation], transl
         raise refused(call, "PARTITION BY takes only columns here; compute other keys in a query in FROM")
     descriptor = given.get("TIMECOL")
     if descriptor is None or not is_call(descriptor, "DESCRIPTOR") or len(descriptor.expressions) != 1:
-        raise refused(call, f"the second argument of {name} is the column of event time, as in DESCRIPTOR(ts)")
+        raise refused(call, f"the second argument of {name} must be the column of event time: write DESCRIPTOR(ts)")
     check_time(descriptor.expressions[0], relation)
     durations = [_duration(given[each], translate) for each in form.arguments if each in given]
     with errors_at(call):
@@ -170,7 +170,7 @@ def _by_name(call: exp.Expr, name: str, form: _Form) -> dict[str, exp.Expr]:
 def _duration(node: exp.Expr, translate: Translate) -> int:
     value = translate(node).value
     if not isinstance(value, Interval):
-        raise refused(node, "an interval is needed here, as in INTERVAL '10' SECONDS")
+        raise refused(node, "an interval is needed here: write INTERVAL '10' SECONDS")
     if value.months:
         raise refused(node, "windows of months have no fixed length; use days")
     return value.ms
@@ -179,7 +179,7 @@ def _duration(node: exp.Expr, translate: Translate) -> int:
 def _spark_duration(node: exp.Expr) -> int:
     """Returns the length of a duration in Spark's form, such as '10 seconds' or '1 hour', in ms."""
     if not isinstance(node, exp.Literal) or not node.is_string:
-        raise refused(node, "a duration as a text is needed here, as in '10 seconds'")
+        raise refused(node, "a duration as a text is needed here: write '10 seconds'")
     words = str(node.this).lower().removeprefix("interval ").split()
     text = " ".join(words)
     short = {"millisecond": "ms", "second": "s", "minute": "min", "hour": "h", "day": "d", "week": "w"}

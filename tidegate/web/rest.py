@@ -230,7 +230,7 @@ class Changing:
             for name in over[: max(0, len(self._disposals) - KEPT_MAX)]:
                 del self._disposals[name]
         elif before.path != path:
-            raise RefusedError(409, f"triggerId {trigger_id} stands for another request already; use a new one")
+            raise RefusedError(409, f"triggerId {trigger_id} belongs to another request already; use a new one")
         return json_answer({"request-id": trigger_id}, 202)
 
     async def _delete(self, path: str) -> str | None:
@@ -265,7 +265,7 @@ class Changing:
                 await self._ask(job, wanted, kind)
             elif (before.job_id, before.kind) != (job.job_id, kind):
                 raise RefusedError(
-                    409, f"triggerId {wanted.trigger_id} stands for another request already; use a new one"
+                    409, f"triggerId {wanted.trigger_id} belongs to another request already; use a new one"
                 )
             return json_answer({"request-id": wanted.trigger_id}, 202)
 
@@ -424,7 +424,7 @@ def _object(body: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
         raise bad_request(f"the body is a {type(parsed).__name__}: give an object with {_names(fields)}")
     for name, value in parsed.items():
         if name not in fields:
-            raise bad_request(f"unknown field {quoted(name)!r}: an object may have {_names(fields)}")
+            raise bad_request(f"unknown field {quoted(name)!r}: give only {_names(fields)}")
         if value is not None and type(value) is not fields[name]:
             what = "true or false" if fields[name] is bool else "a text"
             raise bad_request(f"{name} is a {type(value).__name__}: give {what}")

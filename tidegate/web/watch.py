@@ -58,7 +58,7 @@ class JobWatch:
         self._clock_ms = clock_ms
         self._view: View | None = None
         self._looked_ms = self._asked_ms = 0
-        """When the last look ended, and when the last client asked, by the monotonic clock."""
+        """The end of the last look, and the time of the last client's request, by the monotonic clock."""
         self._nameless = False
         self._wanted = asyncio.Event()
         self._news = asyncio.Event()

@@ -84,7 +84,7 @@ class AsyncCalls:
     def received(self, answers: Answered) -> None:
         """Removes calls whose results the task has received."""
         for uid, answer in answers:
-            self._under_way.pop((uid, answer.number), None)  # virtual calls are not asked for here
+            self._under_way.pop((uid, answer.number), None)  # virtual calls are not requested here
         self._find_oldest()
 
     def collect(self) -> Answered:

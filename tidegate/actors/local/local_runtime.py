@@ -466,7 +466,7 @@ class LocalJob:
             if (subtask := self._worker_of[task].stop(task)) is not None:
                 self.let_go(subtask)
 
-    # --- what the coordinator asks for ----------------------------------------------------------------------------
+    # --- requests of the coordinator ------------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
         """Starts the tasks of an attempt, which replaces their running attempts. `instruction.tasks` is None for

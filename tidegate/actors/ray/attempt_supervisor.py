@@ -521,7 +521,7 @@ class Evictions:
         info = member.info
         if info is None:
             return
-        # Ray asks a process to end itself, and a stopped process does not receive that.
+        # Ray requests that a process ends itself, and a stopped process does not receive that.
         neighbour: Any = self._workers.neighbour_of(member)
         if info.node_id == self._workers.node_id:
             kill_process(info.pid, info.stack_descriptor)

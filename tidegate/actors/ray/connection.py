@@ -70,7 +70,9 @@ def connect(
     `runtime_env` is given to a process that is connected already.
     """
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
-        raise ConfigurationError(f"runtime_env={runtime_env!r} is not a mapping such as {{'env_vars': {{'A': 'b'}}}}")
+        raise ConfigurationError(
+            f"runtime_env={runtime_env!r} is not a mapping; give one such as {{'env_vars': {{'A': 'b'}}}}"
+        )
     with clean_end_at_sigterm():
         return _connect(address, show_log, dict(runtime_env or {}))
 
@@ -127,7 +129,7 @@ def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
     unknown = sorted(map(str, set(runtime_env) - set(RuntimeEnv.known_fields)))
     if unknown and _PLUGINS not in os.environ:
         known = ", ".join(sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_")))
-        raise ConfigurationError(f"runtime_env: Ray has no field {', '.join(unknown)}; its fields are {known}")
+        raise ConfigurationError(f"runtime_env: Ray has no field {', '.join(unknown)}; give one of {known}")
     try:
         RuntimeEnv(**runtime_env)
     except (TypeError, ValueError) as error:
@@ -148,7 +150,7 @@ def prepare_connection(address: str) -> None:
     if probe(address, token).answer == "asks for a token":
         which = "a token, and this user has none" if token is None else "another token than this user's"
         raise ConfigurationError(
-            f"cannot connect to Ray at {address}: it asks for {which} ({TOKEN_VARIABLE}, {PATH_VARIABLE} or "
+            f"cannot connect to Ray at {address}: it requires {which} ({TOKEN_VARIABLE}, {PATH_VARIABLE} or "
             f"{default_token_path()})"
             "; set one of them"
         )

@@ -247,7 +247,7 @@ class _Watched:
     """Time, in ms, from which silence counts: the last answer, or the time at which the silence was excused."""
     asked_ms: int
     excused: bool = False
-    """True if the silence since the last answer was excused once, and counts anew."""
+    """True if the silence since the last answer was excused once, and is counted again."""
     doubt: Literal["looking", "looked", "asked"] | None = None
     last_ms: int = 0
     """Time of the last request, in ms."""

@@ -447,7 +447,7 @@ def find(name: str, namespace: str = NAMESPACE) -> tuple[JobCard, Handle]:
     if not found and silent is not None:
         raise ConfigurationError(
             f"the coordinator of {name!r} has not answered for {ANSWER_TIMEOUT_S:g} s: it is starting, or Ray restarts "
-            "it; ask again, or look for dead nodes"
+            "it; try again, or look for dead nodes"
         )
     raise not_there(name, "on this Ray", [card for card, _ in cards])
 

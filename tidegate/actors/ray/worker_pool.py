@@ -202,7 +202,7 @@ class WorkerPool:
         """
         if name in list(self._first.values()):
             return True
-        # A standby that replaces a worker is in neither list for a moment. Its process asks twice.
+        # A standby that replaces a worker is in neither list for a moment. Its process sends two requests.
         spare = list(self.standbys)
         members = [m for m in (*spare, *list(self.members.values())) if m.usable]
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
@@ -314,7 +314,7 @@ class WorkerPool:
         """Adopts processes of a lost coordinator. Returns the process of each subtask that was deployed to one of
         them.
         """
-        # The search has found the processes that have started. Late ones end when they ask this coordinator.
+        # The search has found the processes that have started. Late ones end when they contact this coordinator.
         self._first.clear()
         members: dict[TaskId, WorkerHandle] = {}
         for worker, found in workers.items():
@@ -505,7 +505,7 @@ class WorkerPool:
     def lost(self, member: WorkerHandle, error: BaseException | None) -> None:
         """Handles the death of a process, and replaces a standby. `error` is what Ray has raised, or None."""
         member.dead = True
-        # `died` may ask at once how the process has ended, so `forget` runs later.
+        # `died` may request at once how the process has ended, so `forget` runs later.
         self.died(member, error)
         self.post(member.forget)
         if member in self.standbys:

@@ -464,7 +464,7 @@ Told: TypeAlias = Callable[[int], None]
 News: TypeAlias = tuple[CheckpointId, ChannelId | None] | None
 """The key of a deferred input: the checkpoint, and the channel of its barrier, or None for a trigger.
 
-The key None stands for the timer.
+The key None is for the timer.
 """
 
 

@@ -291,7 +291,7 @@ class CheckpointConfig(Section):
     )
     debloat_target: int = setting(
         "taskmanager.network.memory.buffer-debloat.target",
-        # A receiver must not run dry before the sender learns of its credit.
+        # A receiver must not run dry before the sender gets its credit.
         kind=duration(10, ", or debloat: false"),
         default=DEBLOAT_TARGET_MS,
         doc="Milliseconds in which a task should be able to process the data in flight to it; at least 10.",

@@ -335,7 +335,7 @@ def check_runtime_env_is_mapping(ray_options: Mapping[str, object], where: str) 
     found = ray_options.get("runtime_env")
     if found is not None and not isinstance(found, Mapping):
         raise ConfigurationError(
-            f"{where}: runtime_env is {found!r}, and not a mapping such as {{'env_vars': {{'A': 'b'}}}}"
+            f"{where}: runtime_env is {found!r}, and not a mapping; give one such as {{'env_vars': {{'A': 'b'}}}}"
         )
 
 

@@ -123,7 +123,7 @@ def render() -> str:
     parts += [f"| `{key}` | `{str(value).lower()}` | {_sentence(why)} |\n" for key, (value, why) in FIXED.items()]
     parts.append(
         "\n## Flink's keys that are refused\n\n"
-        "A key that ends in a dot or a dash stands for all keys that begin with it and are not above.\n\n"
+        "A key that ends in a dot or a dash means all keys that begin with it and are not above.\n\n"
         "| key | why |\n| --- | --- |\n"
     )
     parts += [f"| `{key}` | {_sentence(why)} |\n" for key, why in REFUSED.items()]

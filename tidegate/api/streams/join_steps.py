@@ -318,7 +318,7 @@ def _keys(what: str, on: On, schemas: tuple[pa.Schema, pa.Schema]) -> tuple[tupl
             if name not in schema.names:
                 which = ("left", "right")[side]
                 raise ConfigurationError(
-                    f"{what}: on={on!r}: the {which} stream has no column {name!r}; it has {columns_text(schema)}"
+                    f"{what}: on={on!r}: the {which} stream has no column {name!r}; name one of {columns_text(schema)}"
                 )
     return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
 

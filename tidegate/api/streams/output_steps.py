@@ -163,7 +163,7 @@ def to_sink(
         raise ConfigurationError(f"to_sink {name!r}: flush_bytes must be greater than 0, not {flush_bytes!r}")
     if stream.schema is not None and (unknown := [column for column in columns if column not in stream.schema.names]):
         raise ConfigurationError(
-            f"to_sink {name!r}: there is no column {unknown[0]!r} for keys; the stream has {stream.schema.names}"
+            f"to_sink {name!r}: there is no column {unknown[0]!r} for keys; name one of {stream.schema.names}"
         )
     changelog = stream._changelog
     if changelog is not None:

@@ -268,7 +268,7 @@ def exploded_rows(stream: Stream, column: str, outer: bool, options: StepOptions
     """Builds the step of `Stream.explode`."""
     schema = known_schema(stream, options.name)
     if column not in schema.names:
-        raise ConfigurationError(f"{options.name}: there is no column {column!r}; there are {columns_text(schema)}")
+        raise ConfigurationError(f"{options.name}: there is no column {column!r}; name one of {columns_text(schema)}")
     after = schema_after(Explode(column, outer), schema, options.name)
     if stream._changelog is not None:
         raise stream._changelog.refuse(options.name)

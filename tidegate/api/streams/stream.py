@@ -1799,7 +1799,7 @@ class KeyedStream(OtherNames):
               retracted rows (`docs/changes.md`).
             - "final": once for each key, at the end of a bounded input.
         - `ttl`: with "update" and "each", how long a key without new rows is kept, a duration. Afterwards its
-          aggregates start anew.
+          aggregates start again.
         - `ttl_time`: whether `ttl` is "event" or "processing" time (Flink's `table.exec.state.ttl`).
         - `errors_to`: for functions of the program (`tg.udaf`). A row that makes `accumulate` of a function raise, when
           it is tried in an empty group, goes to this side output and counts for no aggregate. Errors of `merge` and

@@ -46,8 +46,8 @@ from tidegate.storage.process_id import is_there
 log = logging.getLogger(__name__)
 
 KEPT_MS = int(timedelta(days=7).total_seconds() * 1000)
-"""How long, in ms, the completed checkpoints of a job without storage stay, unless the user asked to keep them for
-good.
+"""How long, in ms, the completed checkpoints of a job without storage stay, unless the user requested that they are
+never deleted.
 """
 SWEPT_MAX = 200
 """The largest number of folders of dead processes that a process deletes when it first submits a job without

@@ -287,7 +287,7 @@ class CollectedRows:
     """
 
     PREFIX = "collect:"
-    """The prefix of the text that stands for the URL until the job has an id (see `placeholder`)."""
+    """The prefix of the text that is used in place of the URL until the job has an id (see `placeholder`)."""
 
     def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore, *, handed_on: bool = False) -> None:
         self.uid = uid

@@ -126,7 +126,7 @@ class FilePattern:
                 elif is_literal(path):
                     raise ConfigurationError(
                         f"from_files: the name of {path!r} in {self.folder} has the brackets of the pattern, where "
-                        "they stand for one of several characters; write [[] for a bracket, as glob.escape does"
+                        "they mean one of several characters; write [[] for a bracket, as glob.escape does"
                     )
         return [found[path] for path in sorted(found)]
 

@@ -518,7 +518,7 @@ def _is_temporal(kind: pa.DataType) -> bool:
 
 
 def _number_type(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of the number that stands for a date or time in Avro."""
+    """Returns the type of the number that represents a date or time in Avro."""
     return pa.int32() if pa.types.is_date(kind) or pa.types.is_time32(kind) else pa.int64()
 
 
@@ -741,8 +741,8 @@ class _Resolver:
         if len(values) != 1:
             kinds = ", ".join(kind_of(self._read.of(each)) for each in reader)
             raise UnfitSchemaError(
-                f"{_field(path)} is a union of {kinds} in the program's schema, which has no Arrow type; leave the "
-                "field out of the columns, or read the records as format='raw'"
+                f"{_field(path)} is a union of {kinds} in the program's schema, which has no Arrow type; remove the "
+                "field from the columns, or read the records as format='raw'"
             )
         return values[0]
 
@@ -831,8 +831,8 @@ def leaf_type(schema: Schema, path: str) -> pa.DataType:
     if kind == "fixed":
         if logical == "duration":
             raise UnfitSchemaError(
-                f"{_field(path)} is a duration of months, days and milliseconds, which is not supported; leave the "
-                "field out of the columns"
+                f"{_field(path)} is a duration of months, days and milliseconds, which is not supported; remove the "
+                "field from the columns"
             )
         return _decimal_type(schema, path) if logical == "decimal" else pa.binary(schema["size"])
     if kind == "bytes" and logical == "decimal":

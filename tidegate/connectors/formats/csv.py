@@ -92,7 +92,7 @@ class CsvFormat(Format):
         known = [name.lower() for name in _OPTIONS]
         if unknown := [name for name in self.options if str(name).lower() not in known]:
             raise ConfigurationError(
-                f"CsvFormat(options=): {unknown[0]!r} does not apply to records without a header; the options are "
+                f"CsvFormat(options=): {unknown[0]!r} does not apply to records without a header; give only "
                 f"{', '.join(_OPTIONS)}"
             )
         self.text_options()

@@ -392,7 +392,7 @@ def _set_of_registered(schema: RegisteredSchema) -> bytes:
         except (binascii.Error, ValueError, _library("google.protobuf.message").DecodeError) as error:
             raise UnfitSchemaError(
                 f"the registry returned the schema with the id {schema.schema_id} as text, and not as descriptors; "
-                "it must support ?format=serialized"
+                "use a registry that supports ?format=serialized"
             ) from error
         file.name = name or f"registered-{schema.schema_id}.proto"
         for dependency in file.dependency:

@@ -326,7 +326,7 @@ def _parsed(data: bytes, url: str) -> Mapping[str, Any]:
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise RegistryError(f"the answer of {url} is not JSON; is it a schema registry?") from error
+        raise RegistryError(f"the answer of {url} is not JSON; check that the address is a schema registry") from error
     if not isinstance(found, dict):
         raise RegistryError(
             f"the answer of {url} is not an object: {_shown(found)}; check that the address is a schema registry"

@@ -69,7 +69,7 @@ class TextOptions:
             option = known.get(str(name).lower())
             if option is None:
                 names = ", ".join(each.name for each in dict.fromkeys(known.values())) or "none"
-                raise ConfigurationError(f"{method}(options=): {kind} has no option {name!r}; its options are {names}")
+                raise ConfigurationError(f"{method}(options=): {kind} has no option {name!r}; give one of {names}")
             found[option.field] = option.value(value, method)
         return TextOptions(**found)._checked(method)  # type: ignore[arg-type]
 
@@ -111,7 +111,9 @@ class _Option:
         try:
             return self.read(given)
         except (ValueError, TypeError, LookupError) as error:
-            raise ConfigurationError(f"{method}(options=): {self.name}={given!r} is not {self.wanted}") from error
+            raise ConfigurationError(
+                f"{method}(options=): {self.name}={given!r} is not valid; give {self.wanted}"
+            ) from error
 
 
 def _code(character: str) -> int:

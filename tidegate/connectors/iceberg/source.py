@@ -511,7 +511,7 @@ class _FollowingReader:
             return False
         raise ConfigurationError(
             f"{what} that were read before, and a stream of appended rows cannot take them back. Skip such snapshots "
-            "with changes='skip', or read the table anew"
+            "with changes='skip', or read the table again from its start"
         )
 
     def _planned(self, state: LaneOfSnapshots) -> tuple[IcebergFile, ...]:

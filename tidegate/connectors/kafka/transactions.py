@@ -159,7 +159,7 @@ def _read_to(reader: confluent_kafka.Consumer, end: int, lane: str, doing: str, 
         if monotonic_ms() - began_ms > limit_ms:
             raise KafkaWriteError(
                 f"could not {doing}: reached offset {position} of {end} in {limit_ms} ms. An open transaction of "
-                "another process may hold up readers; it ends by its transaction.timeout.ms at the latest"
+                "another process may block readers; it ends by its transaction.timeout.ms at the latest"
             )
         for message in reader.consume(_READ_RECORDS, timeout=_READ_S):
             error = message.error()

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from tidegate.storage.errors import CorruptionError
 
 UNCHANGED_VALUE: Final = object()
-"""Stands for a large value that an update did not change and that the log does not have."""
+"""Represents a large value that an update did not change and that the log does not have."""
 Values: TypeAlias = list[object]
 """The values of a row: bytes of text, None for null, or UNCHANGED_VALUE."""
 

@@ -118,13 +118,16 @@ def check_function(function: object) -> None:
             f"{where}: initial names {strange}, and state has {state.names}; name only columns of state"
         )
     if SEEN in state.names or len(set(state.names)) < len(state):
-        raise ConfigurationError(f"{where}: state columns {state.names} must differ, and none may be called {SEEN!r}")
+        raise ConfigurationError(
+            f"{where}: state columns {state.names} must differ, and none may be called {SEEN!r}; rename them"
+        )
     for name, value in function.initial.items():
         try:
             pa.scalar(value, state.field(name).type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(
-                f"{where}: initial {name}={value!r} is not of type {state.field(name).type} ({error})"
+                f"{where}: initial {name}={value!r} is not of type {state.field(name).type} ({error}); give a "
+                "value of this type"
             ) from error
 
 

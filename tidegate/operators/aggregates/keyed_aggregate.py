@@ -225,8 +225,8 @@ class KeyedAggregate(Operator):
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ConfigurationError(
-                "keys and aggregates must have different names, because all are columns of the result; used twice: "
-                f"{doubles}"
+                "keys and aggregates must have different names, because all are columns of the result; rename "
+                f"{doubles}, used twice"
             )
 
     def _admit(self, schema: pa.Schema) -> None:

@@ -281,8 +281,8 @@ class BroadcastContext(ProcessContext):
         """
         if not self.broadcasting or self._states is None:
             raise ConfigurationError(
-                "apply_to_keyed_state goes through all keys: it can be used in process_broadcast of a "
-                "tg.KeyedBroadcastProcessFunction only"
+                "apply_to_keyed_state goes through all keys: call it only in process_broadcast of a "
+                "tg.KeyedBroadcastProcessFunction"
             )
         for _ in self._states.each_key(state):
             function(self.current_key, state)

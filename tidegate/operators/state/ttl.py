@@ -57,7 +57,7 @@ class StateTtl:
             ("visibility", self.visibility, get_args(TtlVisibility)),
         ):
             if given not in known:
-                raise ConfigurationError(f"StateTtl: {setting} is one of {', '.join(known)}, not {given!r}")
+                raise ConfigurationError(f"StateTtl: {setting}={given!r} is unknown; give one of {', '.join(known)}")
 
     @property
     def ttl_ms(self) -> int:

@@ -526,7 +526,7 @@ class ChangedKeys:
         """Removes the changed keys of these slices."""
         for node in slices:
             self._index.pop(node, None)
-            # Without columns a batch has no rows, and stands for one.
+            # A batch without columns has no rows, and is counted as one row.
             self.rows -= sum(keys.num_rows or 1 for keys in self._keys.pop(node, ()))
 
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
 from tidegate.storage.errors import ConfigurationError
 
-# PySpark 4.3 asks for the zone of timestamps; earlier ones take UTC, and no such argument.
+# PySpark 4.3 requires the zone of timestamps; earlier ones take UTC, and no such argument.
 _ZONE: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
 
 _WIDENED = {

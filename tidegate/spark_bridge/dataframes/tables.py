@@ -78,7 +78,7 @@ def files_to_dataframe(
     Raises ConfigurationError, SparkTimeoutError and SparkLostError in the same cases as `table_to_dataframe`.
     """
     _check_readable(url)
-    # Opened anew, because it is sent to executors, and the caller's store may be tied to the driver.
+    # Opened again, because it is sent to executors, and the caller's store may be tied to the driver.
     return _rows_of(spark, open_store(url), files, _stored_schema(schema, upsert=False), timeout_s)
 
 

@@ -82,7 +82,7 @@ def part_of(node: exp.Expr, word: str, given: Typed) -> Typed:
     name = _NAMES.get(name, name)
     name = name if name in _PARTS else name.removesuffix("S")
     if name not in _PARTS:
-        raise refused(node, f"a time has no part {word!r}; there are {', '.join(_PARTS)}")
+        raise refused(node, f"a time has no part {word!r}; use one of {', '.join(_PARTS)}")
     if isinstance(given.type, pl.Date):
         given = as_type(node, given, pl.Datetime("ms"))
     return Typed(_PARTS[name](in_utc(given)).cast(pl.Int32), pl.Int32())

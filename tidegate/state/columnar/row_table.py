@@ -40,7 +40,7 @@ from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD
 _INDEXED_ROWS = 1 << 18
 _KEYS_MIN = 65_536
 END = -1
-"""Stands for no row."""
+"""The value for a missing row."""
 
 
 class RowSlots(ColumnarTable):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tidegate.state.kernels.jit import kernel, load64
 
 NOTHING = -1
-"""Stands for a character that the dialect does not have: no quote, no escape, or no comment."""
+"""The value for a character that the dialect does not have: no quote, no escape, or no comment."""
 OK, TEXT_AFTER_QUOTE, UNCLOSED_QUOTE = 0, 1, 2
 """Status of a CSV record."""
 NO_OBJECT, UNFINISHED, TEXT_BEHIND, CONTROL_CHARACTER, BLANK = 1, 2, 3, 4, 5

@@ -118,7 +118,7 @@ class FileSystemStore:
                         error.errno, f"the bucket does not exist: {error}; create it, or correct the URL"
                     ) from error
                 raise NotFoundError(
-                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong"
+                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong: correct it"
                 ) from error
 
     def read_with_info(self, path: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
@@ -132,7 +132,7 @@ class FileSystemStore:
                 data, found = self._files.read_with_info(key, offset, length)
             except FileNotFoundError as error:
                 raise NotFoundError(
-                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong"
+                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong: correct it"
                 ) from error
         return data, replace(found, path=path)
 
@@ -188,7 +188,7 @@ class FileSystemStore:
                 found = self._files.info(key)
             except FileNotFoundError as error:
                 raise NotFoundError(
-                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong"
+                    f"there is no file {join_url(self._url, path)}; it was deleted, or the URL is wrong: correct it"
                 ) from error
         return replace(found, path=path)
 

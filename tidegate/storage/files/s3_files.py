@@ -312,7 +312,7 @@ def _parts(chunks: Iterable[Buffer]) -> Iterator[bytearray]:
 def _is_lost_create(error: OSError) -> bool:
     if isinstance(error, FileExistsError):
         return True
-    # EINVAL also stands for a dozen kinds of bad request. It is a lost create only with status 412, or without an
+    # EINVAL also covers a dozen kinds of bad request. It is a lost create only with status 412, or without an
     # answer.
     return error.errno == errno.EINVAL and status_of(error) in (412, None)
 

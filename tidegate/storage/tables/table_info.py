@@ -123,7 +123,8 @@ class TableInfo:
         if difference := schema_difference(there, before):
             raise TableError(
                 f"the table at {url} has another schema than the job writes: {difference}; "
-                'schema_evolution="add_columns" adds columns after the existing ones, and changes nothing else'
+                'schema_evolution="add_columns" adds columns after the existing ones, and changes nothing else: '
+                "cast the columns, or write to another url"
             )
         full = [field.name for field in new if not field.nullable]
         if full:

@@ -60,7 +60,7 @@ class FailoverOracle:
         """Vertices with union list state. All their subtasks restart together."""
         self._failed: set[TaskId] = set()
         self._first_is_complete = False
-        """True once the coordinator in charge was notified that a checkpoint of this job is complete."""
+        """True once the coordinator that controls the job was notified that a checkpoint of this job is complete."""
         self._generation = 0
         """Generation of the newest coordinator."""
         self._whole = True

@@ -65,7 +65,7 @@ class JobInTheWorld(Protocol):
     context: JobContext
     disk: SimulatedDisk
     coordinator: CoordinatorDriver | None
-    """The coordinator in charge, or None while there is none."""
+    """The coordinator that controls the job, or None while there is none."""
     coordinator_crashes: int
     processes: SimulatedProcesses
     nodes: SimulatedNodes

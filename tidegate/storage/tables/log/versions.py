@@ -199,8 +199,7 @@ class TableVersions:
             raise self._too_old(f"commit {number} of the table at {self._url}")
         if not oldest <= number <= newest:
             raise TableError(
-                f"the table at {self._url} never had a commit {number}: its commits are {oldest} to {newest}; see "
-                "history()"
+                f"the table at {self._url} never had a commit {number}: give one of {oldest} to {newest}; see history()"
             )
         entry = self._by_seq.get(number)
         if entry is not None and entry.kind is TableEntryKind.COMMITTED:
@@ -209,8 +208,8 @@ class TableVersions:
         # A cut may have dropped the entry.
         what = "the entry was no commit, and was dropped since" if entry is None else _WHAT[entry.kind]
         raise TableError(
-            f"{number} is not a commit of the table at {self._url}: {what}. The version at that point is "
-            f"as_of={before}; see history()"
+            f"{number} is not a commit of the table at {self._url}: {what}. For the version at that point "
+            f"give as_of={before}; see history()"
         )
 
     def _by_time(self, time: dt.datetime) -> TableEntry:
