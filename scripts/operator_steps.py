@@ -86,7 +86,7 @@ STEPS = (
         "it had completed three checkpoints",
     ),
     Step(
-        "Ask by REST",
+        "Request by REST",
         "Paths and names of fields are Flink's ([REST](rest.md)). The same server has the\n"
         "[job page](job-page.md), at `$WEB/ui/jobs/$ID`.",
         (
@@ -143,7 +143,7 @@ STEPS = (
         "The same in Prometheus",
         "A Prometheus scrapes the addresses that Ray writes down, as `configs/prometheus.yaml` has it. These are the\n"
         "questions of panels of `configs/grafana/tidegate.json`: restarts, status, the last recovery, rows in a\n"
-        "second. Ray collects every ten seconds, so the first question is asked until it has the restart.",
+        "second. Ray collects every ten seconds, so the first query is repeated until its answer has the restart.",
         (
             DEFINE_ASK,
             AWAIT_RESTART,

@@ -281,9 +281,9 @@ def test_options_of_spark(
     ("options", "named"),
     [
         ({"seperator": ";"}, r"csv has no option 'seperator'; give one of sep, quote"),
-        ({"sep": "||"}, "sep='||' is not one ASCII character"),
-        ({"header": "yes"}, "header='yes' is not true or false"),
-        ({"encoding": "latin-99"}, "encoding='latin-99' is not the name of an encoding"),
+        ({"sep": "||"}, "sep='||' is not valid; give one ASCII character"),
+        ({"header": "yes"}, "header='yes' is not valid; give true or false"),
+        ({"encoding": "latin-99"}, "encoding='latin-99' is not valid; give the name of an encoding"),
         ({"sep": '"'}, "sep and quote are both"),
         ({"timestampFormat": "yyyy"}, "csv has no option 'timestampFormat'"),
     ],

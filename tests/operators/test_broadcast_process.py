@@ -337,5 +337,7 @@ def test_a_stream_without_keys_meets_what_was_broadcast() -> None:
     assert restored.rows(KEYED_SIDE, {"x": 2}) == [{"x": 2, "tag": "new"}]
     with pytest.raises(OperatorError, match="broadcast state 'tags' is read-only here"):
         restored.rows(KEYED_SIDE, {"x": -1})
-    with pytest.raises(OperatorError, match=r"process_broadcast of a tg\.KeyedBroadcastProcessFunction only"):
+    with pytest.raises(
+        OperatorError, match=r"call it only in process_broadcast of a tg\.KeyedBroadcastProcessFunction"
+    ):
         restored.rows(BROADCAST_SIDE, {"tag": "all"})

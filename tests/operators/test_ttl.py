@@ -369,11 +369,11 @@ def test_pickled_state_with_a_time_to_live_says_so() -> None:
         (lambda: StateTtl(dt.timedelta(seconds=-1)), "is negative"),
         (
             lambda: StateTtl("1h", update="never"),
-            r"update is one of on_create_and_write, .* not 'never'",
+            "update='never' is unknown; give one of on_create_and_write",
         ),
         (
             lambda: StateTtl("1h", visibility="all"),
-            "visibility is one of never_return_expired, .* not 'all'",
+            "visibility='all' is unknown; give one of never_return_expired",
         ),
         (lambda: ValueState("v", int, ttl="1h"), r"state 'v': ttl is a tg.StateTtl\(\"1h\"\), not '1h'"),
     ],

@@ -81,7 +81,7 @@ def test_history_tells_of_each_commit(table: TableLog) -> None:
         (-1, "never had a commit -1"),
         (
             4,
-            "4 is not a commit of the table at .*: a job became its owner there. For the version at that point give as_of=3",
+            "4 is not a commit .*: a job became its owner there. For the version at that point give as_of=3",
         ),
         (at(99), r"nothing had been committed to the table at .* by .*: its first commit, 2, was made at 1970-01-01"),
     ],
