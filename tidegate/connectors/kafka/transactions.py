@@ -12,7 +12,7 @@ stays short however many rows a checkpoint has, and a lane that is behind needs 
   token of the last part, and covers all parts before it.
 - After any failure the outcome of the transaction is unknown. The producer is discarded, and the next attempt begins
   with `init_transactions` and reads the token again.
-- An open transaction holds up readers. If its process has stopped, the brokers abort it after a time limit. The limit
+- An open transaction blocks readers. If its process has stopped, the brokers abort it after a time limit. The limit
   begins with 10 s and is doubled by each failure, so that slow brokers get the time that they need.
 - A lane has its tokens in one partition, chosen by a hash of its name. A commit is refused if the token topic is not
   the topic that the job was submitted with, or has another number of partitions: tokens would not be found.
