@@ -167,6 +167,17 @@ def test_values_of_sqlite_are_read_as_other_types(
         assert [row["x"] for row in check_source(source)] == [found[number]]
 
 
+def test_numeric_columns_are_read_as_integers_and_floats(postgres: PostgresDatabase) -> None:
+    """If each value is one: no digits after the point are dropped."""
+    query = "SELECT 7::numeric(5, 0) AS a, 8.00::numeric(5, 2) AS b, 1.25::numeric(5, 2) AS c"
+    schema = pa.schema([("a", pa.int32()), ("c", pa.float64())])
+    found = check_source(sql_source(postgres.dsn, query, schema, None, 1))
+    assert found == [{"a": 7, "b": Decimal("8.00"), "c": 1.25}]
+    wrong = sql_source(postgres.dsn, query, pa.schema([("c", pa.int64())]), None, 1)
+    with pytest.raises(tg.ConfigurationError, match=r"column 'c' has a value that does not fit int64.*1\.25"):
+        check_source(wrong)
+
+
 @pytest.mark.parametrize(
     ("column", "wanted"),
     [

@@ -256,6 +256,7 @@ class PostgresRows(Rows):
 _NUMBERS_OF = frozenset({"int", "float32", "float64", "decimal"})
 _READ_AS = {
     "int": _NUMBERS_OF,
+    "decimal": _NUMBERS_OF,
     "float32": frozenset({"float32", "float64"}),
     "float64": frozenset({"float32", "float64"}),
     "text": _NUMBERS_OF | {"text", "bool", "date", "time", "naive", "zoned"},
