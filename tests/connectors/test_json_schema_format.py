@@ -109,6 +109,13 @@ def test_schemas_without_columns_are_refused_by_name() -> None:
         schema = {"type": "object", "properties": properties}
         with registry_server() as registry, pytest.raises(ConfigurationError, match=f"{reason}.*Give the columns"):
             JsonSchemaFormat(schema, registry=registry.url).for_reading(None, READING)
+    for text, reason in [("string", "is not JSON"), ("true", "is not an object but bool")]:
+        with registry_server() as registry:
+            registry.add("orders-value", text, "JSON")
+            with pytest.raises(
+                ConfigurationError, match=rf"from_kafka\(format='json_schema'\): the JSON Schema {reason}"
+            ):
+                JsonSchemaFormat(registry=registry.url).for_reading(None, READING)
     with registry_server() as registry, pytest.raises(ConfigurationError, match="no schema in the registry; give the"):
         JsonSchemaFormat(registry=registry.url).for_reading(None, READING)
     with pytest.raises(ConfigurationError, match="give registry="):

@@ -96,8 +96,8 @@ class JsonSchemaFormat(Format):
         """Binds the format to the columns of a source. Raises ConfigurationError, RegistryError."""
         where = f"{use.method}(format='json_schema')"
         newest = newest_schemas(RegistryClient(self._registry), self.subject, "JSON", use)
-        given = [] if self.schema is None else [JsonSchema.of(str(self.schema))]
-        described = [*given, *(JsonSchema.of(found.text, found.references) for found in newest.values())]
+        given = [] if self.schema is None else [_parsed(str(self.schema), (), where)]
+        described = [*given, *(_parsed(found.text, found.references, where) for found in newest.values())]
         if columns is None:
             if not given:
                 schema_of_topics(newest, where, f"give the columns, {use.part}={{'name': str, ...}}")
@@ -128,7 +128,7 @@ class JsonSchemaFormat(Format):
             found = schema_of_topics(newest, where, "register one, or give JsonSchemaFormat(schema=..., registry=...)")
             text, references = found.text, found.references
             known = {topic: each.schema_id for topic, each in newest.items()}
-        schema = JsonSchema.of(text, references)
+        schema = _parsed(text, references, where)
         _check_columns(schema, columns, where, "cast or drop it in a step before")
         if lacking := [name for name in schema.required() if name not in columns.names]:
             raise ConfigurationError(f"{where}: the schema requires {lacking[0]!r}, which is not a column; add it")
@@ -143,6 +143,14 @@ class JsonSchemaFormat(Format):
     def _registry(self) -> SchemaRegistry:
         assert isinstance(self.registry, SchemaRegistry)
         return self.registry
+
+
+def _parsed(text: str, references: tuple[tuple[str, str], ...], where: str) -> JsonSchema:
+    """Parses a schema. Raises ConfigurationError, which names the method and the format (`where`)."""
+    try:
+        return JsonSchema.of(text, references)
+    except UnfitSchemaError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
