@@ -172,6 +172,21 @@ def test_a_column_of_headers_is_taken_as_it_is() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([2**61 + 1, 9 * 10**15, None], pa.timestamp("s")),
+        ([2**63, 9 * 10**18, None], pa.uint64()),
+    ],
+)
+def test_a_timestamp_does_not_wrap_around(values: list[int | None], kind: pa.DataType) -> None:
+    """Seconds become milliseconds, and unsigned numbers signed ones."""
+    rows = pa.RecordBatch.from_arrays([pa.array([b"x"] * 3), pa.array(values, kind)], names=["k", "at"])
+    records, bad = made(RecordLayout(("k",), RawWrite(), timestamp="at"), rows)
+    assert [record["timestamp"] for record in records] == [9 * 10**18, None]
+    assert bad == {0: "column 'at' is too far in the future for a timestamp of Kafka"}
+
+
 def test_no_headers_are_no_column() -> None:
     """An empty dict, as a program may compute it."""
     records, bad = made(RecordLayout(("k",), RawWrite(), headers={}), ROWS)
