@@ -6,7 +6,7 @@ import copy
 import io
 import json
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +14,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
-from debezium_events import FILES, TABLE, avro_events, avro_schema, events
+from debezium_events import FILES, TABLE, avro_events, avro_schema, events, every_type
 from registry_server import RegistryServer, registry_server
 
 from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
@@ -301,47 +301,10 @@ def _written(
 
 
 def _all_types() -> tuple[pa.Schema, dict[str, Any]]:
-    inner = pa.struct([("n", pa.decimal128(5, 2)), ("d", pa.list_(pa.date32()))])
-    columns = pa.schema(
-        [
-            ("id", pa.string()),
-            ("ms", pa.timestamp("ms")),
-            ("ns", pa.timestamp("ns")),
-            ("zoned", pa.timestamp("us", "UTC")),
-            ("day", pa.date64()),
-            ("t", pa.time64("ns")),
-            ("t3", pa.time32("ms")),
-            ("long", pa.duration("us")),
-            ("raw", pa.binary()),
-            ("wide", pa.decimal128(38, 10)),
-            ("more", inner),
-            ("many", pa.list_(inner)),
-            ("by_name", pa.map_(pa.string(), pa.int64())),
-            ("f", pa.float32()),
-            ("small", pa.int16()),
-            ("flag", pa.bool_()),
-        ]
-    )
-    nested = {"n": Decimal("-1.28"), "d": [date(2026, 1, 2), None]}
-    row = {
-        "id": 'a "quoted" \n key',
-        "ms": datetime(2026, 1, 2, 3, 4, 5, 6_000),
-        "ns": 1_234_567_890_123_456_789,
-        "zoned": datetime(1969, 1, 2, 3, 4, 5, 6, UTC),
-        "day": date(2026, 1, 2),
-        "t": 86_399_999_999_999,
-        "t3": time(1, 2, 3, 4_000),
-        "long": timedelta(days=-3, microseconds=5),
-        "raw": b"\x00\xff",
-        "wide": Decimal("-1234567890123456789012345678.0123456789"),
-        "more": nested,
-        "many": [nested, None, {"n": None, "d": None}],
-        "by_name": [("a", 1), ("b", None)],
-        "f": float("-inf"),
-        "small": -32_768,
-        "flag": False,
-    }
-    return columns, row
+    columns, row = every_type()
+    for name, kind in (("by_name", pa.map_(pa.string(), pa.int64())), ("small", pa.int16())):
+        columns = columns.append(pa.field(name, kind))
+    return columns, row | {"by_name": [("a", 1), ("b", None)], "small": -32_768, "f": float("-inf")}
 
 
 def _read(registry: RegistryServer, columns: pa.Schema, values: list[bytes], keys: list[bytes]) -> DecodedRecords:

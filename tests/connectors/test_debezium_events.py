@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from debezium_events import FILES, TABLE, events
+from debezium_events import FILES, TABLE, events, every_type
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -387,42 +387,7 @@ def test_events_are_written_as_debezium_writes_them() -> None:
 
 def test_events_that_are_written_are_read_as_the_same_rows() -> None:
     """Values of every type of an event come back, in structs and lists, with nulls, and in slices."""
-    inner = pa.struct([("n", pa.decimal128(5, 2)), ("d", pa.list_(pa.date32()))])
-    columns = pa.schema(
-        [
-            ("id", pa.string()),
-            ("ms", pa.timestamp("ms")),
-            ("ns", pa.timestamp("ns")),
-            ("zoned", pa.timestamp("us", "UTC")),
-            ("day", pa.date64()),
-            ("t", pa.time64("ns")),
-            ("t3", pa.time32("ms")),
-            ("long", pa.duration("us")),
-            ("raw", pa.binary()),
-            ("wide", pa.decimal128(38, 10)),
-            ("more", inner),
-            ("many", pa.list_(inner)),
-            ("f", pa.float32()),
-            ("flag", pa.bool_()),
-        ]
-    )
-    nested = {"n": Decimal("-1.28"), "d": [date(2026, 1, 2), None]}
-    row = {
-        "id": 'a "quoted" \n key',
-        "ms": datetime(2026, 1, 2, 3, 4, 5, 6_000),
-        "ns": 1_234_567_890_123_456_789,
-        "zoned": datetime(1969, 1, 2, 3, 4, 5, 6, UTC),
-        "day": date(2026, 1, 2),
-        "t": 86_399_999_999_999,
-        "t3": time(1, 2, 3, 4_000),
-        "long": timedelta(days=-3, microseconds=5),
-        "raw": b"\x00\xff",
-        "wide": Decimal("-1234567890123456789012345678.0123456789"),
-        "more": nested,
-        "many": [nested, None, {"n": None, "d": None}],
-        "f": 1.5,
-        "flag": False,
-    }
+    columns, row = every_type()
     empty = dict.fromkeys(row) | {"id": ""}
     rows = pa.RecordBatch.from_pylist([row, empty, row | {"id": "c"}, empty | {"id": "d"}], schema=columns).slice(1)
     values, keys, bad = _written(rows, [-1, -1, -1], [0, 1, 2])

@@ -37,7 +37,7 @@ STOP = CheckpointProperties(SnapshotKind.SUSPEND, TARGET)
 
 def done(checkpoint_id: int) -> CompletedCheckpoint:
     """A checkpoint that is complete."""
-    return CompletedCheckpoint(CheckpointId(checkpoint_id), 0, 0, 0, final=False)
+    return CompletedCheckpoint(CheckpointId(checkpoint_id), 0, 0, final=False)
 
 
 def metadata(checkpoint_id: int = 3) -> CheckpointMetadata:
@@ -327,7 +327,7 @@ def test_a_checkpoint_completes_once_and_after_older_ones() -> None:
     assert invariants.may_count_as_complete(state(completed=()), pending())
     assert not invariants.may_count_as_complete(state(completed=(done(3),)), pending())
     assert not invariants.may_count_as_complete(
-        state(completed=(done(1), CompletedCheckpoint(CheckpointId(4), 0, 0, 0, False))), pending()
+        state(completed=(done(1), CompletedCheckpoint(CheckpointId(4), 0, 0, False))), pending()
     )
     assert not invariants.may_count_as_complete(state(), pending(waiting={SINK: None}))
     with pytest.raises(InvariantError, match="invariant 4"):

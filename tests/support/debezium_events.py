@@ -6,6 +6,8 @@ import base64
 import io
 import json
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,44 @@ def avro_value(described: dict[str, Any], value: Any) -> Any:
     if described["type"] == "array":
         return [avro_value(described["items"], each) for each in value]
     return base64.b64decode(value) if described["type"] == "bytes" else value
+
+
+def every_type() -> tuple[pa.Schema, dict[str, Any]]:
+    """Returns columns of every type of an event, whose key is `id`, and a row with a value in each."""
+    inner = pa.struct([("n", pa.decimal128(5, 2)), ("d", pa.list_(pa.date32()))])
+    columns = pa.schema(
+        [
+            ("id", pa.string()),
+            ("ms", pa.timestamp("ms")),
+            ("ns", pa.timestamp("ns")),
+            ("zoned", pa.timestamp("us", "UTC")),
+            ("day", pa.date64()),
+            ("t", pa.time64("ns")),
+            ("t3", pa.time32("ms")),
+            ("long", pa.duration("us")),
+            ("raw", pa.binary()),
+            ("wide", pa.decimal128(38, 10)),
+            ("more", inner),
+            ("many", pa.list_(inner)),
+            ("f", pa.float32()),
+            ("flag", pa.bool_()),
+        ]
+    )
+    nested = {"n": Decimal("-1.28"), "d": [date(2026, 1, 2), None]}
+    row = {
+        "id": 'a "quoted" \n key',
+        "ms": datetime(2026, 1, 2, 3, 4, 5, 6_000),
+        "ns": 1_234_567_890_123_456_789,
+        "zoned": datetime(1969, 1, 2, 3, 4, 5, 6, UTC),
+        "day": date(2026, 1, 2),
+        "t": 86_399_999_999_999,
+        "t3": time(1, 2, 3, 4_000),
+        "long": timedelta(days=-3, microseconds=5),
+        "raw": b"\x00\xff",
+        "wide": Decimal("-1234567890123456789012345678.0123456789"),
+        "more": nested,
+        "many": [nested, None, {"n": None, "d": None}],
+        "f": 1.5,
+        "flag": False,
+    }
+    return columns, row

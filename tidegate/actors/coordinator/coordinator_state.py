@@ -259,7 +259,6 @@ class CompletedCheckpoint:
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
-    completed_at_ms: int
     size_bytes: int
     final: bool
 

@@ -143,9 +143,7 @@ class CheckpointFinalizer:
         del state.pending[event.checkpoint_id]
         state.completed = (
             *state.completed,
-            CompletedCheckpoint(
-                event.checkpoint_id, pending.triggered_at_ms, event.at_ms, metadata.size_bytes, metadata.final
-            ),
+            CompletedCheckpoint(event.checkpoint_id, pending.triggered_at_ms, metadata.size_bytes, metadata.final),
         )
         state.shared.register(metadata)
         for subtask in metadata.subtasks:
