@@ -11,7 +11,7 @@ import hashlib
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -242,9 +242,6 @@ def columns_in(node: exp.Expr) -> list[exp.Column]:
 def all_of(conditions: list[pl.Expr]) -> pl.Expr:
     """Combines conditions with AND."""
     return balanced(conditions, operator.and_)
-
-
-Translate = Callable[[exp.Expr], Typed]
 
 
 _DIGEST = 10

@@ -56,8 +56,6 @@ def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) ->
 
 _SCANNED_ROWS = 131_072
 
-Refs = list[NDArray[np.int64]]
-
 
 class RowsOperator(Operator):
     """Base class of operators that store whole rows by the key columns `stored_keys`.
