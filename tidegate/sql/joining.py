@@ -201,7 +201,7 @@ class StreamJoin:
                 "a join in windows needs the same windows on both sides, and equal window_start and window_end in ON",
             )
         if not isinstance(spec, Tumbling | Sliding):
-            raise refused(self._node, "a join in windows needs windows of TUMBLE or HOP")
+            raise refused(self._node, "a join in windows needs windows of TUMBLE or HOP: use one of them on both sides")
         self._refuse_rest(parts, [])
         self._refuse_bound_conditions()
         on, names = self._prepared(parts, window=True)

@@ -440,7 +440,7 @@ def _splits_of(operator: OperatorSnapshot) -> tuple[StoredSplit, ...]:
 class SnapshotParts:
     """Functions that a snapshot calls.
 
-    The first four are called in this order. The last two return facts about the task.
+    The first four are called in the order of the fields. The last two return facts about the task.
     """
 
     prepare: Callable[[], None]

@@ -209,7 +209,9 @@ class WindowedStream(OtherNames):
         if every_time not in ("event", "processing"):
             raise ConfigurationError(f'{name}: emit_every_time must be "event" or "processing", not {every_time!r}')
         if every_time == "event" and every_ms is None:
-            raise ConfigurationError(f'{name}: emit_every_time="event" needs emit_every="10s" or the like')
+            raise ConfigurationError(
+                f'{name}: emit_every_time="event" needs emit_every=; give one such as emit_every="10s"'
+            )
         if every_time == "event" and self._clock is not None:
             raise ConfigurationError(
                 f'{name}: windows of processing time have no event time; remove emit_every_time="event"'

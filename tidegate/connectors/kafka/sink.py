@@ -70,7 +70,9 @@ _DEFAULT_RECORD_BYTES = 1_000_000
 
 @dataclass(slots=True)
 class KafkaTarget:
-    """The brokers and topics to which a sink writes. `check` sets the last fields at submission."""
+    """The brokers and topics to which a sink writes. `check` sets `record_bytes_max`, `rules` and `tokens` when the job
+    is submitted.
+    """
 
     servers: str
     topic: str | None

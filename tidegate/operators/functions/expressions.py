@@ -134,7 +134,7 @@ class Select(Operator):
 
 def _checked(expressions: tuple[pl.Expr, ...], method: str) -> tuple[pl.Expr, ...]:
     if not expressions:
-        raise ConfigurationError(f"{method} needs at least one expression")
+        raise ConfigurationError(f"{method} needs at least one expression; give one")
     for expression in expressions:
         if not isinstance(expression, pl.Expr):
             raise ConfigurationError(

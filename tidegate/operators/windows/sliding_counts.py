@@ -440,9 +440,9 @@ class FunctionSlidingCounts(WindowBuffer):
     ) -> None:
         """Calls the function with the windows that the rows of a batch complete, in the order of these rows.
 
-        `codes` and `numbers` have the key number of each row of the batch, and its number among the rows of the key.
-        `found` and `stored` have the key numbers and row numbers of the stored rows. `seen` has the number of earlier
-        rows of each key.
+        Rows of the batch: `codes` has the number of each row's key, and `numbers` the number of the row among the rows
+        of this key. Stored rows: `found` has the numbers of their keys, and `stored` their row numbers. `seen` has the
+        number of earlier rows of each key.
         """
         completing = np.flatnonzero((numbers + 1) % self._slide == 0)
         if not len(completing):

@@ -478,8 +478,8 @@ class TableNotes:
 
     @property
     def may_mark_all(self) -> bool:
-        """Returns whether `mark_all` may be called: all pages are recorded, all slots had a row, and changed slots are
-        still marked one by one.
+        """Returns whether `mark_all` may be called. All pages must be recorded, and all slots must have had a row.
+        Changed slots must still be marked one by one.
         """
         all_kept = len(self.kept) == len(self._is_kept)
         return all_kept and self.rows == self.slots_below and not self._all_changed

@@ -335,8 +335,8 @@ class ValueHeap:
         self._chunks, self.size_bytes, self._kept_bytes = [], 0, 0
 
     def _add(self, chunk: HeapChunk) -> None:
-        """Appends a chunk. Merges the last two chunks, unless the former is twice as long as the latter or the result
-        would be too large.
+        """Appends a chunk. Then merges the last two chunks, unless the second-last one is twice as long as the last
+        one, or the result would be too large.
         """
         self._chunks.append(chunk)
         self.size_bytes += chunk.size_bytes
