@@ -167,6 +167,14 @@ def test_values_of_sqlite_are_read_as_other_types(
         assert [row["x"] for row in check_source(source)] == [found[number]]
 
 
+def test_a_file_of_sqlite_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
+    """A wrong path would give an empty database, and an error about its tables."""
+    file = tmp_path / "none.db"
+    with pytest.raises(tg.ConfigurationError, match=r"from_sql: there is no file .*none\.db"):
+        sql_source(f"sqlite:///{file}", "SELECT id, v FROM t", TYPES, None, 1)
+    assert not file.exists()
+
+
 def test_numeric_columns_are_read_as_integers_and_floats(postgres: PostgresDatabase) -> None:
     """If each value is one: no digits after the point are dropped."""
     query = "SELECT 7::numeric(5, 0) AS a, 8.00::numeric(5, 2) AS b, 1.25::numeric(5, 2) AS c"

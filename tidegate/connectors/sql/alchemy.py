@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -69,6 +70,13 @@ def engine_of(url: str, where: str, *, writes: bool = False) -> sa.Engine:
             f"{where}: the URL of the database cannot be used: {first_line(error)}. Give one of SQLAlchemy, such as "
             "sqlite:////folder/file.db or mysql+pymysql://user@host/database, and install its driver"
         ) from error
+
+
+def check_file(engine: sa.Engine, where: str) -> None:
+    """Raises ConfigurationError if the file of a SQLite database does not exist, because a query would create it."""
+    file = engine.url.database
+    if engine.dialect.name == "sqlite" and not engine.url.query and file is not None and not Path(file).exists():
+        raise ConfigurationError(f"{where}: there is no file {file}; check the URL")
 
 
 def use_utc(engine: sa.Engine) -> None:

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -431,9 +430,7 @@ def _alchemy_table(
         raise ConfigurationError(
             f"{where}: {name} is not a supported database; give the URL of PostgreSQL, SQLite, MySQL or MariaDB"
         )
-    file = engine.url.database
-    if name == "sqlite" and not engine.url.query and file is not None and not Path(file).exists():
-        raise ConfigurationError(f"{where}: there is no file {file}; check the URL")
+    sql_alchemy.check_file(engine, where)
     try:
         with named_errors(where):
             found = _found_columns(engine, place)

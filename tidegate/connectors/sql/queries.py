@@ -398,6 +398,7 @@ class AlchemyQueries(QueryClient):
 
     def _started(self, query: str, schema: pa.Schema, failure: type[ConfigurationError | DatabaseError]) -> AlchemyRows:
         engine = engine_of(self.url, self.where)
+        sql_alchemy.check_file(engine, self.where)
         if engine.dialect.name != "sqlite":
             use_utc(engine)
         try:
