@@ -655,7 +655,7 @@ class TableParts:
                 self._store.delete(f"{PARTS_FOLDER}/{name}")
 
     def delete_entry(self, seq: int) -> None:
-        """Deletes an entry file that was created under a number which truncation had removed before."""
+        """Deletes an entry file whose number had already been removed by a truncation when the file was created."""
         self._store.delete(entry_path(seq))
 
     def _write_part(self, part: TablePart, columns: PartColumns) -> None:
