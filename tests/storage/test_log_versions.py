@@ -7,16 +7,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from table_logs import INFO, A, B, C, commit, file_of
 
-from tidegate.storage.errors import ConfigurationError, TableError
+from tidegate.storage.errors import CodecError, ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
-from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables.log.versions import AsOf
-from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
-from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_files import read_table
 from tidegate.storage.tables.table_log import TableLog
 
 OLD_TABLE = Path(__file__).parent / "old_tables" / "de78a60-append.zip"
@@ -129,33 +127,12 @@ def _refused(log: TableLog, said: str, prepare: Callable[[], None]) -> None:
         log.snapshot(2)
 
 
-def test_a_table_of_a_former_tidegate_goes_on(memory_store: FileSystemStore) -> None:
-    """Its bytes keep their meaning: rows, versions by number. Who asks for a time that it lacks is told so.
-
-    Job a-1 has committed 1 to 30, which entries 2 to 31 say; b-1, restored from checkpoint 28, then 101 to 103.
-    """
-    store = memory_store
+def test_a_table_in_another_format_is_refused(memory_store: FileSystemStore) -> None:
+    """The error names the file, its version, and the version that can be read."""
     with zipfile.ZipFile(OLD_TABLE) as archive:
         for name in archive.namelist():
-            store.write(name, (archive.read(name),))
-    old = TableLog(store)
-    assert read_table(store)["v"].to_pylist() == [*range(1, 29), 101, 102, 103]
-    assert read_table(store, as_of=31)["v"].to_pylist() == list(range(1, 31))
-    assert {entry.at for entry in old.history()} == {None}
-    with pytest.raises(TableError, match=r"commits up to 35 of the table at .* stored no times; give the number"):
-        old.snapshot(at(10**9))
-
-    log = TableLog(store, entries_per_snapshot=2, now_ms=lambda: 1_000)
-    log.create(TableInfo.of(pa.schema([("k", pa.string()), ("v", pa.int64())]), "append"))
-    log.claim(C, None, "append")
-    for number in range(1, 21):
-        batch = pa.record_batch({"k": ["x"], "v": [200 + number]})
-        file = write_data_file(store, f"{data_dir(C, AttemptNumber(9))}/{number}.parquet", [batch])
-        log.commit(C, CheckpointId(number), (file,))
-
-    reader = TableLog(store)
-    assert read_table(store, as_of=31)["v"].to_pylist() == list(range(1, 31))
-    assert read_table(store, as_of=at(1_000))["v"].to_pylist() == [*range(1, 29), 101, 102, 103, *range(201, 221)]
-    assert [entry.at for entry in reader.history()] == [None] * 33 + [at(1_000)] * 20
-    with pytest.raises(TableError, match="commits up to 35"):
-        reader.snapshot(at(999))
+            memory_store.write(name, (archive.read(name),))
+    with pytest.raises(
+        CodecError, match=r"snapshot-000000000025 has format version 2, and this tidegate reads version 3"
+    ):
+        read_table(memory_store)
