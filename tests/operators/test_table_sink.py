@@ -155,6 +155,18 @@ def test_wrong_batches_are_refused(batch: pa.RecordBatch, said: str) -> None:
         run(_sink(TableSink("upsert", ("k",))), [batch])
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.list_(pa.timestamp("s", "UTC"))])
+def test_seconds_that_parquet_cannot_hold_are_refused(kind: pa.DataType) -> None:
+    """The error names the column. Parquet has milliseconds, so later seconds would fail while a file is written."""
+    sink = _sink(TableSink())
+    nested = pa.types.is_list(kind)
+    last = (2**63 - 1) // 1_000
+    for seconds in (last, -last):
+        run(sink, [pa.record_batch({"at": pa.array([[seconds]] if nested else [seconds], kind)})])
+    with pytest.raises(OperatorError, match=r"column 'at' .* is out of range in a Parquet file"):
+        run(sink, [pa.record_batch({"at": pa.array([[last + 1]] if nested else [last + 1], kind)})])
+
+
 def test_schema_must_not_change() -> None:
     """A file has one schema; the error names the column and both types."""
     sink = _sink(TableSink("append"))

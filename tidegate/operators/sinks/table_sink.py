@@ -48,7 +48,7 @@ from tidegate.storage.schemas.arrow_types import widened
 from tidegate.storage.schemas.column_names import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
 from tidegate.storage.tables.partitions import check_texts, partition_folders
-from tidegate.storage.tables.table_info import TableInfo, TableMode
+from tidegate.storage.tables.table_info import TableInfo, TableMode, check_seconds
 
 FILE_BYTES_MAX = 64 << 20
 
@@ -116,6 +116,7 @@ class TableSink(StagingSink):
                 batch = batch.drop_columns([CHANGE]).append_column(DELETED_COLUMN, pa.array(~comes))
             key_forms(batch.slice(0, 0), self._keys)
             kept = compact(self._pinned.conform(widened(batch)))
+            check_seconds(kept)
         self._pending.append(kept)
         self._pending_bytes += kept.nbytes
 

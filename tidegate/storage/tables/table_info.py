@@ -182,6 +182,24 @@ def check_parquet_types(schema: pa.Schema) -> None:
             )
 
 
+def check_seconds(batch: pa.RecordBatch) -> None:
+    """Raises TableError, naming the column, for a timestamp in seconds that Parquet cannot hold.
+
+    Parquet has no such unit. Arrow writes milliseconds instead, which overflow after the year 292,278,994.
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        # The text of a nested type has its inner types.
+        if "timestamp[s" not in str(field.type):
+            continue
+        try:
+            pq.write_table(pa.Table.from_arrays([column], schema=pa.schema([field])), io.BytesIO(), compression="none")
+        except pa.ArrowInvalid as error:
+            raise TableError(
+                f"column {field.name!r} ({field.type}) has a value that is out of range in a Parquet file, which has "
+                f"milliseconds: {error}. Make it null or an earlier time in a step before"
+            ) from error
+
+
 def _parquet_refusal(schema: pa.Schema) -> str | None:
     """Returns the reason why Arrow cannot write a Parquet file with this schema, or None if it can."""
     try:
