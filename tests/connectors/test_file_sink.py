@@ -166,13 +166,14 @@ def test_codecs_are_checked() -> None:
 @pytest.mark.parametrize(
     ("format", "values", "text"),
     [
-        ("json", [1.5, float("nan")], "column 'v' is NaN or infinite"),
-        ("csv", [1.5, None], "would be a blank line"),
+        ("json", pa.array([1.5, float("nan")]), "column 'v' is NaN or infinite"),
+        ("csv", pa.array([1.5, None]), "would be a blank line"),
+        ("parquet", pa.array([0, 2**62], pa.timestamp("s")), "column 'v' .* out of range in a Parquet file"),
     ],
 )
-def test_a_row_that_a_file_cannot_hold_is_an_error(format: WrittenFormat, values: list[Any], text: str) -> None:
+def test_a_row_that_a_file_cannot_hold_is_an_error(format: WrittenFormat, values: pa.Array, text: str) -> None:
     """It is never omitted."""
-    batch = pa.record_batch({"v": pa.array(values, pa.float64())})
+    batch = pa.record_batch({"v": values})
     encoder = file_encoding(format, batch.schema, None).encoder()
     with pytest.raises(ConfigurationError, match=text):
         encoder.add(batch)

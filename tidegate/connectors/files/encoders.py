@@ -26,6 +26,7 @@ from tidegate.connectors.formats.csv import CsvFormat
 from tidegate.connectors.formats.format import EncodedRecords, Format, PayloadUse, WriteFormat
 from tidegate.connectors.formats.json import JsonFormat
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.arrow_types import seconds_beyond_parquet
 
 WrittenFormat: TypeAlias = "Literal['parquet', 'avro', 'csv', 'json'] | Format"
 """The format of files that users give: a name, or an AvroFormat or CsvFormat with options."""
@@ -146,6 +147,11 @@ class _ParquetFile(FileEncoder):
         return int(self._out.tell()) + self._group_bytes
 
     def add(self, batch: pa.RecordBatch) -> None:
+        if (reason := seconds_beyond_parquet(batch)) is not None:
+            raise ConfigurationError(
+                f"to_files(format='parquet'): a row cannot be written: {reason}. Correct or drop such rows in a step "
+                "before"
+            )
         self._group.append(batch)
         self._group_bytes += batch.nbytes
         if self._group_bytes >= _GROUP_BYTES:

@@ -238,3 +238,24 @@ def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray
 
 def _field_without_views(data_type: pa.DataType) -> pa.Field:
     return data_type.value_field.with_type(without_views(data_type.value_type))
+
+
+def seconds_beyond_parquet(batch: pa.RecordBatch) -> str | None:
+    """Returns text that names a column with a timestamp in seconds that a Parquet file cannot hold, or None.
+
+    Parquet has no such unit. Arrow writes milliseconds instead, which overflow after the year 292,278,994.
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        # The text of a nested type has its inner types.
+        if "timestamp[s" not in str(field.type):
+            continue
+        import pyarrow.parquet as pq
+
+        try:
+            pq.write_table(pa.Table.from_arrays([column], schema=pa.schema([field])), pa.BufferOutputStream())
+        except pa.ArrowInvalid as error:
+            return (
+                f"column {field.name!r} ({field.type}) has a value that is out of range in a Parquet file, which has "
+                f"milliseconds: {error}"
+            )
+    return None

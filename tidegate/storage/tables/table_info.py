@@ -14,7 +14,12 @@ import pyarrow.parquet as pq
 
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import TableError
-from tidegate.storage.schemas.arrow_types import check_dictionaries, decoded_type, widened_schema
+from tidegate.storage.schemas.arrow_types import (
+    check_dictionaries,
+    decoded_type,
+    seconds_beyond_parquet,
+    widened_schema,
+)
 from tidegate.storage.tables.partitions import check_partitioning
 
 TableMode = Literal["append", "upsert"]
@@ -183,21 +188,9 @@ def check_parquet_types(schema: pa.Schema) -> None:
 
 
 def check_seconds(batch: pa.RecordBatch) -> None:
-    """Raises TableError, naming the column, for a timestamp in seconds that Parquet cannot hold.
-
-    Parquet has no such unit. Arrow writes milliseconds instead, which overflow after the year 292,278,994.
-    """
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        # The text of a nested type has its inner types.
-        if "timestamp[s" not in str(field.type):
-            continue
-        try:
-            pq.write_table(pa.Table.from_arrays([column], schema=pa.schema([field])), io.BytesIO(), compression="none")
-        except pa.ArrowInvalid as error:
-            raise TableError(
-                f"column {field.name!r} ({field.type}) has a value that is out of range in a Parquet file, which has "
-                f"milliseconds: {error}. Make it null or an earlier time in a step before"
-            ) from error
+    """Raises TableError, naming the column, for a timestamp in seconds that a Parquet file cannot hold."""
+    if (reason := seconds_beyond_parquet(batch)) is not None:
+        raise TableError(f"{reason}. Make it null or an earlier time in a step before")
 
 
 def _parquet_refusal(schema: pa.Schema) -> str | None:
