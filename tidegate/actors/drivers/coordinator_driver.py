@@ -126,6 +126,7 @@ class CoordinatorDriver:
         effects: CoordinatorEffects,
         port: CoordinatorPort,
         incarnation: str,
+        entries_a_snapshot: int | None = None,
         job_history: JobHistory | None = None,
         log_rows: bool = False,
     ) -> None:
@@ -134,7 +135,7 @@ class CoordinatorDriver:
         self.generation = Generation(machine.state.generation + 1)
         self._log_rows = log_rows
         self._withheld = WithheldTexts()
-        self._log = LogWriter(event_log, position, self.generation, port, incarnation)
+        self._log = LogWriter(event_log, position, self.generation, port, incarnation, entries_a_snapshot)
         self.effects = effects
         self._port = port
         self._watermarks = WatermarkAnswers(port, self.generation)

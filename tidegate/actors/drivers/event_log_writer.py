@@ -77,6 +77,7 @@ class LogWriter:
     """Writes the event log for one coordinator process. All methods run on the coordinator's thread.
 
     `incarnation` is a unique id, which distinguishes two coordinators that both claim to be the next generation.
+    `entries_a_snapshot` is the number of entries after which a snapshot is stored, or None for the default.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class LogWriter:
         generation: Generation,
         port: CoordinatorPort,
         incarnation: str,
+        entries_a_snapshot: int | None = None,
     ) -> None:
+        self._entries_a_snapshot = ENTRIES_A_SNAPSHOT if entries_a_snapshot is None else entries_a_snapshot
         self.outage_ms = STORAGE_OUTAGE_MS
         self._log = event_log
         self._port = port
@@ -186,7 +189,7 @@ class LogWriter:
         """Stores a snapshot of the state if enough entries were written since the last one, and deletes log entries
         before the previous snapshot.
         """
-        few = self._next_index - self._counted_from < ENTRIES_A_SNAPSHOT
+        few = self._next_index - self._counted_from < self._entries_a_snapshot
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
         index = self._next_index
