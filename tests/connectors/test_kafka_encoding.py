@@ -187,6 +187,14 @@ def test_a_timestamp_does_not_wrap_around(values: list[int | None], kind: pa.Dat
     assert bad == {0: "column 'at' is too far in the future for a timestamp of Kafka"}
 
 
+@pytest.mark.parametrize("seconds", [-(2**62), -(2**63) // 1_000 - 1_000, -1])
+def test_an_early_timestamp_does_not_wrap_around(seconds: int) -> None:
+    """In milliseconds, the first one is 0, and the second one is far in the future."""
+    rows = pa.RecordBatch.from_pydict({"k": [b"x"], "at": pa.array([seconds], pa.timestamp("s"))})
+    _, bad = made(RecordLayout(("k",), RawWrite(), timestamp="at"), rows)
+    assert bad == {0: "column 'at' is before 1970, which is not a timestamp of Kafka"}
+
+
 def test_no_headers_are_no_column() -> None:
     """An empty dict, as a program may compute it."""
     records, bad = made(RecordLayout(("k",), RawWrite(), headers={}), ROWS)

@@ -204,6 +204,25 @@ def test_settings_that_the_client_refuses(kafka: Broker, native: bool) -> None:
             make_producer({**settings_of(kafka), **settings}, Deliveries(), native=native)
 
 
+@WAY
+@pytest.mark.parametrize(
+    ("properties", "limits"),
+    [
+        ({}, (10_000, 10_000)),
+        ({"socket.timeout.ms": 30_000}, (30_000, 30_000)),
+        ({"transaction.timeout.ms": "5000", "socket.timeout.ms": 4_000}, (5_000, 5_000)),
+        ({"transaction.timeout.ms": 300_000}, (300_000, 60_000)),
+    ],
+)
+def test_time_limits_fit_each_other(native: bool, properties: dict[str, object], limits: tuple[int, int]) -> None:
+    """The client refuses requests or deliveries that may outlast their transaction."""
+    settings = producer_settings(
+        "127.0.0.1:1", properties, partitioner="murmur2", delivery_timeout_ms=60_000, transactional_id="lane"
+    )
+    assert (int(str(settings["transaction.timeout.ms"])), settings["delivery.timeout.ms"]) == limits
+    make_producer({**settings, "log_level": 0}, Deliveries(), native=native)
+
+
 def test_settings_with_callbacks_need_the_client_of_python(kafka: Broker) -> None:
     """So do tokens of OAuth, and a librdkafka that cannot be called."""
     for properties in ({"stats_cb": print}, {"sasl.oauthbearer.config": "principal=me"}):

@@ -1531,7 +1531,8 @@ class Stream(OtherNames):
           failure.
         - `create`: True creates the topic if it does not exist, a number creates it with this many partitions.
         - `partitioner`: of librdkafka; the default is the one of Kafka's Java clients.
-        - `delivery_timeout`: how long the client tries to deliver a record, a duration.
+        - `delivery_timeout`: how long the client tries to deliver a record, a duration. With "exactly_once" a commit
+          that fails is repeated anyway; its first attempt takes 10 s at most, and later ones up to this time.
         - `token_topic`: the compacted topic of commit tokens; created if it does not exist.
         - `transactional_id_prefix`: how transactional ids begin, for access rules of the brokers.
         - `properties`: settings of librdkafka.

@@ -303,22 +303,21 @@ def _partitions(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
 def _timestamps(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
     """Returns timestamps in milliseconds since 1970."""
     kind = column.type
-    far = np.zeros(len(column), dtype=np.bool_)
-    # Seconds and unsigned numbers beyond a limit would wrap around.
+    # Other units and types are converted below, and would wrap around beyond these limits.
     in_seconds = pa.types.is_timestamp(kind) and kind.unit == "s"
+    given = column.cast(pa.int64()) if pa.types.is_timestamp(kind) else column
+    limit = np.iinfo(np.int64).max // (1_000 if in_seconds else 1)
+    far = np.zeros(len(column), dtype=np.bool_)
     if in_seconds or kind == pa.uint64():
-        given = column.cast(pa.int64()) if in_seconds else column
-        limit = pa.scalar(np.iinfo(np.int64).max // (1_000 if in_seconds else 1), given.type)
-        far = pc.fill_null(pc.greater(given, limit), False).to_numpy(zero_copy_only=False)
+        far = pc.fill_null(pc.greater(given, pa.scalar(limit, given.type)), False).to_numpy(zero_copy_only=False)
+    early = pc.fill_null(pc.less(given, pa.scalar(0, given.type)), False).to_numpy(zero_copy_only=False)
     if pa.types.is_timestamp(kind):
         column = column.cast(pa.timestamp("ms", kind.tz), safe=False)
-    values = column.cast(pa.int64(), safe=False)
-    early = (pc.fill_null(values, 0).to_numpy() < 0) & ~far
     for number in np.flatnonzero(far).tolist():
         bad.setdefault(number, f"column {name!r} is too far in the future for a timestamp of Kafka")
     for number in np.flatnonzero(early).tolist():
         bad.setdefault(number, f"column {name!r} is before 1970, which is not a timestamp of Kafka")
-    return values
+    return column.cast(pa.int64(), safe=False)
 
 
 def _headers(batch: pa.RecordBatch, headers: Mapping[str, str] | str, bad: dict[int, str]) -> pa.Array:

@@ -135,11 +135,21 @@ def producer_settings(
         settings.setdefault("batch.size", min(1_000_000, record_bytes_max))
     if transactional_id is not None:
         settings["transactional.id"] = transactional_id
-        if "transaction.timeout.ms" not in properties:
-            settings["transaction.timeout.ms"] = transaction_ms
-            # The client refuses records that may outlast their transaction.
-            settings["delivery.timeout.ms"] = min(delivery_timeout_ms, transaction_ms)
+        # The client refuses requests and records that may outlast their transaction.
+        limit_ms = _number(properties.get("transaction.timeout.ms"))
+        if limit_ms is None:
+            limit_ms = max(transaction_ms, _number(properties.get("socket.timeout.ms")) or 0)
+            settings.setdefault("transaction.timeout.ms", limit_ms)
+        settings["delivery.timeout.ms"] = min(delivery_timeout_ms, limit_ms)
     return settings
+
+
+def _number(setting: object) -> int | None:
+    """Returns the number of a setting of the client, or None if it is not set. The client refuses other values."""
+    try:
+        return int(str(setting))
+    except ValueError:
+        return None
 
 
 def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:
