@@ -391,7 +391,32 @@ def test_a_field_is_found_by_its_name_before_its_aliases(order: tuple[str, str])
         registry.add("orders-value", new)
         payload = with_id(first, written(old, {"a": 1, "b": 2, "c": 3, "d": 4})[0])
         found = AvroFormat(registry=registry.url).for_reading(None, READING).decoder().decode([payload])
+        for name, value in (("b", 2), ("x", 3)):
+            column = pa.schema([(name, pa.int32())])
+            alone = AvroFormat(registry=registry.url).for_reading(column, READING).decoder().decode([payload])
+            assert alone.batch.to_pylist() == [{name: value}]
     assert found.batch.to_pylist() == [{"b": 2, "x": 3}]
+
+
+def test_a_field_is_not_read_under_the_name_of_an_unwanted_field() -> None:
+    """The value of a column does not depend on which other columns are read, also in a struct within a list."""
+    old, new = (record(("b", "int"), name="Inner"), record(("a", "int"), ("b", "int"), name="Inner"))
+    new["fields"][0] |= {"default": -1, "aliases": ["b"]}
+    old, new = (record(("b", "int"), ("l", {"type": "array", "items": each})) for each in (old, new))
+    new["fields"].insert(0, {"name": "a", "type": "int", "default": -1, "aliases": ["b"]})
+    kinds = {name: pa.list_(pa.struct([(each, pa.int32()) for each in name])) for name in ("a", "ab")}
+    with registry_server() as registry:
+        first = registry.add("orders-value", old)
+        registry.add("orders-value", new)
+        payload = with_id(first, written(old, {"b": 7, "l": [{"b": 7}]})[0])
+        for columns in (
+            pa.schema([("a", pa.int32()), ("l", kinds["a"])]),
+            pa.schema([("a", pa.int32()), ("b", pa.int32()), ("l", kinds["ab"])]),
+        ):
+            found = AvroFormat(registry=registry.url).for_reading(columns, READING).decoder().decode([payload])
+            row = found.batch.to_pylist()[0]
+            assert (row["a"], row["l"][0]["a"]) == (-1, -1)
+            assert row.get("b", 7) == row["l"][0].get("b", 7) == 7
 
 
 def test_a_default_of_a_list_that_has_no_elements() -> None:

@@ -645,10 +645,13 @@ class _Resolver:
     def _record(self, writer: Schema, reader: Schema, path: str, wanted: pa.DataType | None) -> Node:
         self._check_names(writer, reader, path)
         self._enter(writer["name"], path)
+        # A written field may be read under an alias only if no other field has its name, wanted or not.
         fields = reader["fields"]
+        by_name = _written_fields(fields, {each["name"] for each in writer["fields"]})
         if wanted is not None and pa.types.is_struct(wanted):
             fields = [each for each in fields if wanted.get_field_index(each["name"]) >= 0]
-        by_name = _written_fields(fields, {each["name"] for each in writer["fields"]})
+            kept = {each["name"] for each in fields}
+            by_name = {written: each for written, each in by_name.items() if each["name"] in kept}
         nodes: dict[str, Node] = {}
         for each in writer["fields"]:
             below = f"{path}.{each['name']}" if path else each["name"]
