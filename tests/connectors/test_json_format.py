@@ -7,12 +7,13 @@ import decimal
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.formats.format import PayloadUse
+from tidegate.connectors.formats.format import PayloadUse, repeated_keys
 from tidegate.connectors.formats.json import JsonFormat
 from tidegate.storage.errors import ConfigurationError
 
@@ -119,6 +120,16 @@ def test_a_map_with_a_key_twice_makes_a_row_bad() -> None:
     assert [json.loads(each)["m"] for each in found.payloads.to_pylist()] == [{"a": 1, "b": 1}, None, {}, {"a": 1}]
     assert list(found.bad) == [1]
     assert found.bad[1].startswith("column 'm' is a map with a key twice")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=5), max_size=8))
+def test_entries_that_repeat_a_key_are_found(maps: list[list[str]]) -> None:
+    """Each entry whose key an earlier entry of the same map has, in order."""
+    keys = [key for each in maps for key in each]
+    repeats = [key in each[:place] for each in maps for place, key in enumerate(each)]
+    lengths = np.array([len(each) for each in maps], dtype=np.int64)
+    assert repeated_keys(pa.array(keys, pa.string()), lengths).tolist() == np.flatnonzero(repeats).tolist()
 
 
 def test_types_that_json_lacks_are_refused_by_name() -> None:

@@ -334,10 +334,10 @@ class DebeziumDecoder(PayloadDecoder):
         keys of their records.
         """
         rows = np.flatnonzero(~truncates & ~np.isin(numbers, list(bad)))
-        without = [row for row in rows.tolist() if keys[int(numbers[row])] is None]
-        for row in without:
+        keyed = np.array([keys[number] is not None for number in numbers[rows].tolist()], dtype=np.bool_)
+        for row in rows[~keyed].tolist():
             bad[int(numbers[row])] = _NO_KEY
-        rows = np.setdiff1d(rows, without)
+        rows = rows[keyed]
         given = [keys[int(numbers[row])] or b"" for row in rows]
         parsed = self._record_keys.parse(given)
         faults = {int(rows[at]): reason for at, reason in parsed.bad.items()}

@@ -124,7 +124,7 @@ class PayloadDecoder(ABC):
         bad = {int(numbers[number]): reason for number, reason in found.bad.items()}
         rows = numbers[found.payload_of_rows(len(present))]
         schema = found.batch.schema
-        missing = np.setdiff1d(np.arange(len(payloads), dtype=np.int64), numbers)
+        missing = np.delete(np.arange(len(payloads), dtype=np.int64), numbers)
         if required := [each.name for each in schema if not each.nullable]:
             bad |= {int(number): f"column {required[0]!r} is not nullable, and has no value" for number in missing}
             return DecodedRecords(found.batch, bad, None if found.sources is None else rows)
@@ -254,5 +254,10 @@ def repeated_keys(keys: pa.Array, lengths: NDArray[np.int64]) -> NDArray[np.int6
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     places = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths) * max(1, len(encoded.dictionary)) + codes
-    _, first = np.unique(places, return_index=True)
-    return np.setdiff1d(np.arange(len(places), dtype=np.int64), first)
+    # Almost no map repeats a key, and a plain sort is much faster than a sort of positions.
+    ordered = np.sort(places)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return np.zeros(0, dtype=np.int64)
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    return np.sort(order[1:][ordered[1:] == ordered[:-1]])

@@ -101,7 +101,7 @@ class NodeReader:
         merged = MergedGroups(self._state, count)
         for part in parts:
             found = table.upsert(self._state.stored_keys(np.full(count, part, dtype=np.int64), distinct))
-            known = np.setdiff1d(np.arange(count, dtype=np.int32), found.new_rows).astype(np.int32)
+            known = np.delete(np.arange(count, dtype=np.int32), found.new_rows)
             columns = self._state.parts(found.slots[known])
             # Looking up a key makes a row for it. Rows that were not there before are removed again.
             table.remove(found.slots[found.new_rows])

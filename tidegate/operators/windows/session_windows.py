@@ -300,7 +300,7 @@ class SessionWindows(AggregateWindows):
         while len(left):
             of = gather(keys, left) if self._keys else keys
             upserted = table.upsert(self._state.stored_keys(np.full(len(left), number, dtype=np.int64), of))
-            known = np.setdiff1d(np.arange(len(left), dtype=np.int32), upserted.new_rows)
+            known = np.delete(np.arange(len(left), dtype=np.int32), upserted.new_rows)
             slots = upserted.slots[known]
             if number == 0 and len(upserted.new_rows):
                 self._state.check_owner(gather(of, upserted.new_rows) if self._keys else of)
