@@ -166,3 +166,19 @@ def test_dead_letters_have_values_and_their_log_has_none(tmp_path: Path, caplog:
     assert f"'{VALUE}' is not a value of type int64" in error
     assert "is skipped" in caplog.text
     assert VALUE not in caplog.text
+
+
+def test_the_driver_sees_the_row_of_an_error_that_keeps_coming_back(tmp_path: Path) -> None:
+    """The coordinator adds to the error that it does not restart the job again. The row is shown all the same."""
+
+    def fails(row: dict[str, object]) -> dict[str, object]:
+        raise LookupError("no such customer")
+
+    restart = tg.RestartStrategy.exponential_delay(initial="1ms", maximum="1ms", same_errors=2)
+    with tg.StreamEnvironment.local() as env:
+        env.from_batches(ROWS).map(fails, schema=ROWS.schema).collect()
+        job = env.execute("leaky", checkpoints=config(tmp_path), restart=restart)
+        with pytest.raises(tg.JobFailedError, match="came back 2 times at the same row") as raised:
+            job.wait("4min")
+    assert VALUE in str(raised.value)
+    assert WITHHELD not in str(raised.value)

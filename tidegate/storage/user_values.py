@@ -22,6 +22,8 @@ OPEN, CLOSE = "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", "\N{SINGLE RIGHT-
 WITHHELD = "<withheld>"
 """Text that replaces each value if `log_rows` is off."""
 _BETWEEN_MARKS = re.compile(f"{OPEN}[^{OPEN}{CLOSE}]*(?:{CLOSE}|$)")
+_LINE = re.compile(f"(?:{OPEN}[^{OPEN}{CLOSE}]*(?:{CLOSE}|$)|[^\\n])+")
+"""A line of a text. A line break between marks does not end it."""
 _STAND_INS = str.maketrans({OPEN: "<", CLOSE: ">"})
 _REMOVED = str.maketrans({OPEN: None, CLOSE: None})
 _TEXTS_MAX = 16
@@ -143,27 +145,30 @@ def show_rows_in_logs(rows: bool) -> None:
 class WithheldTexts:
     """Stores the original texts for the newest texts with withheld values, in memory only, for the program's own
     driver.
+
+    Texts are stored by line, because the coordinator adds its decision to the first line of an error, before the lines
+    of its stack frames.
     """
 
     def __init__(self) -> None:
         self._whole: OrderedDict[str, str] = OrderedDict()
 
     def withhold(self, text: str, rows: bool) -> str:
-        """Returns the result of `shown_text`, and remembers the original text."""
-        shown = shown_text(text, rows)
-        if shown != text:
-            self._whole[shown] = without_secrets(unmarked(text))
-            self._whole.move_to_end(shown)
-            while len(self._whole) > _TEXTS_MAX:
-                self._whole.popitem(last=False)
-        return shown
+        """Returns the result of `shown_text`, and remembers the original lines."""
+        for line in _LINE.findall(without_secrets(text)):
+            shown = shown_text(line, rows)
+            if shown != line:
+                self._whole[shown] = unmarked(line)
+                self._whole.move_to_end(shown)
+        while len(self._whole) > _TEXTS_MAX:
+            self._whole.popitem(last=False)
+        return shown_text(text, rows)
 
     def whole(self, text: str | None) -> str | None:
-        """Returns the text with its withheld values restored, if they are remembered.
-
-        Otherwise returns the text unchanged.
-        """
-        for shown, whole in list(self._whole.items()):
-            if text is not None and shown in text:
-                return text.replace(shown, whole)
+        """Returns the text with its withheld values restored, as far as they are remembered."""
+        if text is None:
+            return None
+        # The longest line comes first, because a shorter line may be part of it.
+        for shown, whole in sorted(self._whole.items(), key=lambda each: len(each[0]), reverse=True):
+            text = text.replace(shown, whole)
         return text
