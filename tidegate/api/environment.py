@@ -609,7 +609,8 @@ class StreamEnvironment(StreamSources):
         need("StreamEnvironment.sql", "sql")
         from tidegate.sql.queries import translate as translated
 
-        return translated(query, self._program, self._program.views, emit, ttl, uid, self._functions)
+        with self._program.all_or_nothing():
+            return translated(query, self._program, self._program.views, emit, ttl, uid, self._functions)
 
     # --- execution ------------------------------------------------------------------------------------------------
 

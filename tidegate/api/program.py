@@ -6,6 +6,7 @@ environment.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import typing
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
 import pyarrow as pa
@@ -53,6 +54,7 @@ class Program:
         self.open_store = open_store
         self.given_up = False
         """True if an `execute` of this program has failed. The next source then begins another program."""
+        self._in_call = False
         self.clear()
 
     def clear(self) -> None:
@@ -64,6 +66,33 @@ class Program:
         self.hooks: list[MasterHook] = []
         self.views = Views()
         self.given_up = False
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Returns a context manager that restores the program if an error leaves its block.
+
+        A method of a stream may add several steps, and be refused at a later one. Of nested blocks only the outermost
+        one restores.
+        """
+        if self._in_call:
+            yield
+            return
+        nodes, tables, collected = list(self.nodes), list(self.tables), list(self.collected)
+        functions, hooks, views, given_up = list(self.functions), list(self.hooks), self.views, self.given_up
+        self._in_call = True
+        try:
+            yield
+        except BaseException:
+            self.nodes = nodes
+            self.tables = tables
+            self.collected = collected
+            self.functions = functions
+            self.hooks = hooks
+            self.views = views
+            self.given_up = given_up
+            raise
+        finally:
+            self._in_call = False
 
     def up_to(self, streams: Sequence[StreamNode]) -> Program:
         """Returns a new program with these nodes and all nodes upstream of them. This program is not changed."""
@@ -116,6 +145,38 @@ class Program:
         if any(other.url == table.url for other in self.tables):
             raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
         self.tables.append(table)
+
+
+_Made = TypeVar("_Made")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def all_or_nothing(program_of: Callable[[Any], Program], *without: str) -> Callable[[type[_Made]], type[_Made]]:
+    """Returns a decorator for classes whose public methods add steps: a refused call leaves no step in the program.
+
+    `program_of` returns the program of an object. `without` names methods that only call a user's function, or run a
+    job.
+    """
+
+    def decorate(kind: type[_Made]) -> type[_Made]:
+        for name, member in list(vars(kind).items()):
+            if inspect.isfunction(member) and not name.startswith("_") and name not in without:
+                setattr(kind, name, whole_call(member, program_of))
+        return kind
+
+    return decorate
+
+
+def whole_call(method: Callable[P, R], program_of: Callable[[Any], Program]) -> Callable[P, R]:
+    """Returns a method that restores the program of its object if it raises an error."""
+
+    @functools.wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with program_of(args[0]).all_or_nothing():
+            return method(*args, **kwargs)
+
+    return called
 
 
 def check_plain(schema: pa.Schema, where: str, own: Collection[str] = ()) -> None:

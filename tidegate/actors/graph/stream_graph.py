@@ -211,7 +211,9 @@ def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:
         if node.uid in seen:
             raise ConfigurationError(
                 f"operators {seen[node.uid].name!r} and {node.name!r} both have uid {node.uid!r}; give one of them "
-                "another uid=, because a restore finds the state of an operator by its uid"
+                "another uid=, because a restore finds the state of an operator by its uid. If a notebook cell ran "
+                "twice, the steps of its first run are still in the program: create the environment and its streams "
+                "again"
             )
         seen[node.uid] = node
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
+from tidegate.api.program import all_or_nothing
 from tidegate.api.streams.expression_columns import check_keys
 from tidegate.api.streams.state_meanings import meaning
 from tidegate.api.streams.step import SlotOptions, Step, StepOptions
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
 
 
+@all_or_nothing(lambda connected: connected._first._program)
 class ConnectedStreams:
     """Two streams, usually with different columns, for one operator to process. Made by `Stream.connect`."""
 

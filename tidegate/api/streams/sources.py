@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.api.program import Program
+from tidegate.api.program import Program, all_or_nothing
 from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.other_names import ENVIRONMENTS, OtherNames
@@ -109,6 +109,7 @@ checkpoint.
 """
 
 
+@all_or_nothing(lambda environment: environment._program)
 class StreamSources(OtherNames):
     """Methods that create the streams of one program."""
 

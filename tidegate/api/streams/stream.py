@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.api.program import Program
+from tidegate.api.program import Program, all_or_nothing
 from tidegate.api.streams import column_steps, database_steps, join_steps, kafka_steps, output_steps, row_steps
 from tidegate.api.streams.aggregate_steps import keyed_aggregate, total_aggregate
 from tidegate.api.streams.changelog_mode import ChangelogMode
@@ -84,6 +84,7 @@ R = TypeVar("R")
 StreamInput = tuple[StreamNode, Partitioning | None]
 
 
+@all_or_nothing(lambda stream: stream._program, "pipe", "show")
 class Stream(OtherNames):
     """A stream of rows with the same columns, which are processed in batches.
 
@@ -1750,6 +1751,7 @@ class Stream(OtherNames):
         return self._derived(inputs=((node, None),), timestamp=timestamp, changelog=step.changelog)
 
 
+@all_or_nothing(lambda keyed: keyed.stream._program)
 class KeyedStream(OtherNames):
     """A stream that is partitioned by key. `Stream` describes the parameters that its methods have in common."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pyarrow as pa
 
+from tidegate.api.program import all_or_nothing
 from tidegate.api.streams.aggregate_steps import checked_inputs, windowed_inputs
 from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.api.streams.event_time import uses_event_time
@@ -59,6 +60,7 @@ WindowsTaken = Tumbling | Sliding | Cumulating | Session | Count
 WindowTime = Literal["event", "processing"]
 
 
+@all_or_nothing(lambda windows: windows._stream._program)
 class WindowedStream(OtherNames):
     """A stream whose rows are assigned to windows, for each key if there are keys.
 
