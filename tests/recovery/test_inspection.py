@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from checkpoints_on_disk import UID, complete
 from command_line import CommandRunner
@@ -175,3 +176,20 @@ def test_state_is_read_from_the_shell(store: FileSystemStore, tmp_path: Path) ->
     wrong = run(*where, "--state", "totals")
     assert wrong.exit_code == 2
     assert "did you mean 'total'?" in wrong.output
+
+
+def test_a_state_with_a_new_column_is_compared_without_it(tmp_path: Path) -> None:
+    """A program with one more aggregate has gone on from a savepoint: old keys are compared, the column is named."""
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    tables = {old: {"k": [1, 2], "n": [5, 6]}, new: {"k": [1, 2, 3], "n": [5, 7, 1], "high": [9, 9, 9]}}
+    paths = []
+    for target, rows in tables.items():
+        with recovery.SavepointWriter(target, job="j", max_parallelism=128) as savepoint:
+            savepoint.with_keyed_state(uid="agg", keys=["k"], state="aggregate", rows=pa.table(rows))
+        paths.append(savepoint.path)
+
+    (state,) = recovery.diff(*paths, keys=True).operators[0].states
+    assert (state.keys, state.change) == (recovery.KeyChanges(1, 0, 1, 1), "changed")
+    assert (state.added_columns, state.removed_columns) == (("high",), ())
+    (state,) = recovery.diff(*reversed(paths), keys=True).operators[0].states
+    assert (state.added_columns, state.removed_columns) == ((), ("high",))

@@ -61,6 +61,14 @@ def test_the_order_of_entries_of_a_map_is_nothing() -> None:
     assert compare_rows(old, new, ["k"], "it") == KeyChanges(0, 0, 0, 1)
 
 
+def test_columns_of_one_table_are_not_compared() -> None:
+    """A new aggregate adds a column to the rows of every key. Another key cannot be compared."""
+    old, new = pa.table({"k": [1, 2], "v": [3, 4]}), pa.table({"new": [7, 7], "v": [3, 5], "k": [1, 2]})
+    assert compare_rows(old, new, ["k"], "it") == KeyChanges(0, 0, 1, 1)
+    with pytest.raises(tg.ConfigurationError, match=r"not the key \['new'\] in both"):
+        compare_rows(old, new, ["new"], "it")
+
+
 def test_wider_types_are_compared_and_others_refused() -> None:
     """A state that became wider has the same values; one that became something else cannot be compared."""
     old, new = pa.table({"k": [1], "v": pa.array([1], pa.int32())}), pa.table({"k": [1], "v": [1]})

@@ -370,6 +370,8 @@ def _changed_state(state: StateDiff | None) -> list[str]:
         return ["", "", "", ""]
     keys = state.keys
     counts = "" if keys is None else f"+{keys.added:,} -{keys.removed:,} ~{keys.changed:,} ={keys.same:,}"
+    counts += "".join(f", new column {name}" for name in state.added_columns)
+    counts += "".join(f", without column {name}" for name in state.removed_columns)
     return [state.state, state.change, _pair(*state.size_bytes), counts]
 
 

@@ -8,8 +8,10 @@ Rules:
   `keys` the rows of keyed states are read and compared, a few key groups of both checkpoints at a time, so that memory
   is limited.
 - Positions of sources are compared split by split.
-- Rows are compared column by column. A key has one row in each checkpoint. Null equals null, and NaN equals NaN. The
-  order of a map's entries does not matter, because each backend has its own order.
+- Rows are compared column by column, in the columns that both checkpoints have. Columns that one of them lacks, such as
+  the column of a new aggregate, are listed for their state.
+- A key has one row in each checkpoint. Null equals null, and NaN equals NaN. The order of a map's entries does not
+  matter, because each backend has its own order.
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ class StateDiff:
 
     `keys` is None if keys were not compared: that was not requested, the state is not keyed, or neither checkpoint
     records the key columns (older versions did not always).
+
+    `added_columns` are only in the newer checkpoint, `removed_columns` only in the older one. They are listed with
+    `keys`, and the keys are compared without them.
     """
 
     uid: OperatorUid
@@ -58,6 +63,8 @@ class StateDiff:
     change: Change
     size_bytes: tuple[int | None, int | None]
     keys: KeyChanges | None = None
+    added_columns: tuple[str, ...] = ()
+    removed_columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +174,17 @@ class _Comparison:
         else:
             change = "same" if self._old_contents[at] == self._new_contents[at] else "changed"
         found = None
+        added: tuple[str, ...] = ()
+        removed: tuple[str, ...] = ()
         if self._with_keys and either.kind is StateKind.KEYED and either.state:
             found = self._keys(either.uid, either.state, old, new)
             if found is not None and old is not None and new is not None:
-                change = "changed" if found.added or found.removed or found.changed else "same"
-        return StateDiff(either.uid, either.state, either.kind, change, sizes, found)
+                before = self._selection(self._old, *at).schema.names
+                now = self._selection(self._new, *at).schema.names
+                added = tuple(name for name in now if name not in before)
+                removed = tuple(name for name in before if name not in now)
+                change = "changed" if found.added or found.removed or found.changed or added or removed else "same"
+        return StateDiff(either.uid, either.state, either.kind, change, sizes, found, added, removed)
 
     def _keys(self, uid: OperatorUid, state: str, old: StateInfo | None, new: StateInfo | None) -> KeyChanges | None:
         before = None if old is None else self._selection(self._old, uid, state)
@@ -294,15 +307,18 @@ NO_CHANGES = KeyChanges(0, 0, 0, 0)
 
 
 def compare_rows(old: pa.Table, new: pa.Table, keys: Sequence[str], what: str) -> KeyChanges:
-    """Compares the keys of two tables of one state. `what` names the state in error texts.
+    """Compares the keys of two tables of one state, in the columns that both have. `what` names the state in error
+    texts.
 
-    Raises ConfigurationError if the tables have different columns, or types that cannot be converted to each other.
+    Raises ConfigurationError if a table has other key columns, or types that cannot be converted to each other.
     """
-    if old.schema.names != new.schema.names:
+    both_have = [name for name in new.schema.names if name in old.schema.names]
+    if not set(keys) <= set(both_have):
         raise ConfigurationError(
-            f"{what} has the columns {old.schema.names} in the older and {new.schema.names} in the newer checkpoint"
-            "; read both with read_state and compare them there"
+            f"{what} has the columns {old.schema.names} in the older and {new.schema.names} in the newer checkpoint, "
+            f"and not the key {list(keys)} in both; read both with read_state and compare them there"
         )
+    old, new = old.select(both_have), new.select(both_have)
     try:
         old = old.cast(new.schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
