@@ -97,5 +97,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
             orders.join(bills, on=[("k", "id", "v")], window=window)  # type: ignore[list-item]
         with pytest.raises(tg.ConfigurationError, match="on='id': the left stream has no column 'id'"):
             orders.join(bills, on="id", window=window)
+        with pytest.raises(tg.ConfigurationError, match=r"a pair in a list: on=\[\('k', 'id'\)\]"):
+            orders.join(bills, on=("k", "id"), window=window)
         with pytest.raises(tg.ConfigurationError, match="belong to different environments"):
             orders.join(_streams(tg.StreamEnvironment.local())[1], on="v", window=window)

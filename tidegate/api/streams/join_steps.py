@@ -319,8 +319,22 @@ def _keys(what: str, on: On, schemas: tuple[pa.Schema, pa.Schema]) -> tuple[tupl
                 which = ("left", "right")[side]
                 raise ConfigurationError(
                     f"{what}: on={on!r}: the {which} stream has no column {name!r}; name one of {columns_text(schema)}"
+                    f"{_pair_advice(on, schemas)}"
                 )
     return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+
+
+def _pair_advice(on: On, schemas: tuple[pa.Schema, pa.Schema]) -> str:
+    """Returns advice for `on` of two names, if the first is a column of the left and the second of the right stream."""
+    if not isinstance(on, Sequence) or isinstance(on, str) or len(on) != 2:
+        return ""
+    left, right = on
+    if left not in schemas[0].names or right not in schemas[1].names:
+        return ""
+    return (
+        f". on={on!r} is two columns that both streams have; a column of the left stream and its column of the right "
+        f"stream are a pair in a list: on=[({left!r}, {right!r})]"
+    )
 
 
 def _has_changes(stream: Stream) -> bool:
