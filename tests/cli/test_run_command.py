@@ -251,3 +251,20 @@ def test_a_name_that_ray_lacks_is_refused_before_anything_starts(target: str) ->
     done = run("program_to_run:streams", *given)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "runtime_env: Ray has no field envvars; give one of" in done.stderr
+
+
+def test_a_check_finds_the_restore_in_the_settings() -> None:
+    """`--restore` is short for a setting, which `--check` takes as well. Without either there is nothing to check."""
+    assert run("program_to_run:streams").exit_code == 0
+    key = "execution.state-recovery.path"
+    by_option, by_key = (
+        run("program_to_run:streams", "--check", *given)
+        for given in (["--restore", "latest"], ["--set", f"{key}=latest"])
+    )
+    assert by_option.stdout == by_key.stdout
+    assert "restore from" in by_key.output, by_key.output
+    without = run("program_to_run:streams", "--check")
+    assert without.exit_code == 2
+    assert f"no restore is given; name its savepoint or checkpoint with --restore PATH, or with --set {key}" in (
+        " ".join(without.stderr.split())
+    )

@@ -95,15 +95,15 @@ def run_command(
 
     try:
         words = [*(settings or []), *([] if restore is None else [f"execution.state-recovery.path={restore}"])]
-        if check and restore is None:
-            raise ConfigurationError(
-                "--check reports on a restore, and no restore is given; name its savepoint or checkpoint with "
-                "--restore PATH"
-            )
         layer = [*of_words(words), *([] if runtime_env is None else [_runtime_env(runtime_env)])]
         with of_command_line(config, layer), _as_main_program(program, arguments or []):
             settings_in_effect = load_config()  # First, because loading the program may take long.
             job_settings = settings_in_effect.job
+            if check and job_settings.restore is None:
+                raise ConfigurationError(
+                    "--check reports on a restore, and no restore is given; name its savepoint or checkpoint with "
+                    "--restore PATH, or with --set execution.state-recovery.path=PATH"
+                )
             function = load_function(program)
             if runtime_env is not None and settings_in_effect.topology.target == "local":
                 _refuse_in_one_process(function)
@@ -112,7 +112,7 @@ def run_command(
             _send_by_value(function, program)
             with _signals():
                 if check:
-                    _check(function, job_settings.name, restore)
+                    _check(function, job_settings.name, job_settings.restore)
                 elif _takes_an_environment(function):
                     _run_in_environment(function, job_settings.name or function.__name__, on_interrupt)
                 else:
