@@ -235,6 +235,15 @@ def test_lines_are_those_of_the_keys(tmp_path: Path) -> None:
     assert [given.origin.rpartition(":")[2] for given in of_file(path)] == ["2", "4"]
 
 
+def test_an_unknown_variable_names_the_nearest() -> None:
+    """The error is about the variable."""
+    with pytest.raises(
+        tg.ConfigurationError, match=r"^unknown environment variable 'TIDEGATE_PARALELISM_DEFAULT'; the"
+    ) as refused:
+        load_config(None, {"TIDEGATE_PARALELISM_DEFAULT": "2"})
+    assert str(refused.value).endswith("is 'TIDEGATE_PARALLELISM_DEFAULT'")
+
+
 def test_a_job_is_as_its_environment_says(tmp_path: Path) -> None:
     """Its name, where it starts, and what else `execute` may say, which counts more."""
     config = {

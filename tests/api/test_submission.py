@@ -104,7 +104,7 @@ def test_refused_when_the_job_is_executed(tmp_path: Path, options: dict[str, str
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        pytest.param(lambda env: None, "has no source", id="nothing"),
+        pytest.param(lambda env: None, "has no source; begin .*from_files, from_rows or from_batches", id="nothing"),
         pytest.param(
             lambda env: env.from_batches(DATA, uid="same").collect(uid="same"),
             r"both have uid 'same'.*create the environment and",
@@ -166,3 +166,12 @@ def test_settings_of_the_environment_apply_unless_the_job_has_its_own(tmp_path: 
 
     assert (default.root, default.checkpoints.interval_ms) == (str(tmp_path / "default"), 5_000)
     assert (own.root, own.checkpoints.interval_ms) == (str(tmp_path / "own"), 1_000)
+
+
+def test_a_program_is_executed_once(tmp_path: Path) -> None:
+    """A second execute finds an empty program. The error names the job that ran the streams."""
+    with local() as env:
+        collected(env)
+        env.execute("first", checkpoints=config(tmp_path)).wait("4min")
+        with pytest.raises(tg.ConfigurationError, match=r"already, as the job 'first'.* from their sources again"):
+            env.execute("second", checkpoints=config(tmp_path))

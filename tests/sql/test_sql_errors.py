@@ -19,6 +19,9 @@ HOUR, MONTH = "INTERVAL '1' HOUR", "INTERVAL '1' MONTH"
 ERRORS: dict[str, str] = {
     "SELECT x FROM bids": "line 1, column 8: x: there is no column 'x'; name one of auction, price, bidder, ts",
     "SELECT\n  price,\n  b.zz\nFROM bids b": "line 3, column 3: b.zz: there is no column 'zz'",
+    "SELEC * FROM bids": "line 1, column 1: the query begins with 'SELEC', and not with SELECT or WITH",
+    "\n (SELET auction FROM bids)": "line 2, column 3: the query begins with 'SELET'",
+    "SELECT auction + FROM bids": "a part of the expression is missing, near",
     "SELECT auction FROM nothing": "line 1, column 21: nothing: there is no view 'nothing'; there are auctions, bids",
     "SELECT auction FROM db.bids": "neither databases nor catalogs",
     "SELECT auction FROM bids ORDER BY price": "a stream has no end, so it cannot be sorted: .*ROW_NUMBER",

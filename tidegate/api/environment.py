@@ -702,6 +702,7 @@ class StreamEnvironment(StreamSources):
             log.warning("execute(%r): %s", name, doubt)
         collected, endless = self._program.collected, endless_source(self._program.nodes)
         self._program.clear()
+        self._program.executed = name
         root = submission.spec.root
         job = Job(running, submission.spec.job_id, name, root, self.open_store, savepoints, self._web, temporary)
         for rows in collected:
@@ -910,7 +911,12 @@ class StreamEnvironment(StreamSources):
         check_functions(self._program.functions, config, detached=detached)
         named = starts or config.storage is not None
         store = self.open_store(self._storage_of(config) if named else self._runtime.memory_url)
-        nodes = self._program.nodes
+        nodes, executed = self._program.nodes, self._program.executed
+        if not nodes and executed is not None:
+            raise ConfigurationError(
+                f"the job has no source: execute() has run the program already, as the job {executed!r}, and has begun "
+                "a new one; make its streams from their sources again"
+            )
         check_changes_come_once(nodes, config)
         combining = combining_mode(local_aggregation, settings.local_aggregation)
         graph = self._graph(nodes, combining, settings.slot_sharing if slot_sharing is None else slot_sharing)

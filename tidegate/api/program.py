@@ -54,6 +54,8 @@ class Program:
         self.open_store = open_store
         self.given_up = False
         """True if an `execute` of this program has failed. The next source then begins another program."""
+        self.executed: str | None = None
+        """Name of the job that ran the program before this one, or None."""
         self._in_call = False
         self.clear()
 

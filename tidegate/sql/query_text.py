@@ -78,12 +78,21 @@ def parse(text: str) -> exp.Expr:
     if not isinstance(text, str):
         raise ConfigurationError(f"sql takes the text of a query, not {type(text).__name__}")
     dialect = _Dialect()
+    tokens: list[Token] = []
     try:
         tokens = _plain(_tokens(dialect, text))
         statements = [each for each in dialect.parser().parse(tokens, text) if each is not None]
     except ParseError as error:
+        start = next((each for each in tokens if each.token_type is not TokenType.L_PAREN), None)
+        if start is not None and start.token_type is TokenType.VAR:
+            raise ConfigurationError(
+                f"SQL, line {start.line}, column {start.col - len(start.text) + 1}: the query begins with "
+                f"{start.text!r}, and not with SELECT or WITH: correct the word"
+            ) from error
         (first, *_) = error.errors or [{}]
-        reason = str(first.get("description") or error).rstrip(".")
+        reason = _INTERNAL.sub("a part of the expression is missing", str(first.get("description") or error)).rstrip(
+            "."
+        )
         where = f", line {first['line']}, column {_column(first['col'], first)}" if "line" in first else ""
         raise ConfigurationError(
             f"SQL{where}: {reason}, near {_near(first, text)!r}: correct the query there"
@@ -97,6 +106,8 @@ def parse(text: str) -> exp.Expr:
     return statements[0]
 
 
+_INTERNAL = re.compile(r"Required keyword: '\w+' missing for <class '[^']*'>")
+"""Text of sqlglot for an expression without an operand, which names a class of its parser."""
 _JOINED = re.compile(r"(?:\d+\.?\d*|\.\d+)[eE]\d+(?=[+-])")
 """A number with an exponent, at the start of a token that also has the sum or the difference behind it."""
 

@@ -200,7 +200,10 @@ def translate(
 
 def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:
     if not any(node.source is not None for node in nodes):
-        raise ConfigurationError("the job has no source; begin a stream with from_dataframe or from_batches")
+        raise ConfigurationError(
+            "the job has no source; begin a stream with a method of the environment, such as from_files, from_rows or "
+            "from_batches"
+        )
     seen: dict[OperatorUid, StreamNode] = {}
     for node in nodes:
         if not 1 <= node.parallelism <= max_parallelism:

@@ -356,7 +356,7 @@ def of_variables(environ: Mapping[str, str]) -> Layer:
         if key is None:
             if _OF_KUBERNETES.fullmatch(variable):
                 continue
-            raise ConfigurationError(f"the variable {unknown_setting(variable, VARIABLES)}")
+            raise unknown_setting(variable, VARIABLES, "environment variable")
         found += _of_text(key, text, f"variable {variable}")
     return found
 

@@ -168,12 +168,14 @@ def yaml_text(value: object) -> str:
     return json.dumps(value, default=str) if isinstance(value, Mapping | str) and not is_plain else str(value)
 
 
-def unknown_setting(name: str, known: Iterable[str]) -> ConfigurationError:
-    """Returns the error for a setting whose name is not in `known`. The error suggests the nearest known name."""
+def unknown_setting(name: str, known: Iterable[str], kind: str = "setting") -> ConfigurationError:
+    """Returns the error for a setting whose name is not in `known`. The error suggests the nearest known name. `kind`
+    is what the name is called in the error.
+    """
 
     def likeness(other: str) -> float:
         # Users remember the last part of a key best, so it counts as much as the whole key.
         parts = name.rpartition(".")[2].replace("_", "-"), other.rpartition(".")[2].replace("_", "-")
         return max(difflib.SequenceMatcher(None, name, other).ratio(), difflib.SequenceMatcher(None, *parts).ratio())
 
-    return ConfigurationError(f"unknown setting {name!r}; the nearest known one is {max(known, key=likeness)!r}")
+    return ConfigurationError(f"unknown {kind} {name!r}; the nearest known one is {max(known, key=likeness)!r}")
