@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from frozen_tables import tables_of
@@ -155,16 +158,26 @@ def test_wrong_batches_are_refused(batch: pa.RecordBatch, said: str) -> None:
         run(_sink(TableSink("upsert", ("k",))), [batch])
 
 
-@pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.list_(pa.timestamp("s", "UTC"))])
-def test_seconds_that_parquet_cannot_hold_are_refused(kind: pa.DataType) -> None:
-    """The error names the column. Parquet has milliseconds, so later seconds would fail while a file is written."""
+@pytest.mark.parametrize(
+    ("kind", "nest"),
+    [
+        (pa.timestamp("s"), lambda seconds: seconds),
+        (pa.list_(pa.timestamp("s", "UTC")), lambda seconds: [None, seconds]),
+        (pa.struct([("a", pa.list_(pa.struct([("b", pa.timestamp("s"))])))]), lambda seconds: {"a": [{"b": seconds}]}),
+        (pa.map_(pa.string(), pa.timestamp("s")), lambda seconds: [("a", 0), ("b", seconds)]),
+    ],
+)
+def test_seconds_that_parquet_cannot_hold_are_refused(kind: pa.DataType, nest: Callable[[int], Any]) -> None:
+    """The error names column and value. Parquet has milliseconds, so later seconds would fail while a file is
+    written.
+    """
     sink = _sink(TableSink())
-    nested = pa.types.is_list(kind)
     last = (2**63 - 1) // 1_000
     for seconds in (last, -last):
-        run(sink, [pa.record_batch({"at": pa.array([[seconds]] if nested else [seconds], kind)})])
-    with pytest.raises(OperatorError, match=r"column 'at' .* is out of range in a Parquet file"):
-        run(sink, [pa.record_batch({"at": pa.array([[last + 1]] if nested else [last + 1], kind)})])
+        run(sink, [pa.record_batch({"at": pa.array([None, nest(seconds)], kind)})])
+    for seconds in (last + 1, -last - 1):
+        with pytest.raises(OperatorError, match=rf"column 'at' .* time .{seconds}., .* out of range in a Parquet file"):
+            run(sink, [pa.record_batch({"at": pa.array([None, nest(seconds)], kind)})])
 
 
 def test_schema_must_not_change() -> None:

@@ -14,12 +14,13 @@ in memory, and in the results of user functions. A schema that declares views is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.storage.errors import TableError
+from tidegate.storage.user_values import value_text
 
 
 def widened_type(data_type: pa.DataType) -> pa.DataType:
@@ -241,21 +242,53 @@ def _field_without_views(data_type: pa.DataType) -> pa.Field:
 
 
 def seconds_beyond_parquet(batch: pa.RecordBatch) -> str | None:
-    """Returns text that names a column with a timestamp in seconds that a Parquet file cannot hold, or None.
+    """Returns text that names a column and a value of it, a timestamp in seconds that a Parquet file cannot hold, or
+    None.
 
     Parquet has no such unit. Arrow writes milliseconds instead, which overflow after the year 292,278,994.
     """
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        # The text of a nested type has its inner types.
-        if "timestamp[s" not in str(field.type):
-            continue
-        import pyarrow.parquet as pq
-
-        try:
-            pq.write_table(pa.Table.from_arrays([column], schema=pa.schema([field])), pa.BufferOutputStream())
-        except pa.ArrowInvalid as error:
-            return (
-                f"column {field.name!r} ({field.type}) has a value that is out of range in a Parquet file, which has "
-                f"milliseconds: {error}"
-            )
+        for seconds in _seconds_in(column):
+            bounds = pc.min_max(seconds.cast(pa.int64())).as_py()
+            for value in (bounds["min"], bounds["max"]):
+                if value is not None and abs(value) > _PARQUET_SECONDS_MAX:
+                    return (
+                        f"column {field.name!r} ({field.type}): the time {value_text(value)}, in seconds since 1970, "
+                        "is out of range in a Parquet file, which has milliseconds"
+                    )
     return None
+
+
+_PARQUET_SECONDS_MAX = (2**63 - 1) // 1_000
+
+
+def _seconds_in(column: pa.Array) -> Iterator[pa.Array]:
+    """Returns the values in seconds of a column, at any depth, that a writer of Parquet converts."""
+    kind = column.type
+    if not _has_seconds(kind):
+        return
+    if pa.types.is_timestamp(kind):
+        yield column
+    elif pa.types.is_dictionary(kind):
+        yield from _seconds_in(column.dictionary_decode())
+    elif pa.types.is_struct(kind):
+        for position, part in enumerate(column.flatten()):
+            # Arrow converts a value within a null struct, too, but not the elements of a list within one.
+            plain = pa.types.is_timestamp(part.type) or pa.types.is_dictionary(part.type)
+            yield from _seconds_in(column.field(position) if plain else part)
+    elif pa.types.is_map(kind):
+        yield from _seconds_in(column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
+    elif isinstance(column, pa.ExtensionArray):
+        yield from _seconds_in(column.storage)
+    else:
+        yield from _seconds_in(pc.list_flatten(column))
+
+
+def _has_seconds(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_seconds(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _has_seconds(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit == "s")
+    return any(_has_seconds(kind.field(position).type) for position in range(kind.num_fields))
