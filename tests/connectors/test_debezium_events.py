@@ -202,7 +202,6 @@ BYTES_OF_MARK = [base64.b64encode(bytes([each])).decode() for each in MARK.encod
         (pa.list_(pa.date32()), list(MARK.encode())),
         (pa.list_(pa.timestamp("us")), list(MARK.encode())),
         (pa.list_(pa.float64()), [float(each) for each in MARK.encode()]),
-        (pa.list_(pa.bool_()), [True] * len(MARK)),
         (pa.list_(pa.decimal128(5, 1)), BYTES_OF_MARK),
         (
             pa.list_(pa.struct([("scale", pa.int32()), ("value", pa.binary())])),
@@ -225,6 +224,23 @@ def test_a_placeholder_has_the_type_of_its_column(kind: pa.DataType, value: Any)
     assert not found.bad
     assert found.batch.column(UNCHANGED).to_pylist() == [["v"], *[None] * len(others)]
     assert found.batch.column("v").is_valid().to_pylist() == [False, *(each is not None for each in others)]
+
+
+@pytest.mark.parametrize("mark", [MARK, "\x01"])
+def test_an_array_of_booleans_has_no_placeholder(mark: str) -> None:
+    """Debezium has none for it, and an array of as many booleans as the placeholder has bytes is a value."""
+    columns = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.bool_()))])
+    value = [True] * len(mark)
+    found = _decoder(columns, unavailable=mark).decode_records([_event("u", {"id": 1, "v": value})], [_key(1)])
+    assert (found.bad, found.batch.column("v").to_pylist()) == ({}, [value])
+    assert found.batch.column(UNCHANGED).to_pylist() == [None]
+
+
+@pytest.mark.parametrize("unavailable", ["", 5, None, b"x"])
+def test_a_placeholder_is_a_text(unavailable: object) -> None:
+    """An empty one would make each empty value an unchanged value."""
+    with pytest.raises(ConfigurationError, match=r"unavailable=.*: give the connector's unavailable.value.placeholder"):
+        DebeziumFormat(unavailable=unavailable)  # type: ignore[arg-type]
 
 
 def test_metadata_is_a_list_of_names() -> None:

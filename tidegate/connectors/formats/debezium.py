@@ -111,6 +111,11 @@ class DebeziumFormat(Format):
                 f"DebeziumFormat(metadata={self.metadata!r}): give a list of names, as in {[self.metadata]}"
             )
         object.__setattr__(self, "metadata", tuple(self.metadata))
+        if not isinstance(self.unavailable, str) or not self.unavailable:
+            raise ConfigurationError(
+                f"DebeziumFormat(unavailable={self.unavailable!r}): give the connector's unavailable.value.placeholder"
+                ", a str that is not empty"
+            )
         for name, value, known in (
             ("decimals", self.decimals, get_args(Decimals)),
             ("truncates", self.truncates, get_args(Truncates)),
@@ -428,8 +433,8 @@ class _Placeholders:
     - A string is the text, or for bytes that are written as text (`binary.handling.mode`) its Base64 or hex digits. An
       hstore is an object with the text as its only member and value.
     - An array of strings or bytes has the text as its only element. An array of UUIDs has the UUID of the text.
-    - An array of numbers, dates or booleans has an element for each byte of the text. So have arrays of decimals, which
-      are bytes or objects in an event.
+    - An array of numbers or dates has an element for each byte of the text. So have arrays of decimals, which are bytes
+      or objects in an event. An array of booleans has no placeholder.
     """
 
     def __init__(self, text: str) -> None:
@@ -455,6 +460,8 @@ class _Placeholders:
             return marked if _is_text(kind) or pa.types.is_map(kind) else []
         if _is_text(kind.value_type) and not pa.types.is_binary(kind.value_type):
             return marked
+        if pa.types.is_boolean(kind.value_type):
+            return []
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
         return sorted({*marked, *np.flatnonzero(lengths == len(self._numbers)).tolist()})
 
@@ -467,8 +474,6 @@ class _Placeholders:
             return value in self._single
         if _is_text(column.type.value_type) and len(value) == 1:
             return value[0] in self._elements
-        if pa.types.is_boolean(column.type.value_type):
-            return len(value) == len(self._numbers) and all(value)
         return value in (self._numbers, self._bytes, self._objects)
 
 
