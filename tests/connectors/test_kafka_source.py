@@ -227,6 +227,10 @@ def test_a_start_is_an_offset(start: Start, offset: int | None) -> None:
         re.compile("(?ix) SHOP - . # of each shop"),
         re.compile("shop-."),
         re.compile("(?u)shop-."),
+        re.compile("(?i)(?s)SHOP-."),
+        re.compile(" (?i) SHOP - .", re.VERBOSE),
+        re.compile("# each shop\n (?s) (?i) SHOP - .", re.VERBOSE),
+        re.compile("(?#each shop)(?i)SHOP-."),
     ],
 )
 def test_a_pattern_keeps_its_flags(pattern: re.Pattern[str]) -> None:

@@ -28,8 +28,10 @@ STARTS = ("earliest", "latest", "group", "group_or_earliest", "group_or_latest")
 ENDS = ("latest",)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_INLINE_FLAGS = re.compile(r"^\(\?[aimsxu]+\)")
-"""Matches flags at the begin of a pattern, which Python allows nowhere else."""
+_INLINE_FLAGS = re.compile(r"^(?:\(\?#[^)]*\)|\(\?[aimsxu]+\))+")
+"""Matches flags at the begin of a pattern, which Python allows nowhere else, and comments between them."""
+_VERBOSE_FLAGS = re.compile(r"^(?:\s|#.*(?:\n|$)|\(\?#[^)]*\)|\(\?[aimsxu]+\))+")
+"""Matches the flags of a verbose pattern, in which blanks and comments to the end of a line do not count."""
 _OURS = {"enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "error"}
 """Settings of the client on which correctness depends. Users cannot change them."""
 _DEFAULTS = {
@@ -99,7 +101,8 @@ class Topics:
                     f"from_kafka(topics=): the pattern {given.pattern!r} is of bytes; compile it from a string"
                 )
             # The flags become part of the pattern, so that it can be stored. They include flags that begin it.
-            text = _INLINE_FLAGS.sub("", given.pattern)
+            begin = _VERBOSE_FLAGS if given.flags & re.VERBOSE else _INLINE_FLAGS
+            text = begin.sub("", given.pattern)
             flags = "".join(letter for letter in "aimsx" if given.flags & getattr(re, letter.upper()))
             # A comment of a verbose pattern ends with its line.
             return cls(pattern=f"(?{flags}:{text}\n)" if "x" in flags else f"(?{flags}:{text})" if flags else text)
