@@ -46,7 +46,11 @@ def avro_file_schema(file: Any, columns: Sequence[str] | None = None) -> pa.Sche
     try:
         return compiled(written, written.only(columns)).schema
     except UnfitSchemaError as error:
-        raise ConfigurationError(f"{error}, with schema= or columns=") from error
+        # The rest of the error is for records of Kafka.
+        fault = str(error).partition(";")[0]
+        raise ConfigurationError(
+            f"{fault}; read the other fields, with schema= or columns=, or write the file without this field"
+        ) from error
 
 
 class AvroRows:
