@@ -235,7 +235,7 @@ def test_it_is_refused_before_anything_runs(kafka_server: KafkaServer, tmp_path:
             ({"topic": "t", "value": ["missing"]}, "no column 'missing'"),
             ({"topic": "t", "value": ["x", "k", "x"]}, r"to_kafka\(value=\): column 'x' is there twice"),
             ({"topic": "t", "key": ["x", "x"]}, r"to_kafka\(key=\): column 'x' is there twice"),
-            ({"topic": "t", "headers": {1: "k"}}, "the header 1 is no name"),
+            ({"topic": "t", "headers": {1: "k"}}, "the header 1 is not a name; give a str"),
             ({"topic": "t", "create": 0}, "the number of partitions"),
             ({"topic": pl.col("k"), "create": True}, "not known at submission"),
             ({"topic": "t", "token_topic": "t"}, "is the token topic, too"),

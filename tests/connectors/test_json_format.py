@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.formats.format import PayloadUse, repeated_keys
+from tidegate.connectors.formats.csv import CsvFormat
+from tidegate.connectors.formats.format import Format, PayloadUse, repeated_keys
 from tidegate.connectors.formats.json import JsonFormat
 from tidegate.storage.errors import ConfigurationError
 
@@ -105,10 +106,25 @@ def test_a_year_without_four_digits_makes_a_row_bad(unit: str, zone: str | None)
         batch = pa.RecordBatch.from_arrays([column], names=["a"])
         found = JsonFormat().for_writing(batch.schema, WRITING).encoder().encode(batch)
         assert sorted(found.bad) == [0, 4]
-        assert found.bad[0].startswith("column 'a' has a year that is not of four digits")
+        assert found.bad[0].startswith("column 'a' has a year outside 0 to 9999")
         read = JsonFormat().for_reading(batch.schema, READING).decoder().decode(found.payloads.to_pylist())
         assert read.bad == {}
         assert read.batch.column(0).equals(column.take(pa.array([1, 2, 3])))
+
+
+@pytest.mark.parametrize("form", [JsonFormat(), CsvFormat()])
+def test_a_date64_that_is_no_date_makes_a_row_bad(form: Format) -> None:
+    """A time of day would be lost, and a year without four digits is refused by readers."""
+    day = 86_400_000
+    counts = pa.array([0, 5_000, None, 2**62, -(2**62), 2_932_897 * day, 10 * day], pa.int64())
+    batch = pa.record_batch({"a": counts.view(pa.date64()), "b": range(7)})
+    found = form.for_writing(batch.schema, WRITING).encoder().encode(batch)
+    reasons = {1: "is a date with a time of day", **dict.fromkeys((3, 4, 5), "has a year outside 0 to 9999")}
+    assert sorted(found.bad) == [1, 3, 4, 5]
+    for row, reason in reasons.items():
+        assert found.bad[row].startswith(f"column 'a' {reason}")
+    read = form.for_reading(batch.schema, READING).decoder().decode(found.payloads.to_pylist())
+    assert (read.bad, read.batch) == ({}, batch.take([0, 2, 6]))
 
 
 def test_a_map_with_a_key_twice_makes_a_row_bad() -> None:

@@ -123,6 +123,10 @@ def test_a_null_is_read_back_whatever_its_text_is(null: str) -> None:
         ({"nanValue": ""}, "nanValue='' would be read as another value"),
         ({"nanValue": "5"}, "nanValue='5' would be read as another value"),
         ({"positiveInf": "-Inf"}, "positiveInf='-Inf' would be read as another value"),
+        ({"nanValue": "x "}, "nanValue='x ' would be read as another value"),
+        ({"nanValue": "\tx"}, "nanValue='\\tx' would be read as another value"),
+        ({"nanValue": "n", "nullValue": "n"}, "nanValue='n' would be read as another value"),
+        ({"nullValue": "Inf"}, "positiveInf='Inf' would be read as another value"),
     ],
 )
 def test_texts_that_would_be_read_as_other_values_are_refused(options: dict[str, object], reason: str) -> None:
@@ -130,6 +134,9 @@ def test_texts_that_would_be_read_as_other_values_are_refused(options: dict[str,
     columns = pa.schema([("a", pa.float64()), ("b", pa.string())])
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         CsvFormat(options).for_writing(columns, WRITING)
+    encoded = columns.set(0, pa.field("a", pa.dictionary(pa.int32(), pa.float64())))
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        CsvFormat(options).for_writing(encoded, WRITING)
     if "nanValue" in options:
         CsvFormat(options).for_writing(columns.remove(0), WRITING)
 
@@ -141,7 +148,7 @@ def test_a_year_without_four_digits_makes_a_row_bad() -> None:
     found = CsvFormat().for_writing(batch.schema, WRITING).encoder().encode(batch)
     assert found.payloads.to_pylist() == [b"1970-01-01", b"9999-12-31", b"0000-01-01"]
     assert sorted(found.bad) == [2, 4]
-    assert found.bad[2].startswith("column 'a' has a year that is not of four digits")
+    assert found.bad[2].startswith("column 'a' has a year outside 0 to 9999")
 
 
 def test_what_csv_cannot_hold_is_refused() -> None:

@@ -265,7 +265,7 @@ def _layout(
             f"to_kafka(headers={headers!r}): give {{header: column}}, or the name of a column of headers"
         )
     if isinstance(headers, Mapping) and (strange := [name for name in headers if not isinstance(name, str)]):
-        raise ConfigurationError(f"to_kafka(headers=): the header {strange[0]!r} is no name; give a str")
+        raise ConfigurationError(f"to_kafka(headers=): the header {strange[0]!r} is not a name; give a str")
     key = column_names(parts.key, "to_kafka: key=")
     aside = {topic_column, parts.partition, headers if isinstance(headers, str) else None}
     if changes:

@@ -43,7 +43,6 @@ from tidegate.connectors.formats.format import (
 )
 from tidegate.connectors.formats.text import (
     BOM,
-    UNREADABLE_TIME,
     Decoded,
     TextOptions,
     converted,
@@ -52,7 +51,7 @@ from tidegate.connectors.formats.text import (
     is_utf8,
     not_utf8,
     too_long,
-    unreadable_times,
+    unwritable_times,
     utf8_faults,
 )
 from tidegate.state.kernels.text_scan import (
@@ -67,6 +66,7 @@ from tidegate.storage.errors import ConfigurationError
 
 _OPTIONS = ("sep", "delimiter", "quote", "escape", "nullValue", "nanValue", "positiveInf", "negativeInf")
 _TEXT = pa.string()
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +149,17 @@ def _check_words(options: TextOptions, columns: pa.Schema, use: PayloadUse) -> N
         "positiveInf": options.positive_inf,
         "negativeInf": options.negative_inf,
     }
-    if not any(pa.types.is_floating(each.type) for each in columns):
+    kinds = (each.type.value_type if pa.types.is_dictionary(each.type) else each.type for each in columns)
+    if not any(map(pa.types.is_floating, kinds)):
         return
     for name, word in words.items():
-        if not word.strip() or list(words.values()).count(word) > 1 or _NUMBER.fullmatch(word):
+        same = list(words.values()).count(word) > 1 or word == null
+        # A reader removes blanks around a number, and then does not find the word.
+        if same or not word or word != word.strip(" \t") or _NUMBER.fullmatch(word):
             raise ConfigurationError(
-                f"{where}: {name}={word!r} would be read as another value; give texts that differ, and are no numbers"
+                f"{where}: {name}={word!r} would be read as another value; give texts that are not numbers, have no "
+                "blanks around them, and differ from each other and from nullValue"
             )
-
-
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +293,8 @@ class _CsvEncoder(PayloadEncoder):
             column = column.cast(pa.timestamp(kind.unit, "UTC"))
         if pa.types.is_float16(kind):
             column = column.cast(pa.float32())
-        if (outside := unreadable_times(column)) is not None:
-            self._refuse(pa.array(outside), name, UNREADABLE_TIME, bad)
+        for row, reason in unwritable_times(column).items():
+            bad.setdefault(row, f"column {name!r} {reason}")
         texts = column.cast(pa.string())
         if pa.types.is_floating(kind):
             for found, word in (

@@ -5,7 +5,7 @@ Rules of the writer:
 - A row becomes an object with a member for each column, in the order of the columns. A null is `null`.
 - Arrow formats a column at a time, and the texts are joined to objects at the end.
 - A written value is read back as the same value, and is valid JSON. A row with NaN or an infinity is bad, and so is one
-  with a year that is not of four digits, or with a map that has a key twice.
+  with a year outside 0 to 9999, a time of day in a date, or a map that has a key twice.
 - Dates, times and timestamps are ISO 8601 strings (a timestamp with a zone ends with Z), bytes are Base64, and decimals
   are numbers with all of their digits. A map is an object, so its keys must be strings.
 """
@@ -36,7 +36,7 @@ from tidegate.connectors.formats.format import (
     required_columns,
 )
 from tidegate.connectors.formats.json_decoder import JsonDecoder
-from tidegate.connectors.formats.text import UNREADABLE_TIME, unreadable_times
+from tidegate.connectors.formats.text import unwritable_times
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -169,9 +169,8 @@ def json_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[i
             reason = f"column {name!r} is NaN or infinite, which JSON cannot hold; make it null in a step before"
             bad.setdefault(int(rows[entry]), reason)
         column = column.cast(pa.float32()) if pa.types.is_float16(kind) else column
-    if (outside := unreadable_times(column)) is not None:
-        for entry in np.flatnonzero(outside).tolist():
-            bad.setdefault(int(rows[entry]), f"column {name!r} {UNREADABLE_TIME}")
+    for entry, reason in unwritable_times(column).items():
+        bad.setdefault(int(rows[entry]), f"column {name!r} {reason}")
     texts = _text_of(column)
     return _with_nulls(texts, column)
 
@@ -185,9 +184,7 @@ def _text_of(column: pa.Array) -> pa.Array:
         import polars as pl
 
         return _quoted(pl.Series(column.cast(pa.large_binary())).bin.encode("base64").to_arrow().cast(pa.string()))
-    if pa.types.is_date(kind):
-        return _quoted(column.cast(pa.date32()).cast(pa.string()))
-    if pa.types.is_time(kind):
+    if pa.types.is_date(kind) or pa.types.is_time(kind):
         return _quoted(column.cast(pa.string()))
     if pa.types.is_timestamp(kind):
         utc = column if kind.tz is None else column.cast(pa.timestamp(kind.unit, "UTC"))

@@ -57,6 +57,8 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import leaves
 from tidegate.storage.user_values import mark_values
 
+_CHANGED = re.compile(r"Column\(([^)]*)\) changed from (\w+ to \w+)")
+"""Finds the column and its types in Arrow's error for a column with values of two types."""
 _REASONS = {
     NO_OBJECT: "the row is not a JSON object",
     UNFINISHED: "the JSON object does not end",
@@ -446,9 +448,6 @@ def _schema_together(lines: Sequence[bytes]) -> pa.Schema:
         raise ConfigurationError(
             f"the columns cannot be inferred, because {what}; give schema=, and bad_rows= for rows that do not fit it"
         ) from error
-
-
-_CHANGED = re.compile(r"Column\(([^)]*)\) changed from (\w+ to \w+)")
 
 
 def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:

@@ -510,9 +510,9 @@ class ProtobufRead(ReadFormat):
 class _Messages(PayloadDecoder):
     """Decodes bare Protobuf messages.
 
-    `ptars` differs from Protobuf for messages that were made of several: it returns all members of a oneof and all
-    entries of a map with one key, where the last one counts. It panics if an entry of a map has no value. Such messages
-    are parsed and written again by Google's library first.
+    A merged message (several messages, one after the other) may have two members of a oneof, or two entries of a map
+    with one key. The last one counts in Protobuf, and `ptars` returns all of them. It panics if an entry of a map has
+    no value. Such messages are parsed and written again by Google's library first.
     """
 
     def __init__(self, columns: pa.Schema, message: MessageSchema, unit: TimestampUnit) -> None:

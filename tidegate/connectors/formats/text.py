@@ -486,26 +486,35 @@ _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
-def unreadable_times(column: pa.Array) -> NDArray[np.bool_] | None:
-    """Returns which dates or times have a year without four digits, so that no reader takes their text; None if the
-    column has no such values.
+def unwritable_times(column: pa.Array) -> dict[int, str]:
+    """Returns the reasons for dates and timestamps that have no text, by row number.
+
+    A reason follows the name of the column: the year has no four digits, or a `date64` has a time of day.
     """
     kind = column.type
-    if pa.types.is_date(kind):
-        days = column.cast(pa.date32()).cast(pa.int32())
-        outside = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
+    if pa.types.is_date32(kind):
+        per_day = 1
+    elif pa.types.is_date64(kind):
+        per_day = _PER_DAY["ms"]
     elif pa.types.is_timestamp(kind) and kind.unit in _PER_DAY:
-        counts = column.cast(pa.int64())
-        first, end = _FIRST_DAY * _PER_DAY[kind.unit], (_LAST_DAY + 1) * _PER_DAY[kind.unit]
-        outside = pc.or_(pc.less(counts, first), pc.greater_equal(counts, end))
+        per_day = _PER_DAY[kind.unit]
     else:
-        return None
-    found: NDArray[np.bool_] = pc.fill_null(outside, False).to_numpy(zero_copy_only=False)
-    return found if found.any() else None
+        return {}
+    counts = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    outside = pc.or_(pc.less(counts, _FIRST_DAY * per_day), pc.greater_equal(counts, (_LAST_DAY + 1) * per_day))
+    found = dict.fromkeys(_true_rows(outside), _UNREADABLE_YEAR)
+    if pa.types.is_date64(kind):
+        parts = pc.fill_null(counts, 0).to_numpy() % per_day != 0
+        found = dict.fromkeys(np.flatnonzero(parts).tolist(), _TIME_OF_DAY) | found
+    return found
 
 
-UNREADABLE_TIME = "has a year that is not of four digits, which no reader takes; make it null in a step before"
-"""Reason for a row with a value in `unreadable_times`. It follows the name of the column."""
+def _true_rows(flags: pa.Array) -> list[int]:
+    return np.flatnonzero(pc.fill_null(flags, False).to_numpy(zero_copy_only=False)).tolist()
+
+
+_UNREADABLE_YEAR = "has a year outside 0 to 9999, which readers refuse; make it null in a step before"
+_TIME_OF_DAY = "is a date with a time of day, which its text would lose; cast it to a timestamp in a step before"
 
 
 def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
