@@ -120,6 +120,8 @@ def test_a_query_that_cannot_be_read_is_refused(postgres: PostgresDatabase, quer
         ("'0x10'", pa.int64(), "0x10'.* is not a value"),
         ("'1e999'", pa.float64(), "is not a value"),
         ("1e300", pa.float32(), "too great"),
+        ("16777217", pa.float32(), r"16777217 would become 16777216\.0"),
+        ("'0.1234567890123456789'", pa.float64(), "would become"),
         ("1.5", pa.int64(), "not an integer"),
         ("1700000000", pa.timestamp("us"), "1700000000 is of the Python type int"),
         ("1700000000", pa.date32(), "1700000000 is of the Python type int"),
@@ -184,6 +186,49 @@ def test_numeric_columns_are_read_as_integers_and_floats(postgres: PostgresDatab
     wrong = sql_source(postgres.dsn, query, pa.schema([("c", pa.int64())]), None, 1)
     with pytest.raises(tg.ConfigurationError, match=r"column 'c' has a value that does not fit int64.*1\.25"):
         check_source(wrong)
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "found"),
+    [
+        ("4.00::numeric(5, 2)", pa.int64(), 4),
+        ("-70.0::numeric", pa.int8(), -70),
+        ("0.1::numeric(38, 20)", pa.float32(), 0.1),
+        ("0.1::numeric", pa.float64(), 0.1),
+        ("16777216.00::numeric(10, 2)", pa.float32(), 16777216.0),
+        ("12345678901234567000::numeric", pa.float64(), 12345678901234567000.0),
+    ],
+)
+def test_a_numeric_value_is_read_as_another_type_that_returns_it(
+    postgres: PostgresDatabase, number: str, wanted: pa.DataType, found: float
+) -> None:
+    """A float returns the number of its shortest text, so 0.1 is one."""
+    source = sql_source(postgres.dsn, f"SELECT {number} AS x", pa.schema([("x", wanted)]), None, 1)
+    assert check_source(source) == [{"x": pa.scalar(found, wanted).as_py()}]
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        ("16777217::numeric(10, 0)", pa.float32()),
+        ("16777217", pa.float32()),
+        ("1234567890123456789.25::numeric(38, 2)", pa.float64()),
+        ("0.12345678901234567890::numeric(30, 20)", pa.float64()),
+        ("9007199254740993::bigint", pa.float64()),
+        ("1e-400::numeric", pa.float64()),
+        ("1.25e-44::numeric", pa.float32()),
+        ("'16777217'", pa.float32()),
+        ("4.01::numeric(5, 2)", pa.int64()),
+        ("128.0::numeric", pa.int8()),
+    ],
+)
+def test_a_number_whose_digits_would_be_lost_is_an_error(
+    postgres: PostgresDatabase, number: str, wanted: pa.DataType
+) -> None:
+    """Other sources refuse it too."""
+    source = sql_source(postgres.dsn, f"SELECT {number} AS x", pa.schema([("x", wanted)]), None, 1)
+    with pytest.raises(tg.ConfigurationError, match=f"column 'x' has a value that does not fit {wanted}"):
+        check_source(source)
 
 
 @pytest.mark.parametrize(

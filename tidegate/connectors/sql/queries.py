@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -300,9 +301,14 @@ def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
         reasons: dict[int, str] = {}
         nullable = field.with_nullable(True)
         convert = converter_of(nullable, DEFAULTS)
-        found = converted(values.cast(pa.string()), nullable, convert, reasons, blank_is_null=False)
+        texts = values.cast(pa.string())
+        if kind_of(field.type) == "int":
+            texts = pc.replace_substring_regex(texts, r"^([+-]?[0-9]+)\.0+$", r"\1")
+        found = converted(texts, nullable, convert, reasons, blank_is_null=False)
         if reasons:
             raise ValueError(reasons[min(reasons)].removeprefix(f"column {field.name!r}: "))
+        if pa.types.is_floating(field.type):
+            _check_digits(texts, found)
         return found
     found = values.cast(field.type)
     if pa.types.is_floating(values.type) and pc.sum(pc.is_inf(found)) != pc.sum(pc.is_inf(values)):
@@ -310,6 +316,26 @@ def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
             f"a number is too great for {field.type}; give the column float64 or a decimal type in schema="
         )
     return found
+
+
+def _check_digits(texts: pa.Array, found: pa.Array) -> None:
+    """Raises ValueError for a number that its float returns as another one, such as 16777217 as a 32-bit float.
+
+    The float with the shortest text that identifies it is the number again, so 0.1 is accepted.
+    """
+    limits = np.finfo(found.type.to_pandas_dtype())
+    digits = pc.replace_substring_regex(pc.replace_substring_regex(texts, "[eE].*$", ""), "[^0-9]", "")
+    count = pc.binary_length(pc.utf8_ltrim(digits, "0"))
+    # Numbers with fewer digits are returned, except in the range where floats have fewer digits.
+    is_small = pc.and_(pc.greater(count, 0), pc.less(pc.abs(found), pa.scalar(limits.tiny, found.type)))
+    unsure = pc.and_(pc.is_finite(found), pc.or_(pc.greater(count, limits.precision), is_small))
+    for text, value in zip(texts.filter(unsure).to_pylist(), found.filter(unsure).to_numpy(), strict=True):
+        _check_number(Decimal(text), value)
+
+
+def _check_number(number: Decimal | int, value: np.floating[Any]) -> None:
+    if Decimal(str(value)) != number:
+        raise ValueError(f"{number} would become {value}; give the column a decimal type in schema=, or text")
 
 
 def check_finite(values: pa.Array, name: str, where: str) -> None:
@@ -496,6 +522,9 @@ def _array(values: Sequence[Any], kind: str, wanted: pa.DataType) -> pa.Array:
     if kind == "int":
         return pa.array([value if value is None or type(value) is int else _as_int(value) for value in values], wanted)
     if kind in ("float32", "float64"):
+        for value in values:
+            if isinstance(value, int | Decimal) and value == value:
+                _check_number(value, wanted.to_pandas_dtype()(value))
         return pa.array([float(value) if isinstance(value, Decimal) else value for value in values], pa.float64())
     if kind == "date":
         times = [value for value in values if isinstance(value, datetime.datetime)]
