@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.staged_rows import RowStage, StagedPart, staged_rows
-from tidegate.storage.errors import CorruptionError
+from tidegate.connectors import staged_rows as module
+from tidegate.connectors.staged_rows import RowStage, StagedPart, forget_staged, staged_rows
+from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.retrying_store import KEPT_BYTES_MAX, RetryingStore
+from tidegate.storage.files.store import Buffer
 
 
 class Files:
@@ -65,6 +72,43 @@ def test_each_file_is_converted_once() -> None:
     assert part.rows == 2
 
 
+class OneFault(FileSystemStore):
+    """A store whose first write fails, after all bytes have arrived."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.writes = 0
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        """Writes a file, except the first."""
+        self.writes += 1
+        size_bytes = super().write(path, chunks)
+        if self.writes == 1:
+            raise StorageError("503 slow down") from OSError(errno.EIO, "slow down")
+        return size_bytes
+
+
+@pytest.mark.parametrize("compression", ["lz4", None])
+def test_a_large_file_is_written_again_after_a_fault(tmp_path: Path, compression: str | None) -> None:
+    """Also one that is larger than what a store keeps of an iterator."""
+    disk = OneFault(str(tmp_path))
+    store = RetryingStore(disk, pause=lambda seconds: None)
+
+    def write(chunks: Iterable[memoryview]) -> str:
+        store.write("file", chunks)
+        return "file"
+
+    values = np.random.default_rng(1).integers(0, 1 << 62, KEPT_BYTES_MAX // 8 + 1000)
+    stage = RowStage(write, bytes_max=64 << 20, compression=compression)
+    stage.add(pa.record_batch({"v": values[:1000]}))
+    stage.add(pa.record_batch({"v": values[1000:]}))
+    ((path, part),) = stage.take()
+    assert disk.writes == 2
+    assert part.size_bytes > KEPT_BYTES_MAX
+    found = pa.Table.from_batches(staged_rows(store.read, path, part))
+    assert found["v"].to_numpy().tolist() == values.tolist()
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_a_file_that_has_changed_is_refused(damage: str) -> None:
     """The error names the file."""
@@ -100,3 +144,56 @@ def test_a_commit_in_the_same_process_reads_no_file() -> None:
     ((path, part),) = stage.take()
     stage.close()
     assert reads_of(path, part, "writer") == 1
+
+
+def is_read(files: Files, path: str, part: StagedPart, writer: str) -> bool:
+    """Returns whether a commit reads the file of a writer, because it is not in memory."""
+    reads = []
+
+    def read(path: str) -> bytes:
+        reads.append(path)
+        return files.read(path)
+
+    assert sum(rows.num_rows for rows in staged_rows(read, path, part, recent_of=writer)) == part.rows
+    return bool(reads)
+
+
+def test_two_writers_share_the_memory_for_recent_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest files of both are dropped."""
+    rows = pa.record_batch({"v": pa.array(range(1000), pa.int64())})
+    monkeypatch.setattr(module, "_RECENT", module._RecentFiles(3 * rows.nbytes))
+    files = Files()
+    stages = {writer: RowStage(files.write, bytes_max=1 << 20, recent_of=writer) for writer in ("a", "b")}
+    written = []
+    for writer in ("a", "b", "a", "b"):
+        stages[writer].add(rows)
+        ((path, part),) = stages[writer].take()
+        written.append((path, part, writer))
+    assert [is_read(files, *each) for each in written] == [True, False, False, False]
+
+
+def test_staged_rows_do_not_keep_the_batch_of_a_slice_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows of a large batch have few bytes, in the buffer and after the file was written."""
+    monkeypatch.setattr(module, "_RECENT", module._RecentFiles(1 << 20))
+    files = Files()
+    stage = RowStage(files.write, bytes_max=1 << 20, recent_of="writer")
+    before = pa.total_allocated_bytes()
+    written = []
+    for _ in range(3):
+        large = pa.concat_arrays([pa.array(range(1000), pa.int64())] * 1000)
+        stage.add(pa.record_batch({"v": large}).slice(5, 100))
+        del large
+        assert pa.total_allocated_bytes() - before < 1 << 20
+        written += stage.take()
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert [is_read(files, path, part, "writer") for path, part in written] == [False] * 3
+
+
+def test_a_file_that_no_commit_reads_is_forgotten() -> None:
+    """A token covers its rows already."""
+    files = Files()
+    stage = RowStage(files.write, bytes_max=1 << 20, recent_of="writer")
+    stage.add(batch(1))
+    ((path, part),) = stage.take()
+    forget_staged([path, "other"], recent_of="writer")
+    assert is_read(files, path, part, "writer")

@@ -6,6 +6,7 @@ The sinks of Kafka, databases, Delta and Iceberg use it. Rules:
   commit finds out if the file has changed.
 - Files whose commit happens in the same process also stay in memory, up to `RECENT_BYTES_MAX`, so that the commit does
   not read them. A commit takes them out, and a repeated commit reads the file.
+- Buffered rows own their memory, so the limits count the bytes that are really kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import xxhash
 
+from tidegate.state.kernels.partition import compact
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import CorruptionError
 
@@ -43,14 +45,17 @@ class RowStage:
         *,
         bytes_max: int,
         rows_max: int | None = None,
+        chunk_rows: int | None = None,
         convert: Callable[[list[pa.RecordBatch]], Sequence[pa.RecordBatch]] | None = None,
         compression: str | None = "lz4",
         recent_of: str | None = None,
     ) -> None:
         """Creates an empty stage.
 
-        - `write`: stores chunks of bytes durably in a new file, and returns its path.
+        - `write`: stores chunks of bytes durably in a new file, and returns its path. It may iterate over the chunks
+          again.
         - `bytes_max`, `rows_max`: size of the buffer that is written to one file. A larger batch has its own file.
+        - `chunk_rows`: larger batches are split into batches of this number of rows.
         - `convert`: called once for each file, returns the batches to write in place of the buffered ones.
         - `recent_of`: prefix of the writer, if commits happen in this process (`staged_rows`). None: files do not stay
           in memory.
@@ -58,6 +63,7 @@ class RowStage:
         self._write = write
         self._bytes_max = bytes_max
         self._rows_max = rows_max
+        self._chunk_rows = chunk_rows
         self._convert = convert
         self._compression = compression
         self._recent_of = recent_of
@@ -68,8 +74,12 @@ class RowStage:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Buffers rows. First writes the buffer to a file if it would become too large."""
-        if not batch.num_rows:
-            return
+        batch = compact(batch)  # A slice would keep its whole batch in memory.
+        step = self._chunk_rows or max(1, batch.num_rows)
+        for start in range(0, batch.num_rows, step):
+            self._add(batch.slice(start, step))
+
+    def _add(self, batch: pa.RecordBatch) -> None:
         size_bytes = batch.nbytes
         too_large = self._bytes + size_bytes > self._bytes_max
         too_long = self._rows_max is not None and self._rows + batch.num_rows > self._rows_max
@@ -98,35 +108,49 @@ class RowStage:
         self._batches, self._bytes, self._rows = [], 0, 0
         if self._convert is not None:
             batches = self._convert(list(batches))
-        checksum = xxhash.xxh3_64()
-        size_bytes = 0
-
-        def chunks() -> Iterator[memoryview]:
-            nonlocal size_bytes
-            for chunk in _serialized(batches, self._compression):
-                checksum.update(chunk)
-                size_bytes += len(chunk)
-                yield chunk
-
-        path = self._write(chunks())
+        content = _Content(batches, self._compression)
+        path = self._write(content)
         rows = sum(batch.num_rows for batch in batches)
-        self._files.append((path, StagedPart(rows, size_bytes, checksum.intdigest())))
+        self._files.append((path, StagedPart(rows, content.size_bytes, content.checksum)))
         if self._recent_of is not None:
             _RECENT.add(self._recent_of, path, batches)
 
 
-def _serialized(batches: Sequence[pa.RecordBatch], compression: str | None) -> Iterator[memoryview]:
-    """Yields batches as an Arrow stream. Without compression that is one batch at a time, to reuse the memory."""
-    if compression is None:
-        for each in (batches[0].schema, *batches):
+class _Content:
+    """The bytes of a staged file: an Arrow stream. It may be iterated again, so a write can be repeated.
+
+    `size_bytes` and `checksum` describe the bytes of the last complete iteration.
+    """
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], compression: str | None) -> None:
+        self._batches = batches
+        self._compressed = None if compression is None else _compressed(batches, compression)
+        self.size_bytes = 0
+        self.checksum = 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        checksum = xxhash.xxh3_64()
+        size_bytes = 0
+        for chunk in self._serialized() if self._compressed is None else (self._compressed,):
+            checksum.update(chunk)
+            size_bytes += len(chunk)
+            yield chunk
+        self.size_bytes = size_bytes
+        self.checksum = checksum.intdigest()
+
+    def _serialized(self) -> Iterator[memoryview]:
+        """Yields one batch at a time, so that the bytes of all of them are never in memory."""
+        for each in (self._batches[0].schema, *self._batches):
             yield memoryview(each.serialize())
-        return
+
+
+def _compressed(batches: Sequence[pa.RecordBatch], compression: str) -> memoryview:
     out = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(out, batches[0].schema, options=options) as stream:
         for batch in batches:
             stream.write_batch(batch)
-    yield memoryview(out.getvalue())
+    return memoryview(out.getvalue())
 
 
 def staged_rows(
@@ -151,6 +175,12 @@ def staged_rows(
         yield from reader
 
 
+def forget_staged(paths: Iterable[str], *, recent_of: str) -> None:
+    """Releases the memory of committed files, also of files that a token covered, which no commit has read."""
+    for path in paths:
+        _RECENT.take(recent_of, path)
+
+
 class _RecentFiles:
     """Staged files that are still in memory, by the prefix of their writer and their path. Thread-safe."""
 
@@ -162,7 +192,7 @@ class _RecentFiles:
 
     def add(self, writer: str, path: str, batches: Sequence[pa.RecordBatch]) -> None:
         """Stores the batches of a file, and drops the oldest files if the limit is exceeded."""
-        size_bytes = sum(batch.nbytes for batch in batches)
+        size_bytes = pa.Table.from_batches(batches).get_total_buffer_size()
         with self._lock:
             self._files[writer, path] = batches, size_bytes
             self._bytes += size_bytes

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ from tidegate.connectors.kafka.transactions import (
     Token,
     TokenTopic,
 )
-from tidegate.connectors.staged_rows import RowStage, StagedPart, staged_rows
+from tidegate.connectors.staged_rows import RowStage, StagedPart, forget_staged, staged_rows
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError
 
@@ -233,6 +234,7 @@ class _StagingWriter(CommittingWriter):
             context.files.write,
             bytes_max=PART_BYTES_MAX,
             rows_max=PART_RECORDS_MAX,
+            chunk_rows=CHUNK_RECORDS,
             convert=_joined,
             compression=None,
             recent_of=context.prefix,
@@ -244,8 +246,7 @@ class _StagingWriter(CommittingWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Buffers records, and stages a file whenever the buffer has the size of one."""
-        for start in range(0, batch.num_rows, CHUNK_RECORDS):
-            self._stage.add(batch.slice(start, CHUNK_RECORDS))
+        self._stage.add(batch)
 
     def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
         """Stages the buffered records, and returns one committable, or none if there are no records."""
@@ -307,6 +308,8 @@ class _KafkaCommitter(Committer):
                 if job_id != self._context.job_id:
                     # A lane of an earlier job gets no further records.
                     self._lanes.pop(lane).close()
+        for _, committables in prepared:
+            forget_staged(chain(*(each.files for each in committables)), recent_of=self._context.prefix)
 
     def close(self) -> None:
         """Closes the Kafka producers."""

@@ -40,7 +40,7 @@ from tidegate.connectors.sql.columns import (
     conform,
     sent_schema,
 )
-from tidegate.connectors.staged_rows import RowStage, StagedPart, staged_rows
+from tidegate.connectors.staged_rows import RowStage, StagedPart, forget_staged, staged_rows
 from tidegate.state.kernels.columns import plain
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError
@@ -49,7 +49,8 @@ from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.user_values import value_text
 
 FILE_BYTES = 32 << 20
-"""Size in bytes of the buffered rows of one file. A commit has one file in memory."""
+"""Size in bytes of the buffered rows of one file. A commit reads one file at a time; recent files are still in memory
+(`staged_rows.RECENT_BYTES_MAX`)."""
 
 _KINDS = ("+I", "+U", "-U", "-D")
 _COMES = 2
@@ -267,6 +268,8 @@ class DatabaseCommitter(Committer):
         if by_bucket:
             key = CommitKey(self._context.uid, token.job_id, token.checkpoint_id)
             self._session.commit(key, by_bucket.keys(), files)
+            for committable in committables:
+                forget_staged(committable.files, recent_of=self._context.prefix)
 
     def close(self) -> None:
         """Closes the database session."""

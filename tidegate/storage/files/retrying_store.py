@@ -8,14 +8,15 @@ One failed write of a task costs a restart of the job, and most faults of storag
 - Only transient errors are retried: no missing file, no refusal, no damage, and no error of the caller's data.
 - A write may be repeated, because it replaces the file as a whole. A create may not: the second attempt could find the
   file of the first one.
-- Data that is produced while it is written is kept for a retry up to `KEPT_BYTES_MAX`. A larger write has one attempt.
+- Data that an iterator produces while it is written is kept for a retry up to `KEPT_BYTES_MAX`. A larger write has one
+  attempt. Other iterables are iterated again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from tidegate.storage.errors import StorageError, may_pass
@@ -59,7 +60,7 @@ class RetryingStore(WrappedStore):
         self._pause = pause
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        again = chunks if isinstance(chunks, Sequence) else _Replayed(chunks)
+        again = _Replayed(chunks) if isinstance(chunks, Iterator) else chunks
 
         def attempt() -> int:
             return self._store.write(path, again)
