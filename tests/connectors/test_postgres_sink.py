@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+from collections.abc import Iterator
 from decimal import Decimal
 
 import pyarrow as pa
@@ -228,20 +229,59 @@ def test_a_table_or_user_that_cannot_be_exact_is_refused(postgres: PostgresDatab
     assert "hidden" not in str(error.value)
 
 
-def test_a_user_with_policies_is_refused(postgres: PostgresDatabase) -> None:
-    """A policy would hide rows, so a retraction would delete nothing and report no error."""
-    postgres.execute("CREATE TABLE t (id bigint PRIMARY KEY)")
-    postgres.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+@pytest.fixture
+def writer(postgres: PostgresDatabase) -> Iterator[str]:
+    """A role to whose statements a policy of the table `t` applies."""
     role = f"r{postgres.name}"
+    postgres.execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)")
+    database_sink(postgres.dsn, ROWS.schema)
+    postgres.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+    postgres.execute("CREATE POLICY p ON t USING (id < 100)")
     postgres.execute(f"CREATE ROLE {role} LOGIN")
-    try:
-        database_sink(postgres.dsn, pa.schema([("id", pa.int64())]))
-        postgres.execute(f"GRANT ALL ON t, tidegate_commits TO {role}")
-        with pytest.raises(tg.ConfigurationError, match="row-level security of table t applies to this user"):
-            database_sink(postgres.dsn.replace("tidegate@", f"{role}@"), pa.schema([("id", pa.int64())]))
-    finally:
-        postgres.execute(f"DROP OWNED BY {role}")
-        postgres.execute(f"DROP ROLE {role}")
+    postgres.execute(f"GRANT ALL ON t, tidegate_commits TO {role}")
+    yield role
+    postgres.execute(f"ALTER TABLE t OWNER TO {postgres.execute('SELECT current_user::text')[0][0]}")
+    postgres.execute(f"DROP OWNED BY {role}")
+    postgres.execute(f"DROP ROLE {role}")
+
+
+def test_policies_apply_to_upserts_and_inserts(postgres: PostgresDatabase, writer: str) -> None:
+    """A row that violates one fails the commit, with nothing written."""
+    dsn = postgres.dsn.replace("tidegate@", f"{writer}@")
+    SinkRun(database_sink(dsn, ROWS.schema, mode="upsert", keys=["id"])).write_and_commit(1, ROWS)
+    more = pa.table({"id": [3, 4], "v": ["x", "y"]})
+    SinkRun(database_sink(dsn, ROWS.schema, on_conflict="ignore"), "job-2").write_and_commit(1, more)
+    found = [(1, "a"), (2, None), (3, "c"), (4, "y")]
+    assert postgres.execute("SELECT * FROM t ORDER BY id") == found
+    forbidden = SinkRun(database_sink(dsn, ROWS.schema, mode="upsert", keys=["id"]), "job-3")
+    with pytest.raises(tg.ConfigurationError, match="violates row-level security policy"):
+        forbidden.write_and_commit(1, pa.table({"id": [5, 200], "v": ["x", "y"]}))
+    assert postgres.execute("SELECT * FROM t ORDER BY id") == found
+
+
+def test_policies_are_refused_for_copies_and_deletes(postgres: PostgresDatabase, writer: str) -> None:
+    """A policy would hide rows, so a retraction would delete nothing and report no error."""
+    dsn = postgres.dsn.replace("tidegate@", f"{writer}@")
+    with pytest.raises(tg.ConfigurationError, match="of table t applies to this user: PostgreSQL refuses COPY"):
+        database_sink(dsn, ROWS.schema)
+    schema = changes(("+I", 1, "a")).schema
+    with pytest.raises(tg.ConfigurationError, match=r"rows that a policy hides would not be deleted.*as its owner$"):
+        database_sink(dsn, schema, mode="upsert", keys=["id"], changes=True)
+    postgres.execute("ALTER TABLE t FORCE ROW LEVEL SECURITY")
+    postgres.execute(f"ALTER TABLE t OWNER TO {writer}")
+    with pytest.raises(tg.ConfigurationError, match=r"after ALTER TABLE .* NO FORCE ROW LEVEL SECURITY"):
+        database_sink(dsn, ROWS.schema)
+    postgres.execute("ALTER TABLE t NO FORCE ROW LEVEL SECURITY")
+    database_sink(dsn, ROWS.schema)
+
+
+def test_policies_of_the_table_of_tokens_are_refused(postgres: PostgresDatabase, writer: str) -> None:
+    """A hidden token would let a repeated commit write its rows again."""
+    postgres.execute("ALTER TABLE tidegate_commits ENABLE ROW LEVEL SECURITY")
+    postgres.execute("CREATE POLICY q ON tidegate_commits FOR INSERT WITH CHECK (true)")
+    dsn = postgres.dsn.replace("tidegate@", f"{writer}@")
+    with pytest.raises(tg.ConfigurationError, match=r"security of the table of tokens .* applies to this user: rows"):
+        database_sink(dsn, ROWS.schema, mode="upsert", keys=["id"])
 
 
 def test_an_error_of_a_trigger_fails_the_commit_at_once(postgres: PostgresDatabase) -> None:

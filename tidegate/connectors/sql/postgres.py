@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -194,7 +194,7 @@ class PostgresClient(TableClient):
             if create:
                 self._create(connection, schema)
             self._create_tokens(connection)
-            shape = self._shape(connection)
+            shape = self._shape(connection, schema)
             connection.commit()
         except driver().Error as error:
             raise ConfigurationError(
@@ -254,16 +254,28 @@ class PostgresClient(TableClient):
                 ) from error
         found = connection.rows(
             "SELECT relkind::text, relpersistence::text, has_table_privilege(oid, 'SELECT') AND "
-            "has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') "
+            "has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE'), row_security_active(oid), "
+            "relforcerowsecurity "
             f"FROM pg_class WHERE oid = to_regclass({literal(place)})"
         )
-        if found != [("r", "p", True)]:
+        kind, persistence, may_write, has_policies, is_forced = found[0]
+        if (kind, persistence, may_write) != ("r", "p", True):
             raise ConfigurationError(
                 f"{self.where}: the table of tokens {self.write.token_place} must be an ordinary, logged table, and "
                 "this user must be allowed to SELECT, INSERT and UPDATE: grant that, or give another token_table="
             )
+        if has_policies:
+            table = f"the table of tokens {self.write.token_place}"
+            self._refuse_policies(table, is_forced, "rows whose tokens a policy hides would be written again")
 
-    def _shape(self, connection: PostgresConnection) -> TableShape:
+    def _refuse_policies(self, table: str, is_forced: bool, reason: str) -> NoReturn:
+        owner = "as its owner, after ALTER TABLE ... NO FORCE ROW LEVEL SECURITY" if is_forced else "as its owner"
+        raise ConfigurationError(
+            f"{self.where}: row-level security of {table} applies to this user: {reason}. Write as a user with "
+            f"BYPASSRLS, or {owner}"
+        )
+
+    def _shape(self, connection: PostgresConnection, schema: pa.Schema) -> TableShape:
         write = self.write
         place = literal(place_of(write.schema, write.table))
         upsert = write.mode == "upsert"
@@ -271,12 +283,12 @@ class PostgresClient(TableClient):
         may = ", ".join(f"has_table_privilege(oid, '{name}')" for name in privileges)
         found = connection.rows(
             "SELECT relkind::text, relpersistence::text, row_security_active(oid), "
-            f"has_database_privilege(current_database(), 'TEMP'), {may} "
+            f"relforcerowsecurity, has_database_privilege(current_database(), 'TEMP'), {may} "
             f"FROM pg_class WHERE oid = to_regclass({place})"
         )
         if not found:
             raise ConfigurationError(f"{self.where}: there is no table {write.place}; create it, or give create=True")
-        kind, persistence, has_policies, temporary, *granted = found[0]
+        kind, persistence, has_policies, is_forced, temporary, *granted = found[0]
         if kind not in ("r", "p"):
             raise ConfigurationError(f"{self.where}: {write.place} is a view or a foreign table; give a table")
         if persistence != "p":
@@ -291,13 +303,12 @@ class PostgresClient(TableClient):
                 f"{self.where}: this user lacks {rights} on table {write.place}: GRANT {rights} ON {write.place} TO "
                 "the user"
             )
-        if has_policies:
-            raise ConfigurationError(
-                f"{self.where}: row-level security of table {write.place} applies to this user: COPY is refused, and "
-                "rows that a policy hides would not be deleted. Write as the owner of the table, or as a user with "
-                "BYPASSRLS"
-            )
         columns = columns_of(connection, place)
+        casts = any(column.cast for column in columns if column.name in schema.names)
+        if has_policies and write.deletes:
+            self._refuse_policies(f"table {write.place}", is_forced, "rows that a policy hides would not be deleted")
+        if has_policies and not (upsert or write.on_conflict == "ignore" or casts):
+            self._refuse_policies(f"table {write.place}", is_forced, "PostgreSQL refuses COPY then")
         if not temporary and (upsert or write.on_conflict == "ignore" or any(column.cast for column in columns)):
             raise ConfigurationError(
                 f"{self.where}: this user may not create temporary tables, which hold rows before they are merged; "
