@@ -203,6 +203,14 @@ def test_rows_of_failed_attempts_are_deleted_at_the_end(url: str) -> None:
     assert not list(Path(url, STAGED_FOLDER).iterdir())
 
 
+@pytest.mark.parametrize("day", [-719_163, 2_932_897, 2**30])
+def test_a_key_that_is_no_date_of_python_is_refused(url: str, day: int) -> None:
+    """Before the checkpoint: a commit could not compare it."""
+    schema = pa.schema([("k", pa.date32()), ("x", pa.int64())])
+    with pytest.raises(tg.ConfigurationError, match="'k' has a date outside of the years 1 to 9999"):
+        prepared(sink_of(url, schema=schema), pa.table({"k": pa.array([1, day], pa.date32()), "x": [1, 2]}))
+
+
 _VALUES: dict[str, tuple[pa.DataType, Callable[[Random], object]]] = {
     "i": (pa.int64(), lambda random: random.choice([random.randrange(-4, 4), 2**62, -(2**62), 2**53 + 1])),
     "s": (pa.string(), lambda random: random.choice(["a", "é", "it's", "%41", "a/b=c", "x" * random.randrange(64)])),

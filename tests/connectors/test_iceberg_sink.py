@@ -28,6 +28,7 @@ import tidegate as tg
 from tidegate.connectors.iceberg.client import TableLayout, TablePlace
 from tidegate.connectors.iceberg.options import CatalogOptions
 from tidegate.connectors.iceberg.sink import STAGED_FOLDER, IcebergAppend, IcebergUpsert
+from tidegate.storage.schemas.column_names import DELETED_COLUMN
 from tidegate.testing import check_sink
 
 ROWS = pa.table({"k": [x % 5 for x in range(300)], "x": list(range(300))})
@@ -507,3 +508,23 @@ def test_values_that_do_not_fit_fail_before_the_checkpoint(
     with pytest.raises(tg.TableError, match=message):
         prepared(lake.sink(keys), pa.table({"k": [1], "v": values}))
     assert lake.rows() == []
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
+@pytest.mark.parametrize(
+    ("there", "key", "message"),
+    [
+        (pa.timestamp("us"), pa.array([2**62], pa.timestamp("s")), "'k' as timestamp.* does not fit"),
+        (pa.date32(), pa.array([2**30], pa.date32()), "outside of the years 1 to 9999"),
+    ],
+    ids=["time", "date"],
+)
+def test_keys_that_do_not_fit_fail_before_the_checkpoint(
+    lake: Lake, there: pa.DataType, key: pa.Array, message: str, deleted: bool
+) -> None:
+    """The commit compares the keys of deleted rows too, and would fail again and again."""
+    schema = pa.schema([("k", there), ("x", pa.int64())])
+    lake.create(schema)
+    rows = pa.table({"k": key, "x": [1], DELETED_COLUMN: [deleted]})
+    with pytest.raises((tg.TableError, tg.ConfigurationError), match=message):
+        prepared(lake.sink(("k",)), rows)

@@ -49,13 +49,25 @@ def upsert_stage(
 
 
 def check_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
-    """Raises ConfigurationError if a key column has a null."""
+    """Raises ConfigurationError if a key column has a null, or a date that filters of the tables do not have."""
     for name in keys:
-        if batch.column(name).null_count:
+        column = batch.column(name)
+        if column.null_count:
             raise ConfigurationError(
                 f"the key column {name!r} has a row without a value, which no row of a table equals: filter such rows, "
                 "or give them a value"
             )
+        if pa.types.is_date32(column.type) and len(column):
+            found = pc.min_max(column.cast(pa.int32()))
+            if found["min"].as_py() < _DAYS[0] or found["max"].as_py() > _DAYS[1]:
+                raise ConfigurationError(
+                    f"the key column {name!r} has a date outside of the years 1 to 9999, which a commit cannot look "
+                    "up: filter such rows, or change the date"
+                )
+
+
+_DAYS = (-719_162, 2_932_896)
+"""The first and last date of Python, in days since 1970."""
 
 
 def plain_table(rows: pa.Table) -> pa.Table:

@@ -184,7 +184,9 @@ class IcebergUpsert(Sink):
             return path
 
         def check(rows: pa.Table) -> None:
-            rows_of_table(split_changes(rows)[0].to_batches(), schema, self._place)
+            kept, deleted = split_changes(rows)
+            rows_of_table(kept.to_batches(), schema, self._place)
+            rows_of_table(deleted.select(self._keys).to_batches(), schema.select(*self._keys), self._place)
 
         self._stage = upsert_stage(self._keys, write, check, self._bytes_max)
 
