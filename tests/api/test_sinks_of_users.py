@@ -13,6 +13,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.actors.drivers import user_sinks
+from tidegate.storage.errors import CorruptionError
 from tidegate.testing import check_sink
 
 ROWS = pa.table({"k": [x % 5 for x in range(300)], "x": list(range(300))})
@@ -206,6 +207,9 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 class RefusedSink(tg.Sink):
     """A sink with a system that refuses the rows of the first checkpoint."""
 
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
     def write(self, batch: pa.RecordBatch) -> None:
         pass
 
@@ -213,13 +217,16 @@ class RefusedSink(tg.Sink):
         return [b"rows"]
 
     def commit(self, committables: Sequence[bytes], context: tg.CommitContext) -> None:
-        raise tg.TableError("the table has another column 'x' now")
+        raise self._error
 
 
-def test_a_commit_that_is_refused_fails_the_job_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [tg.TableError, CorruptionError])
+def test_a_commit_that_is_refused_fails_the_job_at_once(tmp_path: Path, kind: type[Exception]) -> None:
     """It is not repeated for ten minutes, as a commit that fails for a while is."""
     with local(1) as env:
-        env.from_batches(pa.table({"x": [1]}), uid="rows").to_sink(RefusedSink(), uid="sink")
+        env.from_batches(pa.table({"x": [1]}), uid="rows").to_sink(RefusedSink(kind("x has changed")), uid="sink")
         job = env.execute("job", checkpoints=config(tmp_path, interval="20ms"))
-        with pytest.raises(tg.JobFailedError, match="the table has another column 'x' now"):
-            job.wait("4min")
+        with pytest.raises(
+            tg.JobFailedError, match=r"\(uid 'sink'\) failed to commit .* of checkpoint 1: .*x has changed"
+        ):
+            job.wait("1min")

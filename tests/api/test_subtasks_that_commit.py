@@ -15,6 +15,7 @@ from waiting import files_below, until
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.drivers import committing_sinks
+from tidegate.storage.errors import CorruptionError
 from tidegate.testing import check_committing_sink
 
 ROWS = pa.table({"k": [x % 5 for x in range(300)], "x": list(range(300))})
@@ -371,6 +372,30 @@ def test_a_commit_that_hangs_fails_its_task_and_comes_back_as_a_zombie(
         (tmp_path / "out.first.goes-on").touch()
         until("the zombie has called", lambda: len(sink.query("SELECT * FROM calls")) == calls + 1)
     assert _xs(sink.rows()) == list(range(300))
+
+
+class _DamagedCommitter(SqliteCommitter):
+    """Reads rows that have changed since they were staged."""
+
+    def commit(self, token: tg.CommitToken, committables: Sequence[tg.Committable]) -> None:
+        raise CorruptionError("the staged rows in f have changed")
+
+
+class _Damaged(SqliteLedger):
+    def open_committer(self, context: tg.CommittingContext) -> tg.Committer:
+        return _DamagedCommitter(self.path, context)
+
+
+def test_damaged_rows_fail_the_commit_at_once(tmp_path: Path) -> None:
+    """It is not repeated for ten minutes. The error names sink and checkpoint."""
+    with local(1) as env:
+        env.from_batches(ROWS).to_sink(_Damaged(tmp_path / "out"), uid="sink")
+        job = env.execute("sinks", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        message = (
+            r"\(uid 'sink'\) failed on subtask 1 of 1 to commit .* of checkpoint 1 .*staged rows in f have changed"
+        )
+        with pytest.raises(tg.JobFailedError, match=message):
+            job.wait("1min")
 
 
 class _Wrong(SqliteLedger):

@@ -144,7 +144,7 @@ class Committer(ABC):
 
         `committables` come from one checkpoint: all buckets, in the order in which `prepare` returned them. After an
         exception the call is repeated with growing pauses, for up to `storage_outage`. Then the task fails, and its
-        successor commits. A ConfigurationError is not retried.
+        successor commits. A ConfigurationError and a CorruptionError are not retried.
         """
 
     def commit_all(self, prepared: Sequence[tuple[CommitToken, Sequence[Committable]]]) -> None:

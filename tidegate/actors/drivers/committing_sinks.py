@@ -22,7 +22,7 @@ from tidegate.protocol.failures import OperatorError, error_text, log_failure
 from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
 from tidegate.storage.checkpoints.metadata import PreparedRows
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.key_groups import key_group_range
@@ -131,8 +131,8 @@ class TaskCommitters:
 
     - Calls of one committer do not overlap, and each is opened with a copy of the sink that no writer uses.
     - An error of a committer becomes a `CommitFailedError`, which names the step. The driver of the task repeats the
-      call, because commits are idempotent. A ConfigurationError, and a call that does not return, fail the task at
-      once.
+      call, because commits are idempotent. A ConfigurationError, a damaged file (CorruptionError), and a call that
+      does not return fail the task at once.
     - The time limit of a call is the tolerated storage outage, and a minute at least, for each checkpoint in it. The
       next attempt of the task opens another committer, which has to fence the committer that hangs.
     - If the task is closed during a call, the calling thread closes the committer afterwards.
@@ -201,7 +201,7 @@ class TaskCommitters:
         except BaseException as error:
             if not is_failure(error):
                 raise
-            permanent = isinstance(error, ConfigurationError)
+            permanent = isinstance(error, ConfigurationError | CorruptionError)
             raise CommitFailedError(f"{what}: {error_text(error)}", may_pass=not permanent) from error
 
 

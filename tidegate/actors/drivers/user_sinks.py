@@ -25,7 +25,7 @@ from tidegate.operators.operator_errors import is_failure, own_copy
 from tidegate.protocol.failures import OperatorError, error_text, failure_text, log_failure
 from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.checkpoints.metadata import Committable, DataFile, PreparedPart
-from tidegate.storage.errors import ConfigurationError, TableError, TidegateError
+from tidegate.storage.errors import ConfigurationError, CorruptionError, TableError, TidegateError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
 
 log = logging.getLogger(__name__)
@@ -338,7 +338,7 @@ class SinkFailedError(TidegateError):
 
 
 class SinkRefusedError(SinkFailedError):
-    """Raised when a sink has raised ConfigurationError or TableError. A retry cannot help."""
+    """Raised when a sink has raised ConfigurationError, TableError or CorruptionError. A retry cannot help."""
 
 
 class SinkHangsError(SinkFailedError):
@@ -352,7 +352,8 @@ class SinkCommitters:
 
     - Each sink has one committer, a copy that is never opened. Its calls do not overlap.
     - An error of a sink becomes a `SinkFailedError` with the sink and the reason. The caller retries, because commits
-      are idempotent. ConfigurationError and TableError become a `SinkRefusedError`, which fails the job at once.
+      are idempotent. ConfigurationError, TableError and CorruptionError become a `SinkRefusedError`, which fails the
+      job at once.
     - The time limit of a call is the tolerated storage outage, and a minute at least. After that the sink is not called
       again, because calls must not overlap. The job fails, and a restored job commits with a new copy of the sink.
     """
@@ -391,7 +392,7 @@ class SinkCommitters:
                 except BaseException as error:
                     if not is_failure(error):
                         raise
-                    refused = isinstance(error, ConfigurationError | TableError)
+                    refused = isinstance(error, ConfigurationError | TableError | CorruptionError)
                     raise (SinkRefusedError if refused else SinkFailedError)(
                         f"sink {spec.name!r} (uid {spec.uid!r}) failed to {what}: {failure_text(error)}"
                     ) from error
