@@ -144,35 +144,20 @@ _SQLITE_PERMANENT = frozenset({1, 18, 19, 20, 25})
 
 _MYSQL_PERMANENT = frozenset(
     {
-        *(
-            1048,
-            1052,
-            1054,
-            1062,
-            1064,
-            1109,
-            1118,
-            1136,
-            1142,
-            1143,
-            1146,
-            1153,
-            1216,
-            1217,
-            1227,
-            1242,
-            1264,
-            1265,
-            1267,
-            1270,
-            1271,
-        ),
-        *(1292, 1364, 1365, 1366, 1367, 1370, 1406, 1411, 1416, 1426, 1442, 1451, 1452, 1526, 1557, 1644, 1690, 1748),
-        *(3140, 3141, 3156, 3157, 3158, 3819, 4025, 4078),
+        # Names, statements, and statements or rows that are too large
+        1052, 1054, 1064, 1109, 1118, 1136, 1146, 1153, 1242, 1426,
+        # Privileges
+        1142, 1143, 1227, 1370,
+        # Constraints and partitions
+        1048, 1062, 1216, 1217, 1364, 1451, 1452, 1526, 1557, 1748, 3819, 4025,
+        # Values, and collations that cannot be compared
+        1264, 1265, 1267, 1270, 1271, 1292, 1365, 1366, 1367, 1406, 1411, 1416, 1690,
+        3140, 3141, 3156, 3157, 3158, 4078,
+        # Triggers
+        1442, 1644,
     }
-)
-"""Error numbers of MySQL and MariaDB that are permanent: values, constraints, partitions, names, privileges, errors
-that triggers raise, and statements that are too large. Drivers report many of them as OperationalError, as they do a
+)  # fmt: skip
+"""Error numbers of MySQL and MariaDB that are permanent. Drivers report many of them as OperationalError, as they do a
 server that is away.
 """
 
@@ -531,6 +516,7 @@ def _column(found: Any, dialect: str, collation: str | None, is_key: bool) -> Ta
         bytes_max=bytes_max,
         bytes_exact=bytes_exact,
         ignores_last_spaces=of_mysql and collation is not None and not ("nopad" in collation or "_0900_" in collation),
+        drops_last_spaces=of_mysql and type(data_type).__name__ == "CHAR",
         changes_numbers=dialect == "sqlite" and isinstance(data_type, sa.JSON),
         no_infinity=of_mysql,
         why_no_key=why,

@@ -58,6 +58,7 @@ class TableColumn:
     - `bytes_max`, `bytes_exact`: the maximum number of bytes of a value, and the number that every value must have
       because the database fills shorter ones with zeros. None without such a limit.
     - `ignores_last_spaces`: the database compares texts without the spaces at their end, so keys must not have any.
+    - `drops_last_spaces`: the database returns texts without the spaces at their end, so texts must not have any.
     - `changes_numbers`: the database converts a JSON text that is a number, and may drop digits.
     - `no_nan`, `no_infinity`: the database cannot store such floats. SQLite would store a null for NaN.
     """
@@ -77,6 +78,7 @@ class TableColumn:
     bytes_max: int | None = None
     bytes_exact: int | None = None
     ignores_last_spaces: bool = False
+    drops_last_spaces: bool = False
     changes_numbers: bool = False
     no_nan: bool = False
     no_infinity: bool = False
@@ -309,6 +311,9 @@ def _check_text(values: pa.Array, column: TableColumn, is_key: bool, where: str)
     if is_key and column.ignores_last_spaces:
         ends = pc.ends_with(values, " ")
         checks.append((ends, "ends with a space, which the database ignores in keys (use a collation with nopad)"))
+    if column.drops_last_spaces:
+        ends = pc.ends_with(values, " ")
+        checks.append((ends, "ends with a space, which the database drops from a CHAR (change the column to VARCHAR)"))
     if column.labels is not None:
         known = pc.is_in(values, value_set=pa.array(column.labels, values.type))
         checks.append((pc.and_(pc.invert(known), pc.is_valid(values)), f"is not one of {list(column.labels)}"))

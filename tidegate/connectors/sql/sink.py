@@ -59,7 +59,8 @@ _COMES = 2
 _RANGE = struct.Struct("<IQQQQQ")
 """Binary format of a bucket's rows in a file.
 
-Number of the file in its checkpoint, first row, number of rows, and the fields of the file's `StagedPart`.
+Number of the file in its checkpoint, first row, number of rows, and the fields of the file's `StagedPart`. Each bucket
+has them, because after rescaling the buckets of a file may be committed by different subtasks.
 """
 
 
