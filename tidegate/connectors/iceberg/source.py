@@ -480,7 +480,7 @@ class _FollowingReader:
         table = self._source.place.load(catalog)
         if self._source.table != str(table.metadata.table_uuid):
             raise ConfigurationError(
-                f"{self._source.place.named} was dropped and created again, and its columns are others now: start "
+                f"{self._source.place.named} was dropped and created again, and its columns may be others now: start "
                 "without restore"
             )
         self._catalog = catalog
