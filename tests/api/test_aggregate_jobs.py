@@ -69,7 +69,7 @@ def test_expressions_and_values_of_any_width_in_a_job(tmp_path: Path) -> None:
     """The program that also runs in the simulator and on Ray, with checkpoints."""
     with local() as env:
         table = expression_program.totals(env, str(tmp_path / "out"))
-        config = tg.CheckpointConfig(interval="5ms", storage=str(tmp_path / "checkpoints"))
+        config = tg.CheckpointConfig(interval="20ms", storage=str(tmp_path / "checkpoints"))
         assert env.execute("totals", checkpoints=config).wait("4min") == "finished"
     assert expression_program.written(table) == expression_program.expected()
 

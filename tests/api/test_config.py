@@ -89,10 +89,17 @@ def test_units() -> None:
     assert (config.interval, config.timeout, config.min_pause, config.inline_threshold) == (1_000, 120_000, 250, 65_536)
 
 
-@pytest.mark.parametrize(("interval", "expected_ms"), [(None, None), (0, None), ("9ms", None), ("10ms", 10), (11, 11)])
-def test_short_interval_switches_periodic_checkpoints_off(interval: object, expected_ms: int | None) -> None:
-    """Below 10 ms is off, as None is; 10 ms is on."""
+@pytest.mark.parametrize(("interval", "expected_ms"), [(None, None), (0, None), ("10ms", 10), (11, 11)])
+def test_an_interval_of_none_switches_periodic_checkpoints_off(interval: object, expected_ms: int | None) -> None:
+    """So does 0."""
     assert expected_ms == CheckpointConfig(interval=interval).interval
+
+
+@pytest.mark.parametrize("interval", [5, "9ms"])
+def test_an_interval_of_a_few_milliseconds_is_refused(interval: object) -> None:
+    """A number without a unit is mostly meant as seconds."""
+    with pytest.raises(ConfigurationError, match=r"ms, which is too short; give 10 ms or more, with a unit such as"):
+        CheckpointConfig(interval=interval)
 
 
 def test_min_pause_may_exceed_interval() -> None:

@@ -56,7 +56,7 @@ class CheckpointConfig(Section):
         "execution.checkpointing.interval",
         kind=INTERVAL,
         default=None,
-        doc="Milliseconds between two triggers. None, or below 10 ms (kept as None): no periodic checkpoints.",
+        doc="Milliseconds between two triggers, at least 10. None or 0 (kept as None): no periodic checkpoints.",
     )
     storage: str | None = setting(
         "state.checkpoints.dir",

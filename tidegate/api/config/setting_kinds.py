@@ -19,9 +19,7 @@ from tidegate.storage.files.file_system_store import check_scheme
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 INTERVAL_MS_MIN = 10
-"""A checkpoint interval below this number of ms switches periodic checkpoints off, and a timeout must not be below it
-(both as in Flink).
-"""
+"""The shortest checkpoint interval and timeout in ms, as in Flink."""
 STANDBYS_MAX = 1_000
 PORT_MAX = 65_535
 MS_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
@@ -70,8 +68,13 @@ def duration(at_least_ms: int = 0, advice: str = "") -> Kind:
 
 
 def _interval(value: str | timedelta | int | None, title: str) -> int | None:
-    interval_ms = None if value is None else parse_duration_ms(value, setting=title)
-    return None if interval_ms is None or interval_ms < INTERVAL_MS_MIN else interval_ms
+    interval_ms = 0 if value is None else parse_duration_ms(value, setting=title)
+    if 0 < interval_ms < INTERVAL_MS_MIN:
+        raise ConfigurationError(
+            f"{title}: {value!r} is {interval_ms} ms, which is too short; give {INTERVAL_MS_MIN} ms or more, with a "
+            f'unit such as "{interval_ms}s", or None for no periodic checkpoints'
+        )
+    return interval_ms or None
 
 
 INTERVAL = Kind("duration", _interval, MS_UNITS)
