@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, TypedDict
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
@@ -82,6 +83,16 @@ def test_groups_come_once_at_the_end() -> None:
     assert _collected(lambda s: s.map_groups(summary)) == [{"k": "a", "total": 6}, {"k": "b", "total": 5}]
     same = _collected(lambda s: s.map_groups(lambda rows: rows, schema={"k": str, "n": int}))
     assert sorted(row["n"] for row in same) == [1, 2, 3, 5]
+    frames = _collected(lambda s: s.map_groups(lambda rows: pl.from_arrow(rows), schema={"k": str, "n": int}))
+    assert sorted(row["n"] for row in frames) == [1, 2, 3, 5]
+
+
+def test_a_frame_of_another_library_is_refused() -> None:
+    """The error says what a function may return, and names no moment for the end of the input."""
+    with pytest.raises(tg.JobFailedError, match="returned a pandas DataFrame; return a pyarrow Table, a pol") as raised:
+        _collected(lambda s: s.map_groups(lambda rows: rows.to_pandas(), schema={"k": str, "n": int}))
+    assert "timer at the end of the input of key" in str(raised.value)
+    assert str(2**63 - 1) not in str(raised.value)
 
 
 def test_a_function_that_returns_no_pair_fails_the_job() -> None:
@@ -129,7 +140,7 @@ def test_rows_that_fail_are_set_aside_and_leave_no_state() -> None:
     assert "returned a row without 'n'" in bad["error"]
     (bad,) = _collected(lambda s: aside(groups(s)))
     assert (bad["k"], bad["n"]) == ("b", None)
-    assert bad["error"].endswith(divided)
+    assert bad["error"] == f"timer at the end of the input: {divided}"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,6 +179,32 @@ def test_failing_batch_function_is_blamed_with_the_first_row() -> None:
     with pytest.raises(OperatorError, match=r"KeyError: 'missing'.*first row of the batch") as caught:
         run(opened(MapBatches(lambda b: {}["missing"])), [batch])
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("fn", "schema", "row"),
+    [
+        (lambda row: {"x": row["x"] if row["x"] != 2 else "no"}, pa.schema([("x", pa.int64())]), 1),
+        (lambda row: {"x": 0.5 if row["x"] == 3 else row["x"]}, pa.schema([("x", pa.int64())]), 2),
+        (lambda row: {"x": row["x"]} if row["x"] < 3 else {}, pa.schema([("x", pa.int64())]), 2),
+        (lambda row: {"x": row["s"]}, pa.schema([pa.field("x", pa.string(), nullable=False)]), 1),
+        (lambda row: {"x": row["x"] / 2}, pa.schema([("x", pa.int64())]), 0),
+        (lambda row: {"x": row["x"] + 254}, pa.schema([("x", pa.uint8())]), 1),
+    ],
+)
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_result_that_does_not_fit_is_blamed_on_its_row(fn: Any, schema: pa.Schema, row: int, traced: bool) -> None:
+    """The error shows the row that the function was called with, and not the first one of its batch."""
+    shown = re.escape(str(_BATCH.to_pylist()[row]))
+    with pytest.raises(OperatorError, match=rf"row {row} of the batch: .{shown}"):
+        run(opened(Map(fn, schema, traced=traced)), [_BATCH])
+
+
+def test_the_number_of_a_row_counts_from_the_start_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is computed in parts."""
+    monkeypatch.setattr(stateless, "OUTPUT_ROWS_MAX", 2)
+    with pytest.raises(OperatorError, match=r"row 2 of the batch: .\{'x': 3"):
+        run(opened(Map(lambda row: {"x": "no" if row["x"] == 3 else 1}, pa.schema([("x", pa.int64())]))), [_BATCH])
 
 
 def test_errors_further_down_are_not_blamed_on_the_function() -> None:

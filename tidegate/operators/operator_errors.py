@@ -21,7 +21,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from tidegate.operators.operator import OperatorContext
+from tidegate.operators.output_schema import SchemaMismatchError
 from tidegate.protocol.failures import OperatorError, error_text, interrupts
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.user_values import mark_values, value_text
 
@@ -43,21 +45,24 @@ class Blame(AbstractContextManager[None]):
     Do not emit inside: an exception of the next operator would be reported as an error of this operator.
     """
 
-    __slots__ = ("_batch", "_context", "_locate")
+    __slots__ = ("_batch", "_context", "_locate", "_start")
 
     def __init__(
         self,
         context: OperatorContext,
         locate: Callable[[], tuple[str, Mapping[str, object] | None]],
         batch: pa.RecordBatch | pa.Table | None = None,
+        start: int | None = None,
     ) -> None:
         """`locate` is called after a failure, and returns a description of the place and the failing row (or None) for
         the error text.
 
         `batch` has the rows that the code inside works on. Their values are marked as user values in the message of the
-        exception.
+        exception. `start` is given if the code inside makes one row of each row of `batch`: the index of the first row
+        of `batch` in the batch of the operator. A SchemaMismatchError then shows the row whose result it refuses.
         """
         self._context = context
+        self._start = start
         self._locate = locate
         self._batch = batch
 
@@ -71,6 +76,10 @@ class Blame(AbstractContextManager[None]):
                 error, number = call
                 if number is not None and self._batch is not None and number < self._batch.num_rows:
                     place, row = f"row {number} of the batch", first_row(self._batch.slice(number, 1))
+            elif isinstance(error, SchemaMismatchError) and error.row is not None and self._start is not None:
+                assert self._batch is not None, "results of no batch"
+                place = f"row {self._start + error.row} of the batch"
+                row = first_row(self._batch.slice(error.row, 1))
             raise failure(self._context, error, place, row, self._batch) from error
 
 
@@ -80,6 +89,20 @@ def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
     The error shows the first row of the batch.
     """
     return Blame(context, lambda: ("first row of the batch", first_row(batch)), batch)
+
+
+def blame_results(context: OperatorContext, batch: pa.RecordBatch, start: int = 0) -> Blame:
+    """Returns a context manager for results of which there is one for each row of a batch.
+
+    The error shows the row whose result does not fit, or else the first row. `start` is the index of the first row in
+    the batch of the operator.
+    """
+    return Blame(context, lambda: ("first row of the batch", first_row(batch)), batch, start)
+
+
+def timer_place(moment_ms: int) -> str:
+    """Returns the description of a timer for an error text."""
+    return "timer at the end of the input" if moment_ms == MAX_WATERMARK_MS else f"timer at {moment_ms}"
 
 
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:

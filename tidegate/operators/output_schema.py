@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.operators.row_values import (
     InexactValueError,
@@ -36,7 +37,14 @@ _GIVEN_ADVICE = "return what fits, or give the column another type in schema="
 
 
 class SchemaMismatchError(ValueError):
-    """Raised if an output batch does not have the schema of the earlier batches."""
+    """Raised if an output batch does not have the schema of the earlier batches.
+
+    `row` is the index of the first row that does not fit, or None if unknown.
+    """
+
+    def __init__(self, text: str, row: int | None = None) -> None:
+        super().__init__(text)
+        self.row = row
 
 
 class PinnedSchema:
@@ -81,13 +89,15 @@ class PinnedSchema:
                 try:
                     column = exact_cast(column, wanted)
                 except InexactValueError as error:
-                    raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}") from error
+                    row = getattr(error.__cause__, "row", None)
+                    raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}", row) from error
                 except pa.ArrowException as error:
                     raise _mismatch(name, wanted, column.type, str(error)) from error
             if column.null_count and not self.schema.field(position).nullable:
                 raise SchemaMismatchError(
                     f"column {name!r} cannot be null in schema=, and is null in a row"
-                    "; return a value, or make the column nullable in schema="
+                    "; return a value, or make the column nullable in schema=",
+                    pc.index(column.is_null(), True).as_py(),
                 )
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -117,12 +127,13 @@ class PinnedSchema:
     def _check_complete(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raises SchemaMismatchError for a row that lacks a column of the schema that the program gave."""
         assert self.schema is not None
-        for row in rows:
+        for number, row in enumerate(rows):
             if missing := [name for name in self.schema.names if name not in row]:
                 columns = ", ".join(map(repr, missing))
                 raise SchemaMismatchError(
                     f"{_called(self._maker)} returned a row without {columns}, which schema= has: {shown(dict(row))}. "
-                    f"Return every column of schema=, {missing[0]!r}: None for a null, or take it out of schema="
+                    f"Return every column of schema=, {missing[0]!r}: None for a null, or take it out of schema=",
+                    number,
                 )
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
@@ -130,10 +141,11 @@ class PinnedSchema:
         try:
             return exact_array(values, None if pa.types.is_null(wanted) else wanted, complete=self._given)
         except InexactValueError as error:
+            row = None if pa.types.is_null(wanted) else _refused_row(values, wanted, complete=self._given)
             if self._given:
-                raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}") from error
+                raise SchemaMismatchError(f"column {name!r}: {error}; {_GIVEN_ADVICE}", row) from error
             was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
-            raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}") from error
+            raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}", row) from error
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise SchemaMismatchError(
                 f"values of column {name!r} have no common type: {error}; return values of one type, or give schema="
@@ -166,6 +178,16 @@ class PinnedSchema:
                 f"{was} columns {self.schema.names}; in this batch {' and '.join(changes)}"
                 + ("" if self._given else f"; {_ADVICE}")
             )
+
+
+def _refused_row(values: Sequence[Any], wanted: pa.DataType, *, complete: bool) -> int | None:
+    """Returns the index of the first value that is refused alone, or None if there is none."""
+    for row, value in enumerate(values):
+        try:
+            exact_array([value], wanted, complete=complete)
+        except (InexactValueError, pa.ArrowException, ValueError, TypeError, OverflowError):
+            return row
+    return None
 
 
 def _called(maker: object) -> str:

@@ -2018,7 +2018,8 @@ class KeyedStream(OtherNames):
 
         All rows are stored as state until then. For an input that does not end use `window(...).apply(fn)`.
 
-        - `fn`: takes a `pa.Table`, and returns a table, a row, an iterable of rows, or None.
+        - `fn`: takes a `pa.Table`, and returns a `pa.Table`, a polars DataFrame, a row as a dict, an iterable of rows,
+          or None.
 
         Raises ConfigurationError if `fn` cannot be called, or the columns are not known.
 

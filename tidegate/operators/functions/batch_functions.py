@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.functions.traceable_code import UntraceableError
 from tidegate.operators.operator import Emit, FunctionContext, Operator, OperatorContext, OperatorFactory
-from tidegate.operators.operator_errors import Blame, blame, blame_call, own_copy
+from tidegate.operators.operator_errors import Blame, blame, blame_call, blame_results, own_copy
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.operators.row_values import python_rows, returned_rows
 from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
@@ -212,7 +212,7 @@ class Map(Operator):
         """
         computed = None if self._traced is None else self._traced.computed(batch)
         if computed is not None and self._fits(computed.schema):
-            with blame(self.context, batch):
+            with blame_results(self.context, batch):
                 result = self._pinned.conform(computed)
                 self._check_time(batch, result)
             emit(result)
@@ -220,7 +220,7 @@ class Map(Operator):
         for start in range(0, batch.num_rows, OUTPUT_ROWS_MAX):
             part = batch.slice(start, OUTPUT_ROWS_MAX)
             rows = _called(self.context, lambda rows: map(self._pinned.own_row, map(self._fn, rows)), part, start)
-            with blame(self.context, part):
+            with blame_results(self.context, part, start):
                 result = self._pinned.from_rows(rows)
                 self._check_time(part, result)
             emit(result)

@@ -26,7 +26,7 @@ from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.functions.batch_functions import BatchResult
 from tidegate.operators.operator import EmitAside, FunctionContext, OperatorContext
 from tidegate.operators.operator_errors import Blame
-from tidegate.operators.output_schema import PinnedSchema
+from tidegate.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.operators.row_values import python_rows
 from tidegate.operators.state.keyed_state import ListState, MapState, S, ValueState
 from tidegate.operators.state.keyed_state_store import KeyedStates
@@ -38,6 +38,7 @@ from tidegate.protocol.edges import OutputTag, check_tags
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import is_polars_frame
 
 Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
 
@@ -389,6 +390,7 @@ class MapGroups(ProcessFunction):
         self.fn = fn
         self._schema = schema
         self._declared = ListState("rows", pa.struct(list(schema)))
+        self._from_polars = FromPolars()
 
     def open(self, context: ProcessContext) -> None:
         """Binds the list state that stores the rows of a key."""
@@ -411,6 +413,13 @@ class MapGroups(ProcessFunction):
             return python_rows(result)
         if isinstance(result, pa.Table):
             return [row for batch in result.to_batches() for row in python_rows(batch)]
+        if is_polars_frame(result):
+            return python_rows(self._from_polars.convert(result, self._schema))
+        if hasattr(result, "__dataframe__"):
+            raise TypeError(
+                f"the function returned a {type(result).__module__.partition('.')[0]} {type(result).__name__}; return "
+                "a pyarrow Table, a polars DataFrame, a row as a dict, an iterable of rows, or None"
+            )
         return [result] if isinstance(result, Mapping) or not isinstance(result, Iterable) else result
 
 

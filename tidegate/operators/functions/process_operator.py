@@ -62,6 +62,7 @@ from tidegate.operators.operator_errors import (
     first_row,
     is_failure,
     own_copy,
+    timer_place,
 )
 from tidegate.operators.output_schema import PinnedSchema
 from tidegate.operators.row_values import python_rows, returned_rows
@@ -568,7 +569,7 @@ class ProcessOperator(Operator):
         refs = self._states.enter(step.columns, step.keys)
         with blame_call(self.context, "on_timer"):
             chains.begin_step()
-        with Blame(self.context, lambda: (f"timer at {self._ask.timestamp} of key", self._ask.current_key)):
+        with Blame(self.context, lambda: (f"{timer_place(self._ask.timestamp or 0)} of key", self._ask.current_key)):
             for _ in range(pace.timers_max):
                 if len(self._rows) >= OUTPUT_ROWS_MAX or (timer := timers.pop()) is None:
                     break
@@ -582,7 +583,7 @@ class ProcessOperator(Operator):
                     with self._guarded(caught):
                         self._collect(self._function.on_timer(timer[0], self._ask))
                     if caught:
-                        failing.add(number, caught[0], f"timer at {timer[0]}")
+                        failing.add(number, caught[0], timer_place(timer[0]))
                 pace.timers += 1
         self._leave(len(step.keys))
         self._set_aside(failing, step.columns)
@@ -723,7 +724,9 @@ class BatchProcessOperator(ProcessOperator):
             return self._results.conformed(function.on_timer_batch(keys, ask), keys.schema, memory_of(keys))
 
         failing, waiting = self._failing[0], [(0, due.keys)]
-        with Blame(self.context, lambda: (f"the first of {rows} timers, at {due.moments[0]}", first_row(due.keys))):
+        with Blame(
+            self.context, lambda: (f"the first of {rows} timers, {timer_place(due.moments[0])}", first_row(due.keys))
+        ):
             chains.begin_step()
             for moment_ms in due.moments:
                 chains.fires(moment_ms)
@@ -736,7 +739,7 @@ class BatchProcessOperator(ProcessOperator):
                 failed = self._call(failing, call, keys)
                 self._leave(keys.num_rows)
                 if failing is not None and failed is not None:
-                    waiting += failing.halves(start, keys, failed, f"timer at {moments[0]}")
+                    waiting += failing.halves(start, keys, failed, timer_place(moments[0]))
         self._set_aside(failing, due.keys)
         self.context.pace.timers += rows
 

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import FunctionContext, OperatorContext
-from tidegate.operators.operator_errors import Blame, blame_call, own_copy
+from tidegate.operators.operator_errors import Blame, blame_call, own_copy, timer_place
 from tidegate.operators.state.keyed_state import KeyedState, MapState, S, StateNames
 from tidegate.operators.state.keyed_state_store import KeyedStates
 from tidegate.operators.state.keys import KeyCodec, KeyScope
@@ -260,7 +260,7 @@ class FunctionCalls(WindowCalls):
                 ask.window = self._life.window(end_ms)
                 with Blame(self._context, partial(self._describe_timer, moment_ms)):
                     call = partial(self._found_of_timer, moment_ms, rows_schema)
-                    found = self._attempt(len(called), call, f"timer at {moment_ms}")
+                    found = self._attempt(len(called), call, timer_place(moment_ms))
                 called.append((number, end_ms))
                 parts += found
                 numbers += [number] * len(found)
@@ -351,7 +351,7 @@ class FunctionCalls(WindowCalls):
         name, window = self.name.removesuffix(".process"), self._ask.window
         bounds = "" if window is None else f"[{window.start_ms}, {window.end_ms})"
         return (
-            f"{name}.on_timer at {moment_ms} in the window {bounds} ms of key {value_text(self._ask.current_key)}",
+            f"{name}.on_{timer_place(moment_ms)} in the window {bounds} ms of key {value_text(self._ask.current_key)}",
             None,
         )
 
