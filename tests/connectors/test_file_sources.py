@@ -421,3 +421,31 @@ def test_a_folder_goes_on_in_the_splits_that_it_had(tmp_path: Path) -> None:
     folder(f"{tmp_path}/", lanes=3).check_restored(before)
     with pytest.raises(ConfigurationError, match="give splits=3"):
         folder(f"{tmp_path}/", lanes=4).check_restored(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('[{"a": 1}, {"a": 2}]\n', "an array"),
+        ('[\n  {"a": 1},\n  {"a": 2}\n]\n', "an array"),
+        ('{\n  "a": 1\n}\n', "an object in several lines"),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_json_that_is_not_an_object_a_line_is_refused(tmp_path: Path, text: str, found: str, compressed: bool) -> None:
+    """Its columns would be inferred from the lines that happen to be objects."""
+    path = tmp_path / ("a.json.gz" if compressed else "a.json")
+    path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
+    with pytest.raises(ConfigurationError, match=rf"a file of JSON has one object a line, and .* begins with {found};"):
+        source_of_files(str(path))
+
+
+def test_a_folder_of_several_formats_is_refused(tmp_path: Path) -> None:
+    """The format would be the one of the first file. The error names a file of each of two formats."""
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "b.json").write_text('{"x": 1}\n')
+    with pytest.raises(ConfigurationError, match=r"'a.csv' is csv, and 'b.json' is json\. Give a pattern"):
+        source_of_files(str(tmp_path))
+    assert source_of_files(str(tmp_path / "*.json")).schema == pa.schema([("x", pa.int64())])
+    (tmp_path / "b.json").unlink()
+    assert source_of_files(str(tmp_path)).schema == pa.schema([("x", pa.int64())])

@@ -31,6 +31,7 @@ Rules of lanes, of which a folder that grows has a fixed number:
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,7 @@ from tidegate.connectors.files.open_file import (
     schema_of,
 )
 from tidegate.connectors.files.patterns import FilePattern, folder_values, folders_named
-from tidegate.connectors.files.store_file import StoreFile
+from tidegate.connectors.files.store_file import StoreFile, text_stream
 from tidegate.connectors.files.text_rows import BLOCK_BYTES, LETTERS, TextFormat
 from tidegate.connectors.formats.parquet import LIMIT_BYTES
 from tidegate.connectors.formats.text import TextOptions
@@ -558,6 +559,8 @@ def source_of_files(
         if not files and (schema is None or folder is None):
             wanted = "no file matches" if folder is None else "no file matches yet; give schema="
             raise ConfigurationError(f"{named}: {wanted}; names that begin with '_' or '.' are ignored{_below(url)}")
+        if kind is None and found is None:
+            _check_one_format(files, named)
         found = found or next((format_of(file.path) for file in files), None)
     kind = kind or found
     if kind is None:
@@ -607,6 +610,20 @@ def named_error(named: str) -> Iterator[None]:
         raise ConfigurationError(f"{named}: {error}") from error
 
 
+def _check_one_format(files: Sequence[FileInfo], named: str) -> None:
+    """Raises ConfigurationError, with the names of two files, if the names of the files have several formats."""
+    first: dict[str | None, str] = {}
+    for file in files:
+        first.setdefault(format_of(file.path), file.path)
+    if len(first) > 1:
+        (kind, path), (other_kind, other_path), *_ = first.items()
+        raise ConfigurationError(
+            f"{named}: the files have different formats: {path!r} is {kind or 'of an unknown format'}, and "
+            f"{other_path!r} is {other_kind or 'of an unknown format'}. Give a pattern with the files of one format, "
+            "such as 'folder/*.json', or format= if all have the same one"
+        )
+
+
 def _below(url: str | Sequence[str]) -> str:
     """Returns advice if the files of a folder are in folders below it, as Spark writes tables with partitions."""
     for each in [url] if isinstance(url, str) else url:
@@ -619,12 +636,28 @@ def _below(url: str | Sequence[str]) -> str:
     return ""
 
 
+_HEAD = 1024
+_ARRAY = re.compile(rb"\s*\[\s*(?:\{|$)")
+_PRETTY = re.compile(rb"\s*\{[^\S\n]*\n")
+
+
+def _check_lines(head: bytes) -> None:
+    """Raises ConfigurationError if a file of JSON, of which `head` is the begin, has no object in each line."""
+    found = "an array" if _ARRAY.match(head) else "an object in several lines" if _PRETTY.match(head) else None
+    if found is not None:
+        raise ConfigurationError(
+            f"a file of JSON has one object a line, and this file begins with {found}; write each object in one line"
+        )
+
+
 def _schema_of(
     pattern: FilePattern, file: FileInfo, text: TextFormat | None, kind: str, columns: Sequence[str] | None
 ) -> pa.Schema:
     """Returns the columns of a file. `columns`: the only ones that are read, or None; others may have any type."""
     opened = StoreFile.of(pattern.store(), file.path, file.size_bytes)
     with reading(opened, OF_FILES):
+        if kind == "json":
+            _check_lines(text_stream(StoreFile.of(pattern.store(), file.path, file.size_bytes), file.path).read(_HEAD))
         found = schema_of(opened, kind, columns) if text is None else text.schema_of(opened, file.path)
         if not len(found):
             raise ConfigurationError("the file has no columns, so the schema cannot be inferred; give schema=")
