@@ -94,7 +94,7 @@ def test_a_job_that_is_over_is_not_guarded(context: FakeContext) -> None:
     ("master", "settings", "text"),
     [
         ("local[*]", {}, "runs in the driver alone"),
-        ("spark://a:7077", {"spark.dynamicAllocation.enabled": "true"}, "gives them back"),
+        ("spark://a:7077", {"spark.dynamicAllocation.enabled": "true"}, "releases them"),
     ],
 )
 def test_a_spark_without_room_for_ray_is_refused(
