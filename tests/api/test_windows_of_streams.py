@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     ),
     "event time of nothing": (
         lambda env: timed(env).key_by("k").window(tg.Tumbling(1)).aggregate(n=tg.count(), emit_every_time="event"),
-        'needs emit_every="10s"',
+        'needs emit_every=; give one such as emit_every="10s"',
     ),
     "event time of the clock": (
         lambda env: (

@@ -161,7 +161,7 @@ def is_read(files: Files, path: str, part: StagedPart, writer: str) -> bool:
 def test_two_writers_share_the_memory_for_recent_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest files of both are dropped."""
     rows = pa.record_batch({"v": pa.array(range(1000), pa.int64())})
-    monkeypatch.setattr(module, "_RECENT", module._RecentFiles(3 * rows.nbytes))
+    monkeypatch.setattr(module, "_RECENT", module.RecentFiles(3 * rows.nbytes))
     files = Files()
     stages = {writer: RowStage(files.write, bytes_max=1 << 20, recent_of=writer) for writer in ("a", "b")}
     written = []
@@ -174,7 +174,7 @@ def test_two_writers_share_the_memory_for_recent_files(monkeypatch: pytest.Monke
 
 def test_staged_rows_do_not_keep_the_batch_of_a_slice_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows of a large batch have few bytes, in the buffer and after the file was written."""
-    monkeypatch.setattr(module, "_RECENT", module._RecentFiles(1 << 20))
+    monkeypatch.setattr(module, "_RECENT", module.RecentFiles(1 << 20))
     files = Files()
     stage = RowStage(files.write, bytes_max=1 << 20, recent_of="writer")
     before = pa.total_allocated_bytes()

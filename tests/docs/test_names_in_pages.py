@@ -217,7 +217,7 @@ def test_the_page_of_tables_has_the_default_history() -> None:
     """In the call and in words."""
     assert HISTORY_DEFAULT == "7d"
     assert 'history="7d")` sets for how long' in (ROOT / "docs" / "tables.md").read_text()
-    assert tg.Stream.to_table.__kwdefaults__["history"] == HISTORY_DEFAULT
+    assert inspect.signature(tg.Stream.to_table).parameters["history"].default == HISTORY_DEFAULT
 
 
 def test_what_is_not_there_is_recognised() -> None:

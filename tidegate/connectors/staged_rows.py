@@ -181,7 +181,7 @@ def forget_staged(paths: Iterable[str], *, recent_of: str) -> None:
         _RECENT.take(recent_of, path)
 
 
-class _RecentFiles:
+class RecentFiles:
     """Staged files that are still in memory, by the prefix of their writer and their path. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -213,5 +213,5 @@ class _RecentFiles:
                 self._bytes -= self._files.pop(key)[1]
 
 
-_RECENT = _RecentFiles(RECENT_BYTES_MAX)
+_RECENT = RecentFiles(RECENT_BYTES_MAX)
 """The staged files in memory of this process. Writer and committer of a subtask run in the same process."""
