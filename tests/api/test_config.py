@@ -91,7 +91,7 @@ def test_units() -> None:
 
 @pytest.mark.parametrize(("interval", "expected_ms"), [(None, None), (0, None), ("10ms", 10), (11, 11)])
 def test_an_interval_of_none_switches_periodic_checkpoints_off(interval: object, expected_ms: int | None) -> None:
-    """So does 0."""
+    """An interval of 0 does the same, and 10 ms is the shortest one."""
     assert expected_ms == CheckpointConfig(interval=interval).interval
 
 

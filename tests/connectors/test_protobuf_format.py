@@ -233,7 +233,7 @@ def test_broken_bytes_are_bad_and_their_neighbours_are_not(data: st.DataObject) 
 
 
 def test_messages_that_were_merged_have_their_last_values() -> None:
-    """Of the members of a oneof and the entries of a map with one key the last one counts, also in nested messages."""
+    """The last member of a oneof counts, and the last entry of each key of a map, also in nested messages."""
     first = Order(id=1, left=5, counts={"a": 1, "b": 2}).SerializeToString()
     second = Order(right="x", counts={"a": 3}).SerializeToString()
     plain = Order(id=2, left=7).SerializeToString()
