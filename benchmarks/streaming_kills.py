@@ -316,7 +316,6 @@ def judge(run: Run, console: Console) -> int:
     values, due_ms, shown_ms = [], [], []
     before: set[str] = set()
     for commit in table.history():
-        assert commit.at is not None
         files = set(table.files(as_of=commit.number))
         for file in sorted(files - before):
             rows = pq.read_table(file, columns=["value", "timestamp"])

@@ -169,6 +169,7 @@ class TableEntry:
     - Files of a claim are files that the restored checkpoint covers and that were not committed.
     - `nonce` identifies the writer.
     - `at_ms` is when the visible rows changed, in ms since the epoch. It is never before the time of an earlier entry.
+      Commits, compactions, vacuums and cuts have it.
     """
 
     seq: int
@@ -403,7 +404,7 @@ class TableFold:
             pending=False,
             newest_commit=entry.checkpoint_id,
             newest_files=fingerprint(entry.files),
-            newest_at_ms=entry.at_ms if entry.at_ms is not None else self.newest_at_ms,
+            newest_at_ms=entry.at_ms,
         )
 
     def _after_cut(self, cut: TableCut) -> TableFold:

@@ -431,8 +431,8 @@ class PartColumns:
     sizes: tuple[int, ...] = ()
     checksums: tuple[str, ...] = ()
     others: tuple[TableEntry, ...] = ()
-    times: tuple[int | None, ...] = ()
-    """Time of each commit. Empty in parts that were written before commits had times."""
+    times: tuple[int, ...] = ()
+    """Time of each commit, in ms since the epoch."""
 
     @staticmethod
     def of(entries: Sequence[TableEntry]) -> PartColumns:
@@ -452,7 +452,7 @@ class PartColumns:
             tuple(f.size_bytes for f in files),
             tuple(f.checksum for f in files),
             tuple(e for e in entries if e.kind is not TableEntryKind.COMMITTED),
-            tuple(e.at_ms for e in commits),
+            tuple(e.at_ms for e in commits if e.at_ms is not None),
         )
 
     @staticmethod
@@ -471,7 +471,7 @@ class PartColumns:
             tuple(size for part in parts for size in part.sizes),
             tuple(checksum for part in parts for checksum in part.checksums),
             tuple(entry for part in parts for entry in part.others),
-            tuple(at_ms for part in parts for at_ms in part._times()),
+            tuple(at_ms for part in parts for at_ms in part.times),
         )
 
     def entries(self) -> list[TableEntry]:
@@ -486,7 +486,7 @@ class PartColumns:
                 at_ms=at_ms,
             )
             for seq, job, checkpoint, count, at_ms, start in zip(
-                self.seqs, self.job_of, self.checkpoints, self.counts, self._times(), self._starts(), strict=False
+                self.seqs, self.job_of, self.checkpoints, self.counts, self.times, self._starts(), strict=False
             )
         )
         return sorted((*commits, *self.others), key=lambda entry: entry.seq)
@@ -504,9 +504,6 @@ class PartColumns:
             if count and shows(seq):
                 found += [(seq, file) for file in self._files(start, start + count)]
         return found
-
-    def _times(self) -> tuple[int | None, ...]:
-        return self.times or (None,) * len(self.seqs)
 
     def _starts(self) -> Iterable[int]:
         return accumulate(self.counts, initial=0)

@@ -65,14 +65,17 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 class TableCommit:
     """A commit of a table.
 
-    `number` identifies the commit, and may be given as `as_of`. `at` is the time of the commit, or None in a table
-    written by an old tidegate. `rows_added` and `files_added` count the rows and files of this commit; `rows` counts
-    all rows that the table showed after the commit. `shown` is whether the commit's rows are visible now, in its own
-    files or in compacted files. It is False if a restored job has written them again.
+    - `number` identifies the commit, and may be given as `as_of`.
+    - `at` is the time of the commit, in UTC.
+    - `job_id` and `checkpoint_id` name the checkpoint whose rows were committed.
+    - `rows_added` and `files_added` count the rows and files of this commit. `rows` counts all rows that the table
+      showed after it.
+    - `shown` is whether the commit's rows are visible now, in its own files or in compacted files. It is False if a
+      restored job has written them again.
     """
 
     number: int
-    at: dt.datetime | None
+    at: dt.datetime
     job_id: JobId
     checkpoint_id: CheckpointId
     rows_added: int
@@ -214,21 +217,14 @@ class TableVersions:
 
     def _by_time(self, time: dt.datetime) -> TableEntry:
         for entry in reversed(self._commits):
-            if entry.at_ms is None:
-                raise TableError(
-                    f"as_of={time.isoformat()}: commits up to {entry.seq} of the table at {self._url} were made by a "
-                    "tidegate that stored no times; give the number of one of them, see history()"
-                )
-            if _time(entry.at_ms) <= time:
+            if _time_of(entry) <= time:
                 return entry
         if self._cut is not None:
             raise self._too_old(f"what the table at {self._url} showed at {time.isoformat()}")
         oldest = self._commits[0]
-        assert oldest.at_ms is not None
         raise TableError(
             f"nothing had been committed to the table at {self._url} by {time.isoformat()}: its first commit, "
-            f"{oldest.seq}, was made at {_time(oldest.at_ms).isoformat()}"
-            "; give a later time"
+            f"{oldest.seq}, was made at {_time_of(oldest).isoformat()}; give a later time"
         )
 
     def _too_old(self, what: str) -> TableError:
@@ -240,7 +236,7 @@ class TableVersions:
         assert entry.job_id is not None and entry.checkpoint_id is not None
         return TableCommit(
             entry.seq,
-            None if entry.at_ms is None else _time(entry.at_ms),
+            _time_of(entry),
             entry.job_id,
             entry.checkpoint_id,
             entry.rows,
@@ -250,8 +246,9 @@ class TableVersions:
         )
 
 
-def _time(at_ms: int) -> dt.datetime:
-    return _EPOCH + dt.timedelta(milliseconds=at_ms)
+def _time_of(commit: TableEntry) -> dt.datetime:
+    assert commit.at_ms is not None, "every commit has a time"
+    return _EPOCH + dt.timedelta(milliseconds=commit.at_ms)
 
 
 class LogRewrites:
