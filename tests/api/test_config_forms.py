@@ -25,6 +25,7 @@ from tidegate.api.config.config_file import (
     resolve,
     variable_of,
 )
+from tidegate.api.config.sections import TopologySettings
 from tidegate.api.config.settings_table import Row, effective, rows
 from tidegate.storage.errors import ConfigurationError
 
@@ -241,7 +242,7 @@ def test_an_unknown_variable_names_the_nearest() -> None:
         tg.ConfigurationError, match=r"^unknown environment variable 'TIDEGATE_PARALELISM_DEFAULT'; the"
     ) as refused:
         load_config(None, {"TIDEGATE_PARALELISM_DEFAULT": "2"})
-    assert str(refused.value).endswith("is 'TIDEGATE_PARALLELISM_DEFAULT'")
+    assert "is 'TIDEGATE_PARALLELISM_DEFAULT'. Correct it" in str(refused.value)
 
 
 def test_a_job_is_as_its_environment_says(tmp_path: Path) -> None:
@@ -364,3 +365,16 @@ def test_a_runtime_environment_is_a_mapping_wherever_it_stands(value: object, tm
         with pytest.raises(ConfigurationError, match=r"runtime_env.* not a mapping"):
             make()
     assert load_config({"ray.options": {"runtime_env": None}}).topology.runtime_env == {}
+
+
+def test_an_application_without_a_name_is_refused() -> None:
+    """The error names the setting, its key and its value, in words of tidegate."""
+    expected = "app_name (spark.app.name): it must be a string that is not empty, not None"
+    with pytest.raises(ConfigurationError, match=re.escape(expected)):
+        TopologySettings.model_validate({"spark.app.name": None})
+
+
+def test_settings_that_are_no_mapping_are_refused() -> None:
+    """The error names the section and the value, without the text of another library."""
+    with pytest.raises(ConfigurationError, match=r"^TopologySettings: 'x' is refused \(.*\); correct it$"):
+        TopologySettings.model_validate("x")

@@ -44,7 +44,9 @@ from tidegate.storage.user_values import show_rows_in_logs
 class JobSettings(Section):
     """Settings of one job. `execute` takes them as arguments as well, and its arguments take precedence."""
 
-    name: str | None = setting("pipeline.name", kind=NAME, default=None, doc="The job's name, if `execute` gives none.")
+    name: str | None = setting(
+        "pipeline.name", kind=NAME.or_none(), default=None, doc="The job's name, if `execute` gives none."
+    )
     restore: str | None = setting(
         "execution.savepoint.path",
         "execution.state-recovery.path",
@@ -397,7 +399,7 @@ class TopologySettings(Section):
     )
     address: str | None = setting(
         "ray.address",
-        kind=NAME,
+        kind=NAME.or_none(),
         default=None,
         doc="`host:port` of a Ray cluster that runs. None: `raydp` starts one here; `ray` uses `RAY_ADDRESS`, or the "
         "one cluster of this user on this machine.",

@@ -130,10 +130,19 @@ class Section(BaseModel):
         try:
             settings = handler(data)
         except ValidationError as error:
-            names = tuple(str(found["loc"][0]) for found in error.errors() if found["loc"])
-            raise SettingError(f"wrong settings: {error}", names) from error
+            raise cls._refusal(error) from error
         settings.check()
         return settings
+
+    @classmethod
+    def _refusal(cls, error: ValidationError) -> SettingError:
+        """Returns the error for values that only pydantic has refused. It names each setting and its value."""
+        found = {str(each["loc"][0]) if each["loc"] else "": each for each in error.errors()}
+        texts = [
+            f"{cls.title(name) if name else cls.__name__}: {each['input']!r} is refused ({each['msg']}); correct it"
+            for name, each in found.items()
+        ]
+        return SettingError("; ".join(texts), tuple(name for name in found if name))
 
     @classmethod
     def _by_name(cls, data: Mapping[object, object]) -> dict[str, object]:
@@ -178,4 +187,7 @@ def unknown_setting(name: str, known: Iterable[str], kind: str = "setting") -> C
         parts = name.rpartition(".")[2].replace("_", "-"), other.rpartition(".")[2].replace("_", "-")
         return max(difflib.SequenceMatcher(None, name, other).ratio(), difflib.SequenceMatcher(None, *parts).ratio())
 
-    return ConfigurationError(f"unknown {kind} {name!r}; the nearest known one is {max(known, key=likeness)!r}")
+    nearest = max(known, key=likeness)
+    return ConfigurationError(
+        f"unknown {kind} {name!r}; the nearest known one is {nearest!r}. Correct it, or remove it"
+    )

@@ -271,8 +271,8 @@ def _name(value: object, title: str) -> object:
     return value
 
 
-NAME = Kind("text", _name).or_none()
-"""A printable text, or None."""
+NAME = Kind("text", _name)
+"""A printable text."""
 
 
 def _host(value: object, title: str) -> str:
