@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.connectors.formats.text import DEFAULTS, converted, converter_of
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
 
@@ -172,7 +173,7 @@ def unscaled_decimals(column: pa.Array, wanted: pa.DataType, reasons: dict[int, 
     offsets = np.frombuffer(offset_buffer, dtype=np.int32, count=count + 1, offset=4 * column.offset)
     data = np.frombuffer(data_buffer if data_buffer is not None else b"", dtype=np.uint8)
     wide = np.zeros((count, _DECIMAL_BYTES), dtype=np.uint8)
-    for size in np.unique(sizes[valid & ~unfit]).tolist():
+    for size in distinct_integers(sizes[valid & ~unfit]).tolist():
         rows = np.flatnonzero(valid & ~unfit & (sizes == size))
         found = data[offsets[rows][:, None] + np.arange(size)]
         wide[rows] = np.where(found[:, :1] >= 0x80, np.uint8(0xFF), np.uint8(0))

@@ -29,6 +29,7 @@ from tidegate.connectors.formats.registry import (
     UnfitSchemaError,
     UnknownSchemaError,
 )
+from tidegate.state.kernels.distinct_integers import distinct_integers
 
 HEADER_BYTES = 5
 
@@ -81,7 +82,7 @@ class WireDecoder(PayloadDecoder):
         ids = schema_ids(block, bad)
         parts: list[pa.RecordBatch] = []
         places: list[NDArray[np.int64]] = []
-        for schema_id in np.unique(ids[ids >= 0]).tolist():
+        for schema_id in distinct_integers(ids[ids >= 0]).tolist():
             numbers = np.flatnonzero(ids == schema_id)
             read = self._reader(schema_id)
             if isinstance(read, str):

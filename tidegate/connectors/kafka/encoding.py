@@ -26,6 +26,7 @@ from tidegate.connectors.formats.raw import as_bytes
 from tidegate.connectors.kafka.options import is_topic_name
 from tidegate.connectors.kafka.producer import HEADERS
 from tidegate.connectors.kafka.topics import KnownTopics, rows_by_topic
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.partition import gather
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
@@ -329,7 +330,7 @@ def _headers(batch: pa.RecordBatch, headers: Mapping[str, str] | str, bad: dict[
         if not nameless.any():
             return found
         of_pair = np.repeat(np.arange(len(found)), pc.fill_null(pc.list_value_length(found), 0).to_numpy())
-        wrong = np.unique(of_pair[nameless])
+        wrong = distinct_integers(of_pair[nameless])
         for number in wrong.tolist():
             bad.setdefault(number, f"column {headers!r} has a header whose key is null; a header of Kafka has a key")
         return pc.if_else(pa.array(np.isin(np.arange(len(found)), wrong)), pa.scalar(None, HEADERS), found)

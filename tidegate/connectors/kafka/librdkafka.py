@@ -26,6 +26,8 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, cimpl
 from numpy.typing import NDArray
 
+from tidegate.state.kernels.distinct_integers import distinct_integers
+
 _MAJOR = 2
 _PRODUCER = 0
 _CONF_OK = 0
@@ -376,7 +378,7 @@ def _by_partition(messages: NDArray[np.void], partitions: NDArray[np.int32]) -> 
     One call of librdkafka sends to one partition. If a batch had several, an unknown topic would be added to the
     transaction with "any partition", which the brokers refuse.
     """
-    found = np.unique(partitions)
+    found = distinct_integers(partitions)
     if len(found) == 1:
         yield int(found[0]), messages
     elif found[0] != _ANY_PARTITION:

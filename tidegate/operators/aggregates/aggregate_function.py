@@ -27,6 +27,7 @@ from tidegate.state.common.backend import ValueColumn
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.choose import newest_chosen
 from tidegate.state.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.paged import gathered
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.batches import owned_array
@@ -223,7 +224,7 @@ class UserAggregate:
         function = self._function
         if isinstance(function, RunningFunction):
             state, results = function.accumulate_each(held, groups, *columns)
-            came = np.unique(groups)
+            came = distinct_integers(groups)
             new = self._declared("accumulate_each", state, len(slots)).take(pa.array(came))
             self._put("accumulate_each", slots[came], new)
             return _as_declared(function, "accumulate_each", results, function.output, len(groups))

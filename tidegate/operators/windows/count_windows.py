@@ -36,6 +36,7 @@ from tidegate.operators.windows.window_calls import WindowCalls
 from tidegate.operators.windows.window_specs import Count, Numbers
 from tidegate.operators.windows.window_state import AggregateWindows, MergedGroups, codes_of
 from tidegate.state.common.backend import ValueSpec
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.jit import kernel
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.kernels.partition import gather
@@ -438,7 +439,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         due = np.ones(len(places), dtype=np.bool_) if now_ms is None else places <= now_ms
         waiting = ~due
         if waiting.any():
-            rows = pa.array(np.unique(found.keys[waiting]))
+            rows = pa.array(distinct_integers(found.keys[waiting]))
             self.wait_for(int(places[waiting].min()), keys.take(rows))
         rows, refs = self.taken(found.refs[due]), found.refs[due]
         groups = np.unique(found.keys[due], return_inverse=True)[1]

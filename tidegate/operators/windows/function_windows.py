@@ -81,6 +81,7 @@ from tidegate.operators.windows.window_specs import (
 )
 from tidegate.operators.windows.window_state import codes_of
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import decoded_type
@@ -149,7 +150,7 @@ class KeptWindows(TimedWindows):
         of the windows may not have been passed to the function yet.
         """
         codes, distinct, count = codes_of(keys, len(ends))
-        order = np.unique(ends)
+        order = distinct_integers(ends)
         windows, of_rows = np.unique(np.searchsorted(order, ends) * count + codes, return_inverse=True)
         of_rows = of_rows.reshape(-1)
         sizes = np.bincount(of_rows)
@@ -759,7 +760,7 @@ def _sessions_of(codes: Numbers, times: Times, row_ends: Times, of: Numbers, sta
     if not len(of) or not len(codes):
         return found
     order = np.lexsort((ends, of))
-    moments = np.unique(np.concatenate([ends, row_ends]))
+    moments = distinct_integers(np.concatenate([ends, row_ends]))
     at = of[order] * len(moments) + np.searchsorted(moments, ends[order])
     place = np.searchsorted(at, codes * len(moments) + np.searchsorted(moments, row_ends), side="left")
     left = np.arange(len(codes))

@@ -36,6 +36,7 @@ from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.state.common.backend import VectorTable
 from tidegate.state.common.table_columns import BatchColumns
 from tidegate.state.kernels.columns import fixed_values
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.storage.schemas.batches import together
 from tidegate.storage.schemas.column_names import own_name
 
@@ -280,7 +281,7 @@ class BundleReader:
             into = table.upsert(self._state.stored_keys(found.nodes, found.node_keys)).slots
             self._state.merge(into, found.node_parts)
             table.done()
-            self._state.appeared(np.unique(found.nodes))
+            self._state.appeared(distinct_integers(found.nodes))
         return rows
 
     def _window_places(self, bundle: Bundle, layout: _Layout) -> Numbers:

@@ -37,6 +37,7 @@ from tidegate.operators.windows.window_specs import Clock, Cumulating, Sliding, 
 from tidegate.operators.windows.window_state import AggregateWindows, codes_of
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.state.kernels.columns import fixed_values
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.kernels.partition import gather
 from tidegate.state.key_index.key_index import KeyIndex
@@ -262,7 +263,7 @@ class SlicedWindows(AggregateWindows):
         upserted = table.upsert(self._state.stored_keys(nodes, keys))
         if len(upserted.new_rows):
             self._state.check_owner(gather(keys, upserted.new_rows))
-            self._state.appeared(np.unique(nodes[upserted.new_rows]))
+            self._state.appeared(distinct_integers(nodes[upserted.new_rows]))
         self._state.add(batch, upserted.slots)
         table.done()
         self._changed_rows += len(upserted.first_rows)
@@ -277,7 +278,7 @@ class SlicedWindows(AggregateWindows):
             return []
         slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
         rows_of: dict[Window, list[NDArray[np.bool_]]] = {}
-        for node in np.unique(slices).tolist():
+        for node in distinct_integers(slices).tolist():
             moment_ms, alone = after_ms, np.array([node], dtype=np.int64)
             while (window := self._slices.next_window(alone, moment_ms)) and window.end_ms - 1 <= until_ms:
                 rows_of.setdefault(window, []).append(slices == node)
@@ -505,7 +506,7 @@ class ChangedKeys:
         """Marks the key of each row as changed in the slice of the row. `slices` has the slice of each row."""
         if self.everything:
             return
-        for node in np.unique(slices).tolist():
+        for node in distinct_integers(slices).tolist():
             if not keys.num_columns:
                 if node not in self._keys:
                     self._keys[node] = [keys.slice(0, 0)]

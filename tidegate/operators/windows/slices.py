@@ -35,6 +35,7 @@ from tidegate.operators.windows.window_specs import (
     floored,
     steps_of,
 )
+from tidegate.state.kernels.distinct_integers import distinct_integers
 
 _KIND_BITS = 6
 _KINDS = 1 << _KIND_BITS
@@ -172,7 +173,7 @@ def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
         return nodes
     added = np.asarray(more, dtype=np.int64)
     if len(added) > 1:
-        added = np.unique(added)
+        added = distinct_integers(added)
     places = np.searchsorted(nodes, added)
     known = places < len(nodes)
     known[known] = nodes[places[known]] == added[known]

@@ -45,6 +45,7 @@ from tidegate.operators.windows.window_calls import WindowCalls
 from tidegate.operators.windows.window_specs import Count, Numbers
 from tidegate.operators.windows.window_state import AggregateWindows, MergedGroups, Parts, WindowState, codes_of
 from tidegate.state.common.backend import FoundRows, ValueSpec
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.kernels.partition import gather
 from tidegate.storage.schemas.batches import one_batch
@@ -158,7 +159,7 @@ class SlidingCountWindows(AggregateWindows):
         of_complete = of_keys[complete]
         for start, stop in self._pieces(of_complete):
             piece = complete[start:stop]
-            chosen = np.unique(of_complete[start:stop])
+            chosen = distinct_integers(of_complete[start:stop])
             keys = gather(distinct, chosen.astype(np.int32)) if self._keys else distinct
             results += self._completed(
                 keys,

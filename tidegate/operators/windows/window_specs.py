@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.units import parse_duration_ms
@@ -449,10 +450,10 @@ def day_starts_around(
     Days begin `into_day_ms` ms after midnight in local time. Raises ConfigurationError outside of the years 1 to 9999,
     which calendars have.
     """
-    utc_days = np.unique(times // DAY_MS)
+    utc_days = distinct_integers(times // DAY_MS)
     # Local time differs from UTC by less than a day, and a start is up to a day after midnight.
     around = np.arange(-days - 2, days + 2)
-    known = np.unique((utc_days[:, None] + around).ravel())
+    known = distinct_integers((utc_days[:, None] + around).ravel())
     starts = np.array([_day_start(timezone, day, into_day_ms) for day in known.tolist()], dtype=np.int64)
     return known, starts
 

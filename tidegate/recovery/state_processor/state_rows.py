@@ -34,6 +34,7 @@ from tidegate.operators.state.keys import key_columns, key_schema
 from tidegate.operators.state.operator_state import KEY, VALUE
 from tidegate.operators.state.ttl import timed_now
 from tidegate.recovery.state_reader import BATCH_ROWS_MAX
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StateKind
 from tidegate.storage.clock import now_ms
@@ -358,7 +359,7 @@ class SpilledRows:
                     order = np.argsort(number, kind="stable")
                     ends = np.searchsorted(number[order], np.arange(len(self._starts)))
                     rows = batch.take(pa.array(order))
-                    for file in np.unique(number).tolist():
+                    for file in distinct_integers(number).tolist():
                         if file not in writers:
                             sink = stack.enter_context(pa.OSFile(self._path(file), "wb"))
                             writers[file] = stack.enter_context(pa.ipc.new_stream(sink, self.schema))

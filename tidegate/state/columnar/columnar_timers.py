@@ -26,6 +26,7 @@ from tidegate.state.columnar.paged_state import FrozenSlots, SortedSlots
 from tidegate.state.columnar.undo_log import Notes, UndoLog
 from tidegate.state.columnar.vector_table import ColumnarTable
 from tidegate.state.common.backend import DueTimers
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.schemas.arrow_types import comparable
@@ -215,7 +216,7 @@ class _TimerTable(ColumnarTable):
         super().undo(notes)
         for queue in self.queues:
             queue.forget_first()
-        self._queue(np.unique(notes.slots()))
+        self._queue(distinct_integers(notes.slots()))
 
     def _queue(self, slots: NDArray[np.int32]) -> None:
         """Queues the slots that have a timer and are not in a queue yet. `slots` are in ascending order."""

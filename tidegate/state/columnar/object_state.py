@@ -35,6 +35,7 @@ from tidegate.state.columnar.vector_table import ColumnarTable
 from tidegate.state.common.backend import StateDescriptor, ValueSpec, duplicate_key
 from tidegate.state.common.pages import pages_for
 from tidegate.state.kernels.columns import array_of, storage_dtype
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.paged import PAGE_BITS, PAGE_ROWS, scatter
 from tidegate.state.kernels.partition import Places
 from tidegate.storage.state.rocksdb.value_layout import map_key_codec
@@ -502,14 +503,14 @@ class ValueColumns(ColumnarTable):
             self.dirty.mark(refs)
         new = refs[~self.live(refs)]
         if len(new):
-            self._rows += len(np.unique(new))
+            self._rows += len(distinct_integers(new))
             scatter(self._live.pages, new, np.ones(len(new), dtype=np.uint8))
         for column, part in zip(self._columns.values(), self._flattened(values), strict=True):
             column.paged.put(refs, part)
 
     def remove_many(self, refs: NDArray[np.int32]) -> None:
         """Removes the values of these keys, if they have any."""
-        slots = np.unique(refs[self.live(refs)])
+        slots = distinct_integers(refs[self.live(refs)])
         if len(slots):
             self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 

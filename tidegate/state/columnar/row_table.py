@@ -28,6 +28,7 @@ from tidegate.state.columnar.paged_state import FrozenSlots, SortedSlots, by_byt
 from tidegate.state.columnar.undo_log import Notes, UndoLog
 from tidegate.state.columnar.vector_table import ColumnarTable
 from tidegate.state.common.backend import FoundRows
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.jit import kernel
 from tidegate.state.kernels.paged import Pages, load_value
 from tidegate.state.key_index.hash_table import extended
@@ -149,7 +150,7 @@ class ColumnarRows:
 
     def remove(self, refs: NDArray[np.int32]) -> None:
         """Removes the rows with these references."""
-        slots = np.unique(refs).astype(np.int32, copy=False)
+        slots = distinct_integers(refs).astype(np.int32, copy=False)
         if len(slots):
             self._table.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 

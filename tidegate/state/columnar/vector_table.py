@@ -27,6 +27,7 @@ from tidegate.state.common.backend import ValueSpec, duplicate_key
 from tidegate.state.common.pages import FrozenColumn, PagedColumn, pages_for
 from tidegate.state.common.table_columns import BatchColumn, VaryingColumn
 from tidegate.state.kernels.columns import fixed_values
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.paged import PAGE_ROWS, Bitmap, revive, scatter, touched_pages
 from tidegate.state.kernels.partition import Places
 from tidegate.state.key_index.hash_table import Upserted
@@ -64,7 +65,7 @@ class ColumnarTable(PagedState[TableNotes]):
 
     def remove(self, slots: NDArray[Any]) -> None:
         """Removes the rows of these slots, which belong to the batch that `upsert` began."""
-        slots = np.unique(slots).astype(np.int32, copy=False)
+        slots = distinct_integers(slots).astype(np.int32, copy=False)
         slots = slots[self.live(slots)]
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
         self._rows -= len(slots)
@@ -175,7 +176,7 @@ class ColumnarTable(PagedState[TableNotes]):
     def forget(self, keys: pa.RecordBatch) -> None:
         """Removes the rows of these keys, given as stored key columns. Keys without a row are ignored."""
         slots = self._space.upsert(keys).slots
-        slots = np.unique(slots[self.live(slots)])
+        slots = distinct_integers(slots[self.live(slots)])
         self._own(slots)
         if self._notes is not None:
             self._note(self._notes, slots)
@@ -421,7 +422,7 @@ class ColumnarNamespaces(ColumnarTable):
             of_parts = [number for number, name in enumerate(names) for _ in self._noted[name]]
             of = np.repeat(np.array(of_parts, dtype=np.int64), [len(part) for part in parts])
             # The distinct live slots of each namespace, ascending.
-            living = np.unique((of[self.live(noted)] << 32) + noted[self.live(noted)])
+            living = distinct_integers((of[self.live(noted)] << 32) + noted[self.live(noted)])
             moved = np.searchsorted(kept, living & 0xFFFFFFFF).astype(np.int32)
             bounds = np.searchsorted(living >> 32, np.arange(len(names) + 1)).tolist()
             ranges = zip(names, bounds, bounds[1:], strict=False)
@@ -434,7 +435,7 @@ class ColumnarNamespaces(ColumnarTable):
         parts = noted.get(namespace)
         if parts is None:
             return np.zeros(0, dtype=np.int32)
-        slots = np.unique(np.concatenate(parts)) if len(parts) > 1 else parts[0]
+        slots = distinct_integers(np.concatenate(parts)) if len(parts) > 1 else parts[0]
         living = slots[self.live(slots)]
         if len(living):
             noted[namespace] = [living]

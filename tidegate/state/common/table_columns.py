@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.pages import FrozenColumn, PagedColumn, pages_for
 from tidegate.state.kernels.columns import plain, storage_dtype
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.paged import Pages, scatter
 from tidegate.state.kernels.partition import Places
 
@@ -322,7 +323,7 @@ class ValueHeap:
 
     def collect(self, referred: Iterable[Numbers]) -> None:
         """Drops all values whose number is not in `referred`, which may have any order and duplicates."""
-        alive = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *referred]))
+        alive = distinct_integers(np.concatenate([np.zeros(1, dtype=np.int64), *referred]))
         chunks, self._chunks, self.size_bytes = self._chunks, [], 0
         for chunk in chunks:
             left = chunk.only(alive)

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.storage.state.rocksdb.database import reported
 from tidegate.storage.state.rocksdb.value_layout import HEAD
@@ -129,7 +130,7 @@ class _Filter:
 
     def add(self, hashes: Hashes) -> None:
         if len(hashes):
-            new = np.unique(hashes)
+            new = distinct_integers(hashes)
             new = new[~self.has(new)]
             self._keys += len(new)
             if not len(self._words):

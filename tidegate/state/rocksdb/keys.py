@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.state.kernels.columns import Strings, key_forms
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.hashing import hash_forms
 from tidegate.state.kernels.row_encoding import encode_rows
 from tidegate.storage.state.key_groups import key_groups_of
@@ -131,7 +132,7 @@ def _order_of_words(words: NDArray[np.uint64]) -> NDArray[np.int64]:
         return order
     if 4 * len(same) > len(order):
         return np.lexsort(words[::-1])
-    tied = np.union1d(same, same + 1)
+    tied = distinct_integers(np.concatenate([same, same + 1]))
     rows = order[tied]
     order[tied] = rows[np.lexsort(words[::-1, rows])]
     return order

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from tidegate.state.columnar.key_space import KeySpace
 from tidegate.state.columnar.row_table import RowChains, RowSlots
 from tidegate.state.common.backend import FoundRows
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.kernels.partition import gather
 from tidegate.state.key_index.hash_table import extended
@@ -166,7 +167,7 @@ class RocksRows:
             moved = [self._moved[each] for each in positions.tolist() if each in self._moved]
             slots = np.concatenate((slots, np.array(moved, dtype=np.int64)))
             self._scanned.remove(positions)
-        slots = np.unique(slots).astype(np.int32)
+        slots = distinct_integers(slots).astype(np.int32)
         if len(slots):
             self.hot.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
@@ -319,7 +320,7 @@ class TieredRows(RowSlots, TieredTable):
         Afterwards, memory has all rows of the keys in `whole`.
         """
         self._relink()
-        mixed = np.unique(numbers[self._since[numbers] != _UNKNOWN])
+        mixed = distinct_integers(numbers[self._since[numbers] != _UNKNOWN])
         positions, after = self._chains.find(mixed, np.arange(len(mixed), dtype=np.int32), self._live.pages)
         self._chains.clear(mixed)
         self.ascends = self.ascends and not len(after)
@@ -497,7 +498,7 @@ class ScannedRows:
 
     def remove(self, positions: NDArray[np.int64]) -> None:
         """Removes the rows with these indices in the list when the batch ends."""
-        self.gone |= dict.fromkeys(self.entries[each][0] for each in np.unique(positions).tolist())
+        self.gone |= dict.fromkeys(self.entries[each][0] for each in distinct_integers(positions).tolist())
 
     def done(self) -> None:
         """Ends the batch: applies removals to the database, and empties the list. Raises StorageError."""

@@ -37,6 +37,7 @@ from tidegate.state.columnar.vector_table import ColumnarNamespaces, note
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.table_columns import VaryingColumn
 from tidegate.state.kernels.columns import fixed_values
+from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.state.kernels.paged import Bitmap, mark_below, scatter
 from tidegate.state.kernels.partition import gather
 from tidegate.state.key_index.hash_table import Upserted
@@ -120,7 +121,7 @@ class RocksTable(TieredTable):
         super().remove(slots)
         # A key that was added by this batch, and was not found in the database, leaves no trace.
         added = self.new_slots[self.new_slots >= self._known_slots]
-        self.dirty.unmark(np.intersect1d(slots, added).astype(np.int32))
+        self.dirty.unmark(np.intersect1d(distinct_integers(slots), added, assume_unique=True).astype(np.int32))
 
     def done(self) -> None:
         """Ends the batch. Evicts rows if there are too many in memory. Raises StorageError."""
@@ -346,7 +347,9 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
         self._look()
         known = self._space.slots
         upserted = super().upsert(keys, new_only)
-        self._note_new(keys, upserted.slots, np.union1d(_beyond(upserted, known), upserted.new_rows))
+        self._note_new(
+            keys, upserted.slots, distinct_integers(np.concatenate([_beyond(upserted, known), upserted.new_rows]))
+        )
         return upserted
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
@@ -518,7 +521,7 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
             return new[:0]
         names, groups = fixed_values(keys.column(0))[new], self._space.groups_of(upserted.slots[new])
         wanted = np.zeros(len(new), dtype=np.bool_)
-        for namespace in np.unique(names).tolist():
+        for namespace in distinct_integers(names).tolist():
             if (marked := self._cold.get(namespace)) is not None:
                 of = names == namespace
                 wanted[of] = marked[groups[of]]
@@ -527,8 +530,8 @@ class RocksNamespaces(RocksTable, ColumnarNamespaces):
     def _evicted(self, gone: NDArray[np.int32]) -> None:
         groups = self._space.groups_of(gone)
         names = fixed_values(self._space.keys_of(gone).column(0))
-        for namespace in np.unique(names).tolist():
-            of = np.unique(groups[names == namespace])
+        for namespace in distinct_integers(names).tolist():
+            of = distinct_integers(groups[names == namespace])
             for marked in (self._cold, self._in_database):
                 self._set(marked, namespace, of)
 
