@@ -210,9 +210,9 @@ class CheckpointConfig(Section):
         "state.backend.rocksdb.row-cache-size",
         kind=size(),
         default=CACHE_BYTES,
-        doc="Bytes that each state of an operator of a subtask may use to keep aggregates, windows, and the rows of "
-        "joins and rankings with frequent keys in memory, as columns, in front of a backend on disk. 0: each "
-        "batch reads and writes its keys there.",
+        doc="Bytes of memory in front of a backend on disk, for each state of an operator of a subtask. They hold "
+        "aggregates, windows, and the rows of joins and rankings with frequent keys, as columns. 0: each batch reads "
+        "and writes its keys on disk.",
     )
     rocksdb_threads: int = setting(
         "state.backend.rocksdb.thread.num",
