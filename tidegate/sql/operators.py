@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import polars as pl
 from sqlglot import exp
 
+from tidegate.sql.functions.exact_numbers import decimal_quotients, float_remainders
 from tidegate.sql.query_text import refused
 from tidegate.sql.typed_values import (
     DIGITS_MAX,
@@ -146,8 +148,14 @@ def divided(node: exp.Expr, one: Typed, other: Typed) -> Typed:
     a, b = (_decimal(each, wanted) for each in (one, other))
     scale = max(6, a.scale + b.precision + 1)
     result = bounded_decimal(a.precision - a.scale + b.scale + scale, scale)
-    x, y = (as_type(node, each, pl.Decimal(DIGITS_MAX, max(result.scale, b.scale))).expr for each in (one, other))
-    return Typed((x / _not_zero(other, y)).cast(result, strict=False), result)
+    wide = pl.Decimal(DIGITS_MAX, max(result.scale, b.scale))
+    x, y = (as_type(node, each, wide).expr for each in (one, other))
+    expr = (x / _not_zero(other, y)).cast(result, strict=False)
+    if all(each.precision - each.scale <= wide.precision - wide.scale for each in (a, b)):
+        return Typed(expr, result)
+    inputs = [expr, one.expr, _not_zero(other, other.expr), pl.lit("quotient")]
+    function = partial(decimal_quotients, precision=result.precision, scale=result.scale)
+    return Typed(pl.map_batches(inputs, function, return_dtype=result, is_elementwise=True), result)
 
 
 def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
@@ -171,6 +179,9 @@ def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
     wanted = _number(node, one, other)
     x, y = as_type(node, one, wanted).expr, as_type(node, other, wanted).expr
     y = _not_zero(other, y)
+    if is_float(wanted):
+        inputs = [x, y, pl.lit("remainder")]
+        return Typed(pl.map_batches(inputs, float_remainders, return_dtype=wanted, is_elementwise=True), wanted)
     rest = x % y
     below = x < 0 if isinstance(other.value, int) and other.value > 0 else (x < 0) != (y < 0)
     kept = wanted
