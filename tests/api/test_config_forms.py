@@ -378,3 +378,46 @@ def test_settings_that_are_no_mapping_are_refused() -> None:
     """The error names the section and the value, without the text of another library."""
     with pytest.raises(ConfigurationError, match=r"^TopologySettings: 'x' is refused \(.*\); correct it$"):
         TopologySettings.model_validate("x")
+
+
+@pytest.mark.parametrize("value", [None, 1.5, float("nan"), "", "\x00", b"x", [], [1], {"a": [1]}, {1: 2}, object, -1])
+def test_every_wrong_value_is_refused_with_the_name_of_its_setting(value: object) -> None:
+    """No setting shows the text of another library, which names neither the setting nor what it takes."""
+    shown = dict[str, str]()
+    for section in SECTIONS.values():
+        for name in section.settings():
+            try:
+                section(**{name: value})
+            except ConfigurationError as error:
+                shown[section.title(name)] = str(error)
+    assert shown
+    assert all(title in text and "pydantic" not in text for title, text in shown.items())
+
+
+@pytest.mark.parametrize("source", [5, ["job.yaml"], b"job.yaml"])
+def test_a_configuration_is_a_path_or_a_mapping(source: Any) -> None:
+    """Another object is refused with what to give."""
+    with pytest.raises(ConfigurationError, match=r"config=.*: give the path of a YAML file, or a mapping"):
+        load_config(source)
+
+
+def test_a_duration_with_a_colon_is_not_a_number(tmp_path: Path) -> None:
+    """YAML 1.1 reads 10:00 as 600, which would be a checkpoint every 600 ms."""
+    path = tmp_path / "job.yaml"
+    path.write_text("execution.checkpointing.interval: 10:00\n")
+    makes: list[Callable[[], object]] = [
+        lambda: load_config(path),
+        lambda: load_config(None, {"TIDEGATE_EXECUTION_CHECKPOINTING_INTERVAL": "10:00"}),
+    ]
+    for make in makes:
+        with pytest.raises(ConfigurationError, match=r"interval .*: cannot read '10:00'; write"):
+            make()
+
+
+@pytest.mark.parametrize("argument", ["allow_non_restored_state", "detached", "slot_sharing"])
+def test_a_text_is_not_taken_for_true(argument: str) -> None:
+    """`allow_non_restored_state="no"` would drop state."""
+    with tg.StreamEnvironment.local(1) as env:
+        env.from_rows([1]).collect()
+        with pytest.raises(ConfigurationError, match=rf"execute\({argument}=...\): give True or False, not 'no'"):
+            env.execute("job", **{argument: "no"})  # type: ignore[arg-type]

@@ -899,6 +899,8 @@ class StreamEnvironment(StreamSources):
         check_given("checkpoints", checkpoints, CheckpointConfig, 'tg.CheckpointConfig(interval="10s", storage=...)')
         check_given("restart", restart, RestartStrategy, 'tg.RestartStrategy.fixed_delay(attempts=3, delay="1s")')
         check_given("slot_sharing", slot_sharing, bool, "True or False")
+        check_given("allow_non_restored_state", allow_non_restored_state, bool, "True or False")
+        check_given("detached", detached, bool, "True or False")
         settings, config = self._config.job, self._config.checkpoints_of(checkpoints, self._standbys)
         name = settings.name if name is None else name
         restore = pointer(settings.restore if restore is None else restore)

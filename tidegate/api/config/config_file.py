@@ -60,6 +60,8 @@ mapping.
 KNOWN_KEYS = (*NAME_OF, *RESTART_KEYS)
 """Every key that a file may contain, except the keys of `FIXED`."""
 VARIABLE_PREFIX = "TIDEGATE_"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+"""Tags of numbers in YAML."""
 
 
 def variable_of(key: str) -> str:
@@ -317,8 +319,10 @@ def layers(source: str | os.PathLike[str] | Mapping[str, object] | None, environ
     found: list[Layer] = [] if below is None else [of_file(below)]
     if isinstance(source, Mapping):
         found.append([*_of_mapping(source, "", "")])
-    elif source is not None:
+    elif isinstance(source, str | os.PathLike):
         found.append(of_file(source))
+    elif source is not None:
+        raise ConfigurationError(f"config={source!r}: give the path of a YAML file, or a mapping of settings")
     return [*found, of_variables(environ), on_top]
 
 
@@ -375,6 +379,8 @@ def of_words(words: Sequence[str]) -> Layer:
 def _of_text(key: str, text: str, origin: str) -> Iterator[Given]:
     try:
         value: object = yaml.safe_load(text)
+        if isinstance(value, int | float) and ":" in text:
+            value = text.strip()  # YAML 1.1 reads 10:00 as 600
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ConfigurationError(
@@ -408,5 +414,7 @@ def _of_node(loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, prefix:
         if isinstance(value_node, yaml.MappingNode) and key not in _WHOLE:
             yield from _of_node(loader, value_node, path, f"{key}.")
         else:
+            if ":" in str(value_node.value) and value_node.tag in _NUMBERS:
+                value_node.tag = "tag:yaml.org,2002:str"  # YAML 1.1 reads 10:00 as 600
             value = loader.construct_object(value_node, deep=True)
             yield Given(key, value, f"{path}:{key_node.start_mark.line + 1}")
