@@ -206,6 +206,36 @@ def test_json_without_a_schema_is_inferred_from_its_valid_lines(tmp_path: Path) 
         source(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (b"{'a': 1}", "Missing a name for object member"),
+        (b'{"a": 1,}', "Missing a name for object member"),
+        (b'{"a": 1, "a": 2}', "line 3: "),
+        (b'{"a": [1, "x"]}', "changed from number to string"),
+        (b'{"a": 01}', "line 3: "),
+        (b"1", "the row is not a JSON object"),
+        (b'{"a": "\xe9"}', "the encoding of the file"),
+    ],
+)
+def test_json_without_a_valid_line_is_refused_with_the_reason(tmp_path: Path, row: bytes, reason: str) -> None:
+    """Not as a file without columns, which it is not. Its first wrong line is named."""
+    (tmp_path / "a.json").write_bytes(b"\r\n\n" + row + b"\n" + row + b"\n")
+    with pytest.raises(ConfigurationError, match=r"no line is a valid JSON object \(line 3: .*; give schema=") as found:
+        source(tmp_path, bad_rows="skip")
+    assert reason in str(found.value)
+
+
+@pytest.mark.parametrize("levels", [100, 3_000])
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path, levels: int) -> None:
+    """Arrow reads it, and its streams cannot hold it."""
+    (tmp_path / "a.json").write_text('{"a": ' + "[" * levels + "]" * levels + "}\n")
+    with pytest.raises(
+        ConfigurationError, match=rf"'a' is nested {levels + 1:,} levels deep, and a column may have 60"
+    ):
+        source(tmp_path)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 def test_whole_numbers_beyond_int64_keep_their_digits(tmp_path: Path, suffix: str) -> None:
     """Without a schema they are decimals, as for Spark; beside a fraction, or beyond 38 digits, floats."""

@@ -30,7 +30,7 @@ from tidegate.protocol.failures import error_text
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.schemas.arrow_types import form_with_rows, holds_views, without_views
+from tidegate.storage.schemas.arrow_types import LEVELS_MAX, form_with_rows, holds_views, levels_of, without_views
 from tidegate.storage.schemas.column_names import check_not_reserved
 from tidegate.storage.schemas.row_schemas import arrow_type
 
@@ -185,8 +185,8 @@ def check_plain(schema: pa.Schema, where: str, own: Collection[str] = ()) -> Non
     """Raises ConfigurationError, which begins with `where`, for a schema that rows of a stream cannot have.
 
     Not supported are objects that are not a pyarrow Schema, columns with reserved names, two columns with the same
-    name, Arrow's view types, and types of which Arrow cannot take single rows. `own` are reserved columns that tidegate
-    itself added.
+    name, types that are nested too deeply, Arrow's view types, and types of which Arrow cannot take single rows. `own`
+    are reserved columns that tidegate itself added.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
@@ -194,6 +194,11 @@ def check_plain(schema: pa.Schema, where: str, own: Collection[str] = ()) -> Non
     if doubles := sorted({name for name in schema.names if schema.names.count(name) > 1}):
         raise ConfigurationError(f"{where}: columns {doubles} occur twice; rename or drop one of each")
     for field in schema:
+        if (levels := levels_of(field.type)) > LEVELS_MAX:
+            raise ConfigurationError(
+                f"{where}: column {field.name!r} is nested {levels:,} levels deep, and a column may have {LEVELS_MAX}; "
+                "keep such values as text"
+            )
         if holds_views(field.type):
             instead = without_views(field.type)
             raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")

@@ -54,8 +54,9 @@ from tidegate.state.kernels.text_scan import (
     frame_json,
 )
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.arrow_types import LEVELS_MAX, levels_of
 from tidegate.storage.schemas.exact_casts import leaves
-from tidegate.storage.user_values import mark_values
+from tidegate.storage.user_values import mark_values, unmarked
 
 _CHANGED = re.compile(r"Column\(([^)]*)\) changed from (\w+ to \w+)")
 """Finds the column and its types in Arrow's error for a column with values of two types."""
@@ -69,6 +70,7 @@ _REASONS = {
 _NEWLINE = 10
 _RETURN = 13
 _BREAK = re.compile(rb"[\r\n]")
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 _GREAT_DECIMAL = rb'[0-9]{%d}|[:,\[\s]-?[0-9.]+[eE][+-]?[0-9]|"[+-]?[0-9.]+[eE][+-]?[0-9]+"'
 """Matches numbers with the given count of digits before the point, or with an exponent, also in strings."""
 _TOO_LONG = re.compile(rb"[0-9]{309}")
@@ -401,24 +403,40 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
     """Infers the columns of a JSON file with Arrow, from the valid lines of its first block.
 
     Two types that Arrow infers are corrected. Whole numbers beyond int64 become decimals instead of floats, and times
-    with a zone get a type with a zone.
+    with a zone get a type with a zone. A block of blank lines has no columns. Raises ConfigurationError if no other
+    line is valid.
     """
     data = np.frombuffer(block, dtype=np.uint8)
     starts, ends, _ = lines_of(data, final)
     status = frame_json(data, starts, ends)
-    faults = utf8_faults(block, starts, ends, options.encoding)
-    good = [number for number in np.flatnonzero(status == 0).tolist() if number not in faults]
-    if not good:
-        return pa.schema([])
+    wrong = np.flatnonzero((status != 0) & (status != BLANK))
+    bad = {number: _REASONS[int(status[number])] for number in wrong.tolist()}
+    bad |= utf8_faults(block, starts, ends, options.encoding)
+    good = [number for number in np.flatnonzero(status == 0).tolist() if number not in bad]
     lines = [block[int(starts[n]) : int(ends[n])] for n in good]
+    found = pa.schema([])
     try:
-        found = _parse(b"\n".join(lines), None).schema
+        if lines:
+            found = _parse(b"\n".join(lines), None).schema
     except pa.ArrowInvalid:
         # Reading reports a line that is no JSON. Here the other lines count.
-        lines = [line for line in lines if _is_json(line)]
-        if not lines:
-            return pa.schema([])
-        found = _schema_together(lines)
+        faults = [_fault(line) for line in lines]
+        bad |= {number: fault for number, fault in zip(good, faults, strict=True) if fault is not None}
+        lines = [line for line, fault in zip(lines, faults, strict=True) if fault is None]
+        if lines:
+            found = _schema_together(lines)
+    if bad and not lines:
+        first = min(bad)
+        raise ConfigurationError(
+            f"the columns cannot be inferred, because no line is a valid JSON object (line "
+            f"{_line_number(block[: int(starts[first])])}: {unmarked(bad[first])}); give schema="
+        )
+    for field in found:
+        if (levels := levels_of(field.type)) > LEVELS_MAX:
+            raise ConfigurationError(
+                f"the columns cannot be inferred, because {field.name!r} is nested {levels:,} levels deep, and a "
+                f"column may have {LEVELS_MAX}; give schema= without it"
+            )
     if not any(_is_doubtful(leaf) for leaf in _leaf_types(found)):
         return found
     rows = [_loads(line, _whole_number) for line in lines]
@@ -427,12 +445,18 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
     )
 
 
-def _is_json(line: bytes) -> bool:
+def _fault(line: bytes) -> str | None:
+    """Returns why a line is not a valid JSON object, or None."""
     try:
         _parse(line, None)
-    except pa.ArrowInvalid:
-        return False
-    return True
+    except pa.ArrowInvalid as error:
+        return _reason(error, line)
+    return None
+
+
+def _line_number(before: bytes) -> int:
+    """Returns the number of a line, from 1. `before` is the text before the line."""
+    return 1 + len(_LINE_END.findall(before))
 
 
 def _schema_together(lines: Sequence[bytes]) -> pa.Schema:

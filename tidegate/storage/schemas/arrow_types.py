@@ -160,6 +160,20 @@ def _holds_dictionary(data_type: pa.DataType) -> bool:
     return any(_holds_dictionary(data_type.field(position).type) for position in range(data_type.num_fields))
 
 
+LEVELS_MAX = 60
+"""How many levels deep a column may be nested. Arrow's streams end at 64 levels of structs."""
+
+
+def levels_of(data_type: pa.DataType) -> int:
+    """Returns how many levels deep a type is nested: 1 for a number, 2 for a list of numbers."""
+    levels = 0
+    level = [data_type]
+    while level:
+        levels += 1
+        level = [found.field(place).type for found in level for place in range(found.num_fields)]
+    return levels
+
+
 def holds_views(data_type: pa.DataType) -> bool:
     """Returns whether a type is a view type (`string_view`, `binary_view`), or contains one."""
     return not without_views(data_type).equals(data_type)
