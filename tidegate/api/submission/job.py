@@ -91,7 +91,7 @@ class Job:
         progress = self._running.wait(timeout_s)
         if progress is None:
             raise JobTimeoutError(
-                f"job {self.name!r} is still {self.status()} after {timeout}"
+                f"job {self.name!r} is still {self.status()} after {timeout_s or 0:g} s"
                 "; wait for longer, or end the job with job.stop() or job.cancel()"
             )
         if progress.status == "failed" and progress.superseded:
