@@ -15,6 +15,7 @@ import pytest
 from local_jobs import local
 
 import tidegate as tg
+from tidegate.storage.user_values import OPEN
 
 
 class Pair(NamedTuple):
@@ -77,9 +78,19 @@ def test_rows_of_any_kind(rows: Any, options: dict[str, Any], expected: list[dic
     ],
 )
 def test_rows_without_common_columns_are_refused(rows: Any, options: dict[str, Any], words: str) -> None:
-    """The error names the row or the column."""
-    with local() as env, pytest.raises(tg.ConfigurationError, match=words):
+    """The error names the row or the column. It has the value, without the marks that withhold it from logs."""
+    with local() as env, pytest.raises(tg.ConfigurationError, match=words) as refused:
         env.from_rows(rows, **options)
+    assert OPEN not in str(refused.value)
+
+
+def test_values_that_are_nested_too_deeply_are_refused() -> None:
+    """Arrow would fail when their rows are sent: with "Max recursion depth reached", or without a word of columns."""
+    values: list[Any] = [1]
+    for _ in range(100):
+        values = [values]
+    with local() as env, pytest.raises(tg.ConfigurationError, match="'k' is nested 102 levels deep, and a column may"):
+        env.from_rows([{"k": values}])
 
 
 def test_a_pandas_frame_is_taken() -> None:
@@ -117,8 +128,15 @@ def test_a_pandas_frame_is_taken() -> None:
 def test_objects_of_pandas_that_arrow_would_change_are_refused(values: list[Any], words: str) -> None:
     """Arrow cuts off times of dates, zones and nanoseconds where a column has objects of several kinds."""
     frame = pd.DataFrame({"k": pd.Series([None, *values, float("nan")], dtype=object)})
-    with local() as env, pytest.raises(tg.ConfigurationError, match=words):
+    with local() as env, pytest.raises(tg.ConfigurationError, match=words) as refused:
         env.from_batches(frame)
+    assert OPEN not in str(refused.value)
+
+
+def test_batches_of_other_columns_are_refused_by_their_names() -> None:
+    """With types, which may be all that differs."""
+    with local() as env, pytest.raises(tg.ConfigurationError, match=r"lacks \['k: int64'\] and has \['k: string'\]"):
+        env.from_batches([pa.table({"k": [1]}), pa.table({"k": ["a"]})])
 
 
 def test_data_that_does_not_keep_to_its_schema_is_refused() -> None:

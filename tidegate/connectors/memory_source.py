@@ -154,4 +154,4 @@ def _as_table(given: object) -> pa.Table | None:
 
 
 def _fields(schema: pa.Schema) -> list[str]:
-    return [str(field).replace("\n", " ") for field in schema]
+    return [f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in schema]

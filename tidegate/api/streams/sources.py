@@ -76,6 +76,7 @@ from tidegate.storage.argument_checks import check_methods_run_at_once
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
+from tidegate.storage.user_values import unmarked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -1179,7 +1180,7 @@ def table_of_rows(rows: Iterable[Any], schema: SchemaLike | None, columns: Seque
     try:
         batch = PinnedSchema(given).from_rows(made)
     except SchemaMismatchError as error:
-        raise ConfigurationError(f"from_rows: {error}") from error
+        raise ConfigurationError(f"from_rows: {unmarked(str(error))}") from error
     if nulls := [field.name for field in batch.schema if pa.types.is_null(field.type)]:
         raise ConfigurationError(f"from_rows: column {nulls[0]!r} is null in every row; give its type in schema=")
     return pa.Table.from_batches([batch])
@@ -1191,7 +1192,7 @@ def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
             return owned_row(row)
         except TypeError as error:
             raise ConfigurationError(
-                f"from_rows: row {number} has a value that cannot be in a column: {error}"
+                f"from_rows: row {number} has a value that cannot be in a column: {unmarked(str(error))}"
                 "; convert the value, or give another type in schema="
             ) from error
     if isinstance(row, tuple | list):
@@ -1264,7 +1265,9 @@ def _check_objects(name: str, values: pd.Series, array: pa.Array) -> None:
     try:
         check_exact(given, array)
     except InexactValueError as error:
-        raise ConfigurationError(f"from_batches: pandas column {name!r}: {error}; give it one type") from error
+        raise ConfigurationError(
+            f"from_batches: pandas column {name!r}: {unmarked(str(error))}; give it one type"
+        ) from error
 
 
 def timed(
