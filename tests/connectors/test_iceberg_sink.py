@@ -314,6 +314,19 @@ def test_an_upsert_replaces_and_deletes(lake: Lake) -> None:
 
 
 @pytest.mark.slow
+def test_rows_whose_file_is_missing_fail_their_commit_at_once(lake: Lake) -> None:
+    """A commit would be tried again after an error of the storage."""
+    lake.create()
+    sink = lake.sink(("k",))
+    rows = prepared(sink, ROWS)
+    for path in Path(lake.table().location().removeprefix("file://")).rglob("*"):
+        if path.is_file() and "metadata" not in path.parts:
+            path.unlink()
+    with pytest.raises(tg.CorruptionError, match=r"staged rows in .* are missing, and 5 rows cannot be committed"):
+        committed(sink, 1, rows)
+    assert lake.rows() == []
+
+
 def test_many_keys_and_several_columns_are_found(lake: Lake) -> None:
     """With more keys than a condition names, and with keys of two columns."""
     schema = pa.schema([("k", pa.int64()), ("s", pa.string()), ("x", pa.int64())])

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.connectors import staged_rows as module
 from tidegate.connectors.staged_rows import RowStage, StagedPart, forget_staged, staged_rows
-from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.errors import CorruptionError, NotFoundError, StorageError, may_pass
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.retrying_store import KEPT_BYTES_MAX, RetryingStore
 from tidegate.storage.files.store import Buffer
@@ -120,6 +120,22 @@ def test_a_file_that_has_changed_is_refused(damage: str) -> None:
     files.content[path] = data[:-1] if damage == "cut" else data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
     with pytest.raises(CorruptionError, match=f"staged rows in {path} have changed"):
         files.rows(path, part)
+
+
+@pytest.mark.parametrize("missing", [NotFoundError("no file"), FileNotFoundError(errno.ENOENT, "no file")])
+def test_a_missing_file_fails_its_commit_at_once(missing: Exception) -> None:
+    """An error of the storage would be tried again. The error names the file and the remedy."""
+    files = Files()
+    stage = RowStage(files.write, bytes_max=1 << 20)
+    stage.add(batch(1, 2, 3))
+    ((path, part),) = stage.take()
+
+    def read(path: str) -> bytes:
+        raise missing
+
+    with pytest.raises(CorruptionError, match=f"staged rows in {path} are missing, and 3 rows .*restore another") as e:
+        list(staged_rows(read, path, part))
+    assert not may_pass(e.value)
 
 
 def test_a_commit_in_the_same_process_reads_no_file() -> None:

@@ -20,7 +20,7 @@ import xxhash
 
 from tidegate.state.kernels.partition import compact
 from tidegate.storage.codec import wire
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import CorruptionError, NotFoundError
 
 RECENT_BYTES_MAX = 128 << 20
 """Maximum bytes of staged files that a process also keeps in memory until they are committed."""
@@ -156,7 +156,7 @@ def _compressed(batches: Sequence[pa.RecordBatch], compression: str) -> memoryvi
 def staged_rows(
     read: Callable[[str], bytes], path: str, part: StagedPart, *, recent_of: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a staged file. Raises CorruptionError if its size or checksum has changed.
+    """Yields the rows of a staged file. Raises CorruptionError if it is missing, or its size or checksum has changed.
 
     `read` returns the content of the file. It is not called if the file is still in memory (`recent_of`: prefix of the
     writer of this subtask).
@@ -165,7 +165,15 @@ def staged_rows(
     if recent is not None:
         yield from recent
         return
-    data = read(path)
+    try:
+        data = read(path)
+    except (NotFoundError, FileNotFoundError) as error:
+        # A commit is repeated after errors that may pass, and a file that was deleted does not come back.
+        raise CorruptionError(
+            f"the staged rows in {path} are missing, and {part.rows:,} rows cannot be committed. The file was deleted "
+            "before its commit, or the target was put back to a time before it. Put the file back, or restore another "
+            "checkpoint"
+        ) from error
     if len(data) != part.size_bytes or xxhash.xxh3_64_intdigest(data) != part.checksum:
         raise CorruptionError(
             f"the staged rows in {path} have changed since they were written ({len(data)} bytes; {part.size_bytes} "

@@ -31,7 +31,7 @@ from tidegate.connectors.sink import CommitContext, Sink, SinkContext
 from tidegate.connectors.staged_rows import StagedPart, staged_rows
 from tidegate.connectors.upserts import check_keys, last_of_each_key, upsert_stage
 from tidegate.storage.codec import decode, encode, wire
-from tidegate.storage.errors import ConfigurationError, NotFoundError, TableError
+from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.schemas.arrow_types import decoded_type
 from tidegate.storage.schemas.column_names import DELETED_COLUMN
@@ -130,14 +130,7 @@ class DeltaUpsert(Sink):
         store = open_store(self._place.url)
 
         def merge(table: DeltaTable, properties: CommitProperties) -> None:
-            try:
-                staged = [batch for path, part in files for batch in staged_rows(store.read, path, part)]
-            except NotFoundError as error:
-                raise TableError(
-                    f"rows of checkpoint {context.checkpoint_id} for {self._place.named} are gone, and the table does "
-                    f"not have the checkpoint's transaction: {error}. Files are deleted after a commit, so the table "
-                    "was put back or copied since. Restore a newer checkpoint"
-                ) from error
+            staged = [batch for path, part in files for batch in staged_rows(store.read, path, part)]
             self._merge(table, last_of_each_key(pa.Table.from_batches(staged), self._keys), properties)
 
         commit_once(self._place, context, table_id, merge)
