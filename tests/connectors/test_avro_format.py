@@ -21,6 +21,7 @@ from tidegate.connectors.formats.named import check_registry, format_named
 from tidegate.connectors.formats.registry import SchemaRegistry
 from tidegate.connectors.kafka.records import RecordFormat, RecordReader, Records
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import unmarked
 
 READING = PayloadUse("from_kafka", ("orders",))
 WRITING = PayloadUse("to_kafka", ("orders",))
@@ -729,3 +730,24 @@ def test_a_map_with_a_key_twice_is_not_written() -> None:
     found = AvroFormat(avro_schema_of(batch.schema, "R")).for_writing(batch.schema, WRITING).encoder().encode(batch)
     assert len(found.payloads) == 3
     assert found.bad == {2: "field 'm' is a map with a key twice, of which readers keep one; make keys unique"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "wrong", "reason"),
+    [
+        (pa.timestamp("s"), 1, 2**62, "column 'x': 4611686018427387904 as timestamp[s] does not fit timestamp[ms]"),
+        (pa.date64(), 0, 2**62, "column 'x': 4611686018427387904 as date64[ms] does not fit date32[day]"),
+        (pa.date64(), 0, 86_400_001, "column 'x': 86400001 as date64[ms] does not fit date32[day]"),
+        (pa.time64("us"), 1, 86_400_000_000, "field 'x' is not a time between 00:00 and 24:00"),
+        (pa.time32("ms"), 1, -1, "field 'x' is not a time between 00:00 and 24:00"),
+        (pa.time32("s"), 1, 90_000, "field 'x' is not a time between 00:00 and 24:00"),
+    ],
+)
+def test_a_row_with_a_time_that_avro_has_not_is_bad(kind: pa.DataType, good: int, wrong: int, reason: str) -> None:
+    """The reason has the column and the count, because Python has no such time."""
+    stored = pa.array([good, wrong, None, good], pa.int32() if kind.bit_width == 32 else pa.int64())
+    rows = pa.record_batch([pa.Array.from_buffers(kind, len(stored), stored.buffers())], names=["x"])
+    found = AvroFormat().for_writing(rows.schema, WRITING).encoder().encode(rows)
+    assert list(found.bad) == [1]
+    assert unmarked(found.bad[1]).startswith(reason)
+    assert len(found.payloads) == 3

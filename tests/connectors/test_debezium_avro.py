@@ -414,3 +414,100 @@ def test_names_of_topics_become_names_of_avro(registry: RegistryServer) -> None:
     form.for_writing(pa.schema([("id", pa.int64())]), PayloadUse("to_kafka", ("my-shop.1st.items",), keys=("id",)))
     (schema,) = registry.schemas.values()
     assert json.loads(schema["schema"])["connect.name"] == "my_shop._1st.items.Envelope"
+
+
+def _counts(kind: pa.DataType, *counts: int) -> pa.Array:
+    """Dates and times by their counts, which Arrow does not check."""
+    stored = pa.array(counts, pa.int32() if kind.bit_width == 32 else pa.int64())
+    return pa.Array.from_buffers(kind, len(stored), stored.buffers())
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "wrong", "reason"),
+    [
+        (pa.date64(), 86_400_000, 2**62, "has a year outside 0 to 9999"),
+        (pa.date64(), 86_400_000, 86_400_001, "is a date with a time of day"),
+        (pa.timestamp("us", "UTC"), 1, 253_402_300_800_000_000, "has a year outside 0 to 9999"),
+        (pa.timestamp("s", "UTC"), 1, -(2**63), "has a year outside 0 to 9999"),
+        (pa.time64("us"), 1, 86_400_000_000, "is not a time between 00:00 and 24:00"),
+        (pa.time32("ms"), 1, -1, "is not a time between 00:00 and 24:00"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["json", "avro"])
+def test_a_row_with_a_time_that_no_event_has_is_bad(
+    kind: pa.DataType, good: int, wrong: int, reason: str, encoding: str, registry: RegistryServer
+) -> None:
+    """With the name of the column. The other rows are written, also when the time is in a list."""
+    form = DebeziumFormat(registry=registry.url if encoding == "avro" else None)
+    for column, name in ((_counts(kind, good, wrong, good), "v"), (None, "v.at")):
+        values = column if column is not None else _counts(kind, good, wrong, good)
+        if column is None:
+            values = pa.StructArray.from_arrays([values], fields=[pa.field("at", kind)])
+            values = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), values)
+        rows = pa.record_batch([pa.array(range(len(values)), pa.int64()), values], names=["id", "v"])
+        encoder = form.for_writing(rows.schema, PayloadUse("to_kafka", (TOPIC,), keys=("id",))).encoder()
+        count = len(values)
+        found = encoder.encode_changes(rows, RowChanges(np.full(count, -1), np.arange(count)), None, TOPIC)
+        assert list(found.bad) == [1]
+        assert found.bad[1].startswith(f"column {name!r} {reason}")
+        assert len(found.payloads) == count - 1
+
+
+def test_a_key_with_a_time_that_no_event_has_is_bad(registry: RegistryServer) -> None:
+    """The other keys are written."""
+    rows = pa.record_batch([_counts(pa.date64(), 0, 2**62, 86_400_000)], names=["id"])
+    for form in (DebeziumFormat(), DebeziumFormat(registry=registry.url)):
+        keys = form.for_writing(rows.schema, PayloadUse("to_kafka", (TOPIC,), "key", ("id",))).encoder()
+        found = keys.encode(rows, TOPIC)
+        assert list(found.bad) == [1]
+        assert "column 'id' has a year outside 0 to 9999" in unmarked(found.bad[1])
+        assert len(found.payloads) == 2
+
+
+_INFINITE = 9_223_372_036_825_200_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "column", "good", "infinities"),
+    [
+        ("long", "io.debezium.time.MicroTimestamp", pa.timestamp("us"), 1, [_INFINITE, -9_223_372_036_832_400_000]),
+        ("long", "io.debezium.time.Timestamp", pa.timestamp("ms"), 1, [_INFINITE // 1_000, -9_223_372_036_832_400]),
+        ("int", "io.debezium.time.Date", pa.date32(), 1, [2_147_472_000, -2_147_472_000]),
+        (
+            "string",
+            "io.debezium.time.ZonedTimestamp",
+            pa.timestamp("us", "UTC"),
+            "2020-01-01T00:00:00Z",
+            ["+292278994-08-16T23:00:00Z", "-292275055-05-16T16:47:04Z", "+10000-01-01T00:00:00Z"],
+        ),
+    ],
+)
+def test_an_infinity_of_the_database_is_bad(
+    kind: str, form: str, column: pa.DataType, good: Any, infinities: list[Any], registry: RegistryServer
+) -> None:
+    """Debezium writes it as a time that no database has, in JSON and in Avro. It can be read without its meaning."""
+    schema = _event_schema(id="int", v={"type": kind, "connect.name": form})
+    values = [good, *infinities, good]
+    avro = [_event(registry, schema, "c", {"id": number, "v": value}) for number, value in enumerate(values)]
+    keys = [_key(registry, id=number) for number in range(len(values))]
+    texts = [
+        json.dumps({"before": None, "after": {"id": number, "v": value}, "source": {}, "op": "c"}).encode()
+        for number, value in enumerate(values)
+    ]
+    ids = [json.dumps({"id": number}).encode() for number in range(len(values))]
+    columns = pa.schema([("id", pa.int32()), ("v", column)])
+    for decoder, events_, keys_ in (
+        (_decoder(registry, columns), avro, keys),
+        (DebeziumDecoder(columns, ("id",), DebeziumFormat()), texts, ids),
+    ):
+        found = decoder.decode_records(events_, keys_)
+        assert sorted(found.bad) == list(range(1, len(values) - 1))
+        assert found.batch["id"].to_pylist() == [0, len(values) - 1]
+        assert all("v'" in reason for reason in found.bad.values())
+        if decoder._form.avro is not None:
+            wire = {"long": "int64", "int": "int32", "string": "string"}[kind]
+            assert f"read the column as pa.{wire}()" in unmarked(found.bad[1])
+    plain = {"long": pa.int64(), "int": pa.int32(), "string": pa.string()}[kind]
+    found = _decoder(registry, pa.schema([("id", pa.int32()), ("v", plain)])).decode_records(avro, keys)
+    assert found.batch["v"].to_pylist() == values
+    assert not found.bad

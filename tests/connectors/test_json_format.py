@@ -177,3 +177,17 @@ def test_a_missing_payload_is_a_row_of_nulls() -> None:
     found = JsonFormat().for_reading(required, READING).decoder().decode_with_nulls(payloads)
     assert (found.batch.column("x").to_pylist(), sorted(found.bad)) == ([1, 2], [0, 2, 3])
     assert found.bad[0] == "column 'x' is not nullable, and has no value"
+
+
+@pytest.mark.parametrize("kind", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")])
+@pytest.mark.parametrize("form", [JsonFormat(), CsvFormat()])
+def test_a_time_that_is_not_one_of_a_day_is_bad(kind: pa.DataType, form: Format) -> None:
+    """Arrow does not check times, and its text of such a time is not a time."""
+    per_day = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
+    counts = pa.array([0, per_day - 1, per_day, -1, None], pa.int32() if kind.bit_width == 32 else pa.int64())
+    rows = pa.record_batch([pa.Array.from_buffers(kind, 5, counts.buffers())], names=["at"])
+    found = form.for_writing(rows.schema, WRITING).encoder().encode(rows)
+    assert sorted(found.bad) == [2, 3]
+    assert found.bad[2].startswith("column 'at' is not a time between 00:00 and 24:00")
+    read = form.for_reading(rows.schema, READING).decoder().decode_with_nulls(found.payloads.to_pylist())
+    assert read.batch["at"].cast(counts.type).to_pylist() == [0, per_day - 1, None]

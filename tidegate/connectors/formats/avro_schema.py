@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 
 from tidegate.connectors.formats.format import repeated_keys
 from tidegate.connectors.formats.registry import UnfitSchemaError
+from tidegate.connectors.formats.text import times_beyond_a_day
 from tidegate.state.kernels import avro as kernels
 from tidegate.state.kernels.avro import SKIPPED
 from tidegate.storage.extras import load
@@ -311,6 +312,9 @@ class _Leaf(Node):
         self, array: pa.Array, into: ColumnsOfRows, rows: NDArray[np.int64], live: NDArray[np.bool_], path: str
     ) -> None:
         _refuse_nulls(array, into, rows, live, path)
+        if pa.types.is_time(self.stored):
+            for number, reason in times_beyond_a_day(array).items():
+                into.bad.setdefault(int(rows[number]), f"field {path!r} {reason}")
         if pa.types.is_boolean(self.stored):
             into.set(self.number, pc.fill_null(array, False).cast(pa.uint8()).to_numpy())
             return

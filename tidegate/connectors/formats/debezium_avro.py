@@ -513,15 +513,15 @@ class AvroEventEncoder(PayloadEncoder):
         """Encodes each row as an Avro record (the key of a Kafka record). A key with a null is bad."""
         bad: dict[int, str] = {}
         add_null_keys(batch, self._keys, bad)
-        rows = self._wires(batch.select(list(self._keys)))
-        found = self._encoder.encode(rows, topic)
-        return EncodedRecords(found.payloads, found.bad | bad)
+        rows = self._wires(batch.select(list(self._keys)), bad)
+        return self._encoded(rows, topic, bad)
 
     def encode_changes(
         self, batch: pa.RecordBatch, changes: RowChanges, times_ms: pa.Array | None, topic: str
     ) -> EncodedRecords:
         """Encodes each change as one Avro event."""
-        wires = self._wires(batch)
+        unfit: dict[int, str] = {}
+        wires = self._wires(batch, unfit)
         rows = pa.StructArray.from_arrays(wires.columns, fields=list(wires.schema))
         operations = np.where(changes.after < 0, "d", np.where(changes.before < 0, "c", "u"))
         count = len(changes)
@@ -550,12 +550,25 @@ class AvroEventEncoder(PayloadEncoder):
             ],
             names=["before", "after", "source", "op", "ts_ms"],
         )
-        return self._encoder.encode(events, topic)
+        bad = {number: unfit[row] for number, row in enumerate(changes.after.tolist()) if row in unfit} if unfit else {}
+        return self._encoded(events, topic, bad)
+
+    def _encoded(self, rows: pa.RecordBatch, topic: str, bad: dict[int, str]) -> EncodedRecords:
+        """Encodes the rows that are not in `bad`. Returns the numbers of all bad rows."""
+        if not bad:
+            return self._encoder.encode(rows, topic)
+        numbers = np.delete(np.arange(rows.num_rows, dtype=np.int64), list(bad))
+        found = self._encoder.encode(rows.take(pa.array(numbers)), topic)
+        return EncodedRecords(found.payloads, bad | {int(numbers[at]): reason for at, reason in found.bad.items()})
 
     def close(self) -> None:
         """Closes the encoder."""
         self._encoder.close()
 
-    def _wires(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [to_wire(column, self._decimals, typed=True) for column in batch.columns]
+    def _wires(self, batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
+        rows = np.arange(batch.num_rows, dtype=np.int64)
+        columns = [
+            to_wire(column, self._decimals, name, rows, bad, typed=True)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

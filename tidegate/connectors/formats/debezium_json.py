@@ -284,7 +284,8 @@ class JsonEventEncoder(PayloadEncoder):
         rows = np.arange(batch.num_rows, dtype=np.int64)
         texts = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            texts.append((name, json_texts(to_wire(column, self._decimals), name, rows, bad)))
+            wires = to_wire(column, self._decimals, name, rows, bad)
+            texts.append((name, json_texts(wires, name, rows, bad)))
         return json_objects(texts, batch.num_rows)
 
     def _identities(self, batch: pa.RecordBatch) -> pa.Array:

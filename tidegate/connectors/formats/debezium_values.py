@@ -25,9 +25,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.connectors.formats.text import DEFAULTS, converted, converter_of
+from tidegate.connectors.formats.text import (
+    DEFAULTS,
+    converted,
+    converter_of,
+    times_beyond_a_day,
+    unwritable_times,
+)
 from tidegate.state.kernels.distinct_integers import distinct_integers
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.exact_casts import times_per_day
 from tidegate.storage.user_values import value_text
 
 Decimals = Literal["precise", "string", "double"]
@@ -141,14 +148,43 @@ def from_wire(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) ->
         return _of_texts(column.cast(pa.string()), wanted, reasons)
     if pa.types.is_decimal(wanted):
         return unscaled_decimals(column, wanted, reasons)
+    for row in _infinite_rows(column, wanted):
+        reasons.setdefault(
+            row,
+            f"{value_text(column[row].as_py())} is infinity, which {wanted} does not have; read the column as "
+            f"pa.{column.type}(), or filter it in the connector",
+        )
     if pa.types.is_date64(wanted):
         return column.cast(pa.date32()).cast(wanted)
     if pa.types.is_time(wanted):
-        per_day = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[wanted.unit] * 86_400
-        fits = pc.and_(pc.greater_equal(column, 0), pc.less(column, per_day))
+        fits = pc.and_(pc.greater_equal(column, 0), pc.less(column, times_per_day(wanted.unit)))
         for row in np.flatnonzero(~pc.fill_null(fits, True).to_numpy(zero_copy_only=False)).tolist():
             reasons.setdefault(row, f"{value_text(column[row].as_py())} is not a time of a day in {wanted.unit}")
     return column.cast(wanted)
+
+
+_FIRST_DAY = -2_440_588
+"""The first day that PostgreSQL has, 4714-11-24 BC, counted from 1970."""
+_DAYS = 2_145_042_906
+"""The day after the last date that PostgreSQL has, 5874897-12-31, counted from 1970."""
+_DAYS_OF_TIMESTAMPS = 106_762_940
+"""The day after the last timestamp that PostgreSQL has, 294276-12-31, counted from 1970."""
+_INFINITY = {"ms": 9_223_372_036_825_200, "us": 9_223_372_036_825_200_000}
+"""The count that Debezium writes for `infinity` of PostgreSQL, by unit. `-infinity` is before the first day."""
+
+
+def _infinite_rows(column: pa.Array, wanted: pa.DataType) -> list[int]:
+    """Returns the rows with an infinity: Debezium writes it as a date or a timestamp that no database has."""
+    if pa.types.is_date(wanted):
+        outside = pc.or_(pc.less(column, _FIRST_DAY), pc.greater_equal(column, _DAYS))
+    elif pa.types.is_timestamp(wanted) and wanted.unit in ("ms", "us"):
+        per_day = times_per_day(wanted.unit)
+        outside = pc.or_(pc.less(column, _FIRST_DAY * per_day), pc.equal(column, _INFINITY[wanted.unit]))
+        if (end := _DAYS_OF_TIMESTAMPS * per_day) <= np.iinfo(np.int64).max:
+            outside = pc.or_(outside, pc.greater_equal(column, end))
+    else:
+        return []
+    return np.flatnonzero(pc.fill_null(outside, False).to_numpy(zero_copy_only=False)).tolist()
 
 
 def _of_texts(texts: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
@@ -158,9 +194,13 @@ def _of_texts(texts: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> 
     field = pa.field("", wanted)
     faults: dict[int, str] = {}
     values = converted(texts, field, converter_of(field, DEFAULTS), faults, blank_is_null=False)
+    advice = "" if pa.types.is_decimal(wanted) else "; read the column as pa.string()"
     for row, reason in faults.items():
-        reasons.setdefault(row, reason.removeprefix("column '': "))
+        reasons.setdefault(row, f"{reason.removeprefix(_NO_NAME)}{advice}")
     return values
+
+
+_NO_NAME = "column '': "
 
 
 def unscaled_decimals(column: pa.Array, wanted: pa.DataType, reasons: dict[int, str]) -> pa.Array:
@@ -327,32 +367,67 @@ def written_type(kind: pa.DataType, decimals: Decimals, *, typed: bool = False) 
     return wire_type(kind, decimals, typed=typed)
 
 
-def to_wire(column: pa.Array, decimals: Decimals, *, typed: bool = False) -> pa.Array:
-    """Converts values to their wire type in events: the inverse of `from_wire`."""
+def to_wire(
+    column: pa.Array,
+    decimals: Decimals,
+    name: str,
+    rows: NDArray[np.int64],
+    bad: dict[int, str],
+    *,
+    typed: bool = False,
+) -> pa.Array:
+    """Converts values to their wire type in events: the inverse of `from_wire`.
+
+    `name`: the column, for reasons. `rows`: the row number of each value. Values that events cannot represent become
+    null, and their rows go to `bad`.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return to_wire(column.dictionary_decode(), decimals, typed=typed)
+        return to_wire(column.dictionary_decode(), decimals, name, rows, bad, typed=typed)
     wire = written_type(kind, decimals, typed=typed)
     if wire == kind:
         return column
     if pa.types.is_struct(kind):
-        parts = [to_wire(part, decimals, typed=typed) for part in column.flatten()]
+        parts = [
+            to_wire(part, decimals, f"{name}.{each.name}", rows, bad, typed=typed)
+            for each, part in zip(kind, column.flatten(), strict=True)
+        ]
         return pa.StructArray.from_arrays(parts, fields=list(wire), mask=column.is_null())
     if pa.types.is_list(kind):
         # A null list may have entries, which `flatten` leaves away.
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
         offsets = np.zeros(len(column) + 1, dtype=np.int32)
         np.cumsum(lengths, out=offsets[1:])
-        values = to_wire(column.flatten(), decimals, typed=typed)
+        values = to_wire(column.flatten(), decimals, name, np.repeat(rows, lengths), bad, typed=typed)
         return pa.ListArray.from_arrays(pa.array(offsets), values, type=wire, mask=column.is_null())
     if pa.types.is_decimal(kind) and decimals == "precise":
         return unscaled_bytes(column)
+    faults = _unwritable(column, wire)
+    for at, reason in faults.items():
+        bad.setdefault(int(rows[at]), f"column {name!r} {reason}")
+    if faults:
+        keep = np.ones(len(column), dtype=np.bool_)
+        keep[list(faults)] = False
+        column = pc.if_else(pa.array(keep), column, pa.scalar(None, kind))
     if pa.types.is_timestamp(kind) and pa.types.is_string(wire):
         text = column.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.string())
         return pc.replace_substring(text, " ", "T", max_replacements=1)
     if pa.types.is_date64(kind):
         column = column.cast(pa.date32())
     return column.cast(wire)
+
+
+def _unwritable(column: pa.Array, wire: pa.DataType) -> dict[int, str]:
+    """Returns the reasons for dates and times that have no wire form, by row number. A reason follows the name of the
+    column.
+    """
+    kind = column.type
+    if pa.types.is_time(kind):
+        return times_beyond_a_day(column)
+    # Dates and timestamps without a zone are counts, which represent any year.
+    if pa.types.is_date64(kind) or (pa.types.is_timestamp(kind) and pa.types.is_string(wire)):
+        return unwritable_times(column)
+    return {}
 
 
 def unscaled_bytes(column: pa.Array) -> pa.Array:

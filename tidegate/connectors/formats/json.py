@@ -5,7 +5,7 @@ Rules of the writer:
 - A row becomes an object with a member for each column, in the order of the columns. A null is `null`.
 - Arrow formats a column at a time, and the texts are joined to objects at the end.
 - A written value is read back as the same value, and is valid JSON. A row with NaN or an infinity is bad, and so is one
-  with a year outside 0 to 9999, a time of day in a date, or a map that has a key twice.
+  with a year outside 0 to 9999, a time of day in a date, a time outside of a day, or a map that has a key twice.
 - Dates, times and timestamps are ISO 8601 strings (a timestamp with a zone ends with Z), bytes are Base64, and decimals
   are numbers with all of their digits. A map is an object, so its keys must be strings.
 """

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from tidegate.state.kernels.text_scan import NOTHING, CsvDialect
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.exact_casts import times_per_day
 from tidegate.storage.user_values import value_text
 
 UTF_8 = "utf-8"
@@ -483,21 +484,23 @@ def _all(flags: pa.Array) -> bool:
 
 _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896
 """The days of 0000-01-01 and 9999-12-31, counted from 1970."""
-_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
 def unwritable_times(column: pa.Array) -> dict[int, str]:
-    """Returns the reasons for dates and timestamps that have no text, by row number.
+    """Returns the reasons for dates, times and timestamps that have no text, by row number.
 
-    A reason follows the name of the column: the year has no four digits, or a `date64` has a time of day.
+    A reason follows the name of the column: the year has no four digits, a `date64` has a time of day, or a time is
+    not one of a day.
     """
     kind = column.type
+    if pa.types.is_time(kind):
+        return times_beyond_a_day(column)
     if pa.types.is_date32(kind):
         per_day = 1
     elif pa.types.is_date64(kind):
-        per_day = _PER_DAY["ms"]
-    elif pa.types.is_timestamp(kind) and kind.unit in _PER_DAY:
-        per_day = _PER_DAY[kind.unit]
+        per_day = times_per_day("ms")
+    elif pa.types.is_timestamp(kind) and kind.unit != "ns":
+        per_day = times_per_day(kind.unit)
     else:
         return {}
     counts = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
@@ -509,11 +512,21 @@ def unwritable_times(column: pa.Array) -> dict[int, str]:
     return found
 
 
+def times_beyond_a_day(column: pa.Array) -> dict[int, str]:
+    """Returns the reasons for times that are negative or of 24 hours and more, by row number. Arrow does not check
+    them. A reason follows the name of the column.
+    """
+    counts = column.cast(pa.int32() if pa.types.is_time32(column.type) else pa.int64())
+    outside = pc.or_(pc.less(counts, 0), pc.greater_equal(counts, times_per_day(column.type.unit)))
+    return dict.fromkeys(_true_rows(outside), _NO_TIME_OF_DAY)
+
+
 def _true_rows(flags: pa.Array) -> list[int]:
     return np.flatnonzero(pc.fill_null(flags, False).to_numpy(zero_copy_only=False)).tolist()
 
 
 _UNREADABLE_YEAR = "has a year outside 0 to 9999, which readers refuse; make it null in a step before"
+_NO_TIME_OF_DAY = "is not a time between 00:00 and 24:00; make it a duration, or null, in a step before"
 _TIME_OF_DAY = "is a date with a time of day, which its text would lose; cast it to a timestamp in a step before"
 
 

@@ -142,11 +142,34 @@ def text_of(value: pa.Scalar) -> str:
     """Returns the repr of a value for an error text, between the marks of user values (`user_values.py`), cut after 80
     characters.
     """
-    try:
-        text = repr(value.as_py())
-    except (ValueError, OverflowError):  # Python has no such date
-        text = str(value)
+    text = _odd_time(value)
+    if text is None:
+        try:
+            text = repr(value.as_py())
+        except (ValueError, OverflowError):  # Python has no such date.
+            text = _count_text(value) if hasattr(value, "value") else f"a value of type {value.type}"
     return marked(text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…")
+
+
+def _odd_time(value: pa.Scalar) -> str | None:
+    """Returns the text of a date with a time of day, or of a time that is not one of a day, both of which Python would
+    show as another value. None for all other values.
+    """
+    kind = value.type
+    if not value.is_valid or not (types.is_date64(kind) or types.is_time(kind)):
+        return None
+    per_day = times_per_day("ms" if types.is_date64(kind) else kind.unit)
+    is_odd = value.value % per_day != 0 if types.is_date64(kind) else not 0 <= value.value < per_day
+    return _count_text(value) if is_odd else None
+
+
+def _count_text(value: pa.Scalar) -> str:
+    return f"{value.value} as {value.type}"
+
+
+def times_per_day(unit: str) -> int:
+    """Returns the number of a unit ("s", "ms", "us", "ns") in a day."""
+    return 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
 
 
 def leaves(array: pa.Array) -> Iterator[pa.Array]:
