@@ -226,6 +226,27 @@ def test_json_without_a_valid_line_is_refused_with_the_reason(tmp_path: Path, ro
     assert reason in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('{"n": 1.0}', "column 'n': 1.0 is not a value of type int64"),
+        ('{"n": "1"}', "column 'n': a JSON string is not a value of type int64"),
+        ('{"n": 300, "l": [{"t": 300}]}', "column 'l.[].t': 300 is not a value of type int8"),
+        ('{"l": [{"t": true}]}', "column 'l.[].t': a JSON boolean is not a value of type int8"),
+        ('{"l": {"t": 1}}', "column 'l': a JSON object is not a value of type list<item: struct<t: int8>>"),
+        ('{"d": 0.123}', "column 'd': 0.123 is not a value of type decimal128(5, 2)"),
+        ('{"at": 5}', "column 'at': a JSON number is not a value of type timestamp[us]"),
+    ],
+)
+def test_values_of_json_that_do_not_fit_name_their_columns(tmp_path: Path, row: str, reason: str) -> None:
+    """With their types. Arrow speaks of a column that changes its type."""
+    items = pa.list_(pa.struct({"t": pa.int8()}))
+    schema = pa.schema({"n": pa.int64(), "l": items, "d": pa.decimal128(5, 2), "at": pa.timestamp("us")})
+    (tmp_path / "a.json").write_text(row + "\n")
+    _, letters = rows_of(source(tmp_path, schema, bad_rows="side"))
+    assert [unmarked(error) for _, _, _, error in letters] == [reason]
+
+
 @pytest.mark.parametrize("levels", [100, 3_000])
 def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path, levels: int) -> None:
     """Arrow reads it, and its streams cannot hold it."""
@@ -463,7 +484,7 @@ def test_dead_letters_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [line for _, line, _, _ in letters] == [2, 3, 5, 6, 7, 8, 9, 10, 12, 14]
     reasons = [
         "not a JSON object", "is not UTF-8", "text follows the JSON object", "does not end", "not a JSON object",
-        "control character", "8.5", "changed from number to string", "specified twice", "Invalid value",
+        "control character", "8.5", "a JSON string is not a value of type int64", "specified twice", "Invalid value",
     ]  # fmt: skip
     for (raw, line, offset, error), reason in zip(letters, reasons, strict=True):
         assert line is not None

@@ -56,10 +56,12 @@ from tidegate.state.kernels.text_scan import (
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import LEVELS_MAX, levels_of
 from tidegate.storage.schemas.exact_casts import leaves
-from tidegate.storage.user_values import mark_values, unmarked
+from tidegate.storage.user_values import mark_values, marked, unmarked
 
 _CHANGED = re.compile(r"Column\(([^)]*)\) changed from (\w+ to \w+)")
 """Finds the column and its types in Arrow's error for a column with values of two types."""
+_UNREAD = re.compile(r"Failed to convert JSON to (.+?)(?:, couldn't parse:|: )(\S+)")
+"""Finds the type and the value in Arrow's error for a value that its column cannot hold."""
 _REASONS = {
     NO_OBJECT: "the row is not a JSON object",
     UNFINISHED: "the JSON object does not end",
@@ -284,7 +286,7 @@ class JsonDecoder:
                     half = len(part) // 2
                     waiting += [part[half:], part[:half]]
                 else:
-                    bad[part[0]] = _reason(error, data)
+                    bad[part[0]] = _reason(error, data, self._schema)
 
     def _check_numbers(self, found: pa.Table, data: bytes) -> None:
         """Raises ArrowInvalid if Arrow has converted a number that does not fit its type to another value."""
@@ -561,8 +563,48 @@ def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
     return table if table.schema == schema else table.cast(schema)
 
 
-def _reason(error: Exception, record: bytes) -> str:
+def _reason(error: Exception, record: bytes, schema: pa.Schema | None = None) -> str:
+    """Returns why Arrow refuses a record, with the values of the record between marks.
+
+    With a schema, a value that does not fit its column is named with the column and its type.
+    """
+    text = str(error).removesuffix(" in row 0").rstrip(". ")
+    if schema is not None and (changed := _CHANGED.search(text)) is not None:
+        path = [part for part in changed[1].split("/") if part]
+        given = changed[2].rpartition(" ")[2]
+        return f"column {'.'.join(path)!r}: a JSON {given} is not a value of type {_type_at(schema, path)}"
+    if schema is not None and (unread := _UNREAD.search(text)) is not None:
+        for path in _places(record, unread[2]):
+            if str(wanted := _type_at(schema, path)) == unread[1]:
+                return f"column {'.'.join(path)!r}: {marked(unread[2])} is not a value of type {wanted}"
     values = [
         found.strip(b'"').decode("utf-8", "replace") for found in _VALUES.findall(record) if not found.endswith(b":")
     ]
-    return mark_values(str(error).removesuffix(" in row 0").rstrip(". "), values)
+    return mark_values(text, values)
+
+
+def _type_at(schema: pa.Schema, path: Sequence[str]) -> pa.DataType:
+    """Returns the type of a value at the names in `path`, in which an element of a list is `[]`."""
+    found: Any = pa.struct(list(schema))
+    for part in path:
+        if pa.types.is_list(found):
+            found = found.value_type
+        elif pa.types.is_struct(found) and found.get_field_index(part) >= 0:
+            found = found.field(part).type
+    return found
+
+
+def _places(record: bytes, text: str) -> Iterator[list[str]]:
+    """Yields the paths at which a record has a string or a number with this text."""
+    try:
+        waiting: list[tuple[list[str], Any]] = [([], json.loads(record, parse_int=str, parse_float=str))]
+    except (ValueError, RecursionError):
+        return
+    while waiting:
+        path, value = waiting.pop()
+        if value == text:
+            yield path
+        elif isinstance(value, dict):
+            waiting += [([*path, name], of) for name, of in reversed(value.items())]
+        elif isinstance(value, list):
+            waiting += [([*path, "[]"], of) for of in reversed(value)]
