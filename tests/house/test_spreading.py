@@ -122,3 +122,29 @@ def test_two_processes_start_one_server_for_a_kind_of_stores(tmp_path: Path) -> 
     """Also where a fixture with the name of the store requests the server."""
     run_of(tmp_path, STORE, "-n", "2")
     assert len((tmp_path / "made").read_text().splitlines()) == 1
+
+
+ORDER = """
+import pytest
+
+def done(name):
+    with open("done", "a") as file:
+        print(name, file=file)
+
+def test_quick(): done("quick")
+
+@pytest.mark.slow
+def test_slow(): done("slow")
+
+def test_of_a_server(s3_server): done("server")
+
+@pytest.fixture(scope="session")
+def s3_server(): pass
+"""
+
+
+@pytest.mark.slow
+def test_long_tests_come_first(tmp_path: Path) -> None:
+    """So that at the end of a run every process has something to do: servers, slow tests, and then quick ones."""
+    run_of(tmp_path, ORDER, "-n", "1")
+    assert (tmp_path / "done").read_text().split() == ["server", "slow", "quick"]

@@ -44,7 +44,11 @@ _SHARED = {
     "postgres_server": POSTGRES,
 }
 _STORES = {"ray": RAY, "s3": S3, "hdfs": HDFS, "gcs": OBJECTS, "azure": OBJECTS}
-_LONG_FIRST = {RAY: -6, KAFKA: -5, S3: -4, POSTGRES: -3, HDFS: -2, OBJECTS: -1}
+_LONG_FIRST = {RAY: -9, KAFKA: -8, S3: -7, POSTGRES: -6, HDFS: -5, OBJECTS: -4}
+_LONG_KINDS = {RAY: -3, "simulation": -2}
+"""Kinds of tests that come next. Those on Ray and Spark that share nothing start a cluster, which takes a minute."""
+_SLOW_NEXT = -1
+"""Where tests that are marked `slow` come."""
 _QUICK_FIRST = {OBJECTS: 1, POSTGRES: 2, HDFS: 3, KAFKA: 4, S3: 5, RAY: 6}
 _DEALT_HERE = {"load", "loadgroup"}
 """What `pytest -n 2` asks for, and what `make test` does. The other modes of xdist say themselves what goes where."""
@@ -95,14 +99,22 @@ def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort tests, the long ones first where several processes run them, and tell what stays together."""
     groups = {item.nodeid: together(item) for item in items}
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
-    order = _QUICK_FIRST if workerinput is None else _LONG_FIRST
-    items.sort(key=lambda item: order.get(groups[item.nodeid] or "", 0))
+    if workerinput is None:
+        items.sort(key=lambda item: _QUICK_FIRST.get(groups[item.nodeid] or "", 0))
+    else:
+        items.sort(key=lambda item: _LONG_FIRST.get(groups[item.nodeid] or "") or _rank(item))
     if workerinput is not None and "groups" in workerinput:
         # All write the same; whoever reads waits for all of them, and finds a whole file.
         target = Path(workerinput["groups"])
         own = target.with_name(f"{target.name}-{workerinput['workerid']}")
         own.write_text(json.dumps({item.nodeid: groups[item.nodeid] or group for item, group in handfuls(items)}))
         os.replace(own, target)
+
+
+def _rank(item: pytest.Item) -> int:
+    """Where a test comes that shares nothing with tests of other modules. A long one at the end would end alone."""
+    kind = str(dict(item.user_properties).get("kind"))
+    return _LONG_KINDS.get(kind) or (_SLOW_NEXT if item.get_closest_marker("slow") else 0)
 
 
 def handfuls(items: Iterable[pytest.Item]) -> Iterator[tuple[pytest.Item, str]]:
