@@ -50,6 +50,8 @@ _STOP_AFTER_PARTLY_FINISHED = Scenario(
 )  # fmt: skip
 BROKEN_RULE = "gaps are ignored"
 """A break of which reports of violations are tested."""
+SHOWN_AFTER_MANY_FAULTS = 6
+"""A seed that shows this break after more than one fault. When the code changes, others are tried."""
 SEEDS_ELSEWHERE = (2, 5, 11)
 ELSEWHERE_HASH_SEED = "20131225"
 """Hash seed of the other process, in which sets have another order."""
@@ -182,9 +184,9 @@ def test_what_contradicts_is_never_drawn() -> None:
     assert not drawn_pairs() & set(CONTRADICTIONS)
 
 
-def test_a_seed_is_a_scenario() -> None:
+def test_a_seed_is_a_scenario(reports: list[SimulationReport]) -> None:
     """A seed gives the same run each time, and another seed gives another run."""
-    assert simulate_random(3).trace == simulate_random(3).trace
+    assert simulate_random(3).trace == reports[SEEDS.index(3)].trace
     assert str(draw(3)) != str(draw(4))
 
 
@@ -218,9 +220,10 @@ def test_every_lost_message_is_in_the_trace() -> None:
 def test_a_violation_is_shown_by_a_shorter_run() -> None:
     """The report needs no more faults than the first violating run, still violates, and describes how."""
     broken = BROKEN[BROKEN_RULE]
-    seeds = seeds_until_caught(BROKEN_RULE, range(100))
     seed, first = next(
-        (seed, report) for seed in seeds if not (report := broken.simulate(seed)).ok and report.faults_happened > 1
+        (seed, report)
+        for seed in (SHOWN_AFTER_MANY_FAULTS, *range(100))
+        if not (report := broken.simulate(seed)).ok and report.faults_happened > 1
     )
     shortest = broken.simulate(seed, shrink=True)
     assert not shortest.ok
@@ -229,9 +232,9 @@ def test_a_violation_is_shown_by_a_shorter_run() -> None:
     assert broken.simulate(seed, shrink=True).trace == shortest.trace
 
 
-def test_the_drawing_has_a_lane_for_everyone_and_is_bounded() -> None:
+def test_the_drawing_has_a_lane_for_everyone_and_is_bounded(reports: list[SimulationReport]) -> None:
     """Coordinator and tasks have lanes, messages have arrows, and no more lines are drawn than were asked for."""
-    drawing = simulate_random(0).sequence(lines_max=20).splitlines()
+    drawing = reports[0].sequence(lines_max=20).splitlines()
     assert "coordina~" in drawing[0]
     assert any("o---" in line and ">" in line for line in drawing)
     assert len(drawing) <= 20 + 3
