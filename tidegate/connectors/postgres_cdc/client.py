@@ -277,16 +277,14 @@ class Slot:
     `confirmed_lsn`: changes before it are no longer available. `retained_bytes`: WAL that the server keeps for it.
     """
 
-    plugin: str
     database: str
-    active_pid: int | None
     confirmed_lsn: int
     is_lost: bool
     retained_bytes: int
 
 
 _SLOT = """
-SELECT plugin::text, database::text, active_pid, confirmed_flush_lsn::text, wal_status = 'lost',
+SELECT database::text, confirmed_flush_lsn::text, wal_status = 'lost',
        pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
                        restart_lsn)::int8
 FROM pg_replication_slots WHERE slot_name = %s
@@ -298,10 +296,8 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
     found = connection.execute(_SLOT, (slot,)).fetchone()
     if found is None:
         return None
-    plugin, database, active_pid, confirmed, is_lost, retained = found
-    return Slot(
-        plugin or "", database or "", active_pid, lsn_number(confirmed or "0/0"), bool(is_lost), int(retained or 0)
-    )
+    database, confirmed, is_lost, retained = found
+    return Slot(database or "", lsn_number(confirmed or "0/0"), bool(is_lost), int(retained or 0))
 
 
 def lost_changes(slot: Slot | None, at: CdcPosition, system: str | None = None) -> str | None:
