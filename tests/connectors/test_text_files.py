@@ -23,8 +23,9 @@ from source_contract import check_source
 from tidegate.connectors.bad_rows import BadRows
 from tidegate.connectors.files import text_rows
 from tidegate.connectors.files.open_file import UnreadableFileError
-from tidegate.connectors.files.source import source_of_files
-from tidegate.connectors.source import Source
+from tidegate.connectors.files.patterns import FilePattern
+from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
+from tidegate.connectors.source import Source, SourceSplit
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import unmarked
 
@@ -632,3 +633,60 @@ def test_places_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for raw, _, offset, _ in letters:
         assert offset is not None
         assert data[offset : offset + len(raw)] == raw
+
+
+@pytest.mark.parametrize(
+    ("suffix", "first", "later", "inferred", "wider"),
+    [
+        ("csv", "1", "1.5", "int64", "schema= with double for"),
+        ("csv", "1", "n/a", "int64", "schema= with string for"),
+        ("csv", "1", "9223372036854775808", "int64", r"schema= with decimal128\(38, 0\) for"),
+        ("csv", "2020-01-01", "2020-01-01 00:00:01", r"date32\[day\]", r"schema= with timestamp\[s\] for"),
+        ("csv", "true", "yes", "bool", "schema= with string for"),
+        ("json", "1", "1.5", "int64", "schema= with double for"),
+        ("json", '"2020-01-01 00:00:00"', '"soon"', r"timestamp\[s\]", "schema= with string for"),
+        ("json", "1", '"x"', "int64", "no type fits both values"),
+        ("json", "true", "1", "bool", "no type fits both values"),
+    ],
+)
+def test_no_row_is_dropped_for_a_type_that_was_inferred(
+    tmp_path: Path, suffix: str, first: str, later: str, inferred: str, wider: str
+) -> None:
+    """The error has file, line, column and remedy. A row that is bad for another reason is dropped."""
+    lines = ["x,s", f"{first},a", "1,2,3"] if suffix == "csv" else [f'{{"x": {first}, "s": "a"}}', "{"]
+    (tmp_path / f"1.{suffix}").write_text("\n".join(lines))
+    (tmp_path / f"2.{suffix}").write_text(
+        f"x,s\n{first},b\n{later},c\n" if suffix == "csv" else f'{{"x": {first}, "s": "b"}}\n\n{{"x": {later}}}\n'
+    )
+    words = rf"2\.{suffix} .*line 3 .*The type {inferred} of column 'x' was inferred from .*{wider}"
+    with pytest.raises(UnreadableFileError, match=f"(?s){words}.*bad_rows='skip' drops no row for an inferred type"):
+        rows_of(source(tmp_path, bad_rows="skip"))
+    rows, letters = rows_of(source(tmp_path, bad_rows="side"))
+    assert [row["s"] for row in rows] == ["a", "b"]
+    assert len(letters) == 2
+    assert re.search(f"(?s)The type {inferred} of column 'x' .*{wider}", unmarked(letters[1][3]))
+    assert "inferred" not in letters[0][3]
+    (tmp_path / f"1.{suffix}").write_text("\n".join(lines[:-1]))
+    with pytest.raises(UnreadableFileError, match=f"(?s){words}"):
+        rows_of(source(tmp_path))
+    schema = source(tmp_path).schema
+    assert [row["s"] for row in rows_of(source(tmp_path, schema, bad_rows="skip"))[0]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_a_folder_that_grows_drops_no_row_for_a_type_that_was_inferred(tmp_path: Path, suffix: str) -> None:
+    """A later file has another type."""
+    texts = {"csv": ("x\n1\n", "x\nn/a\n"), "json": ('{"x": 1}\n', '{"x": "n/a"}\n')}[suffix]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.{suffix}").write_text(text)
+        os.utime(tmp_path / f"{number}.{suffix}", (number, number))
+
+    def folder(pattern: FilePattern, form: FileForm, schema: pa.Schema) -> FolderSource:
+        return FolderSource(pattern, form, schema, 1, 10**9, 1)
+
+    reader = (found := source(tmp_path, bad_rows="skip", folder=folder)).reader()
+    (split,) = found.splits()
+    first = reader.read(split, 0, 10)
+    assert first.batch is not None
+    with pytest.raises(UnreadableFileError, match=r"line \d .*The type int64 of column 'x' was inferred"):
+        reader.read(SourceSplit(split.split_id, first.payload or split.payload), first.next_offset, 10)

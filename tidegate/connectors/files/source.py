@@ -56,7 +56,7 @@ from tidegate.connectors.files.patterns import FilePattern, folder_values, folde
 from tidegate.connectors.files.store_file import StoreFile, text_stream
 from tidegate.connectors.files.text_rows import BLOCK_BYTES, LETTERS, TextFormat
 from tidegate.connectors.formats.parquet import LIMIT_BYTES
-from tidegate.connectors.formats.text import TextOptions
+from tidegate.connectors.formats.text import InferredTypeError, TextOptions
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.storage.clock import now_ms
@@ -222,7 +222,7 @@ class _FilesReader:
                 return ReadResult(None, counts, at_end=False, skipped=counts - offset)
             found = form.read(self._open, offset, rows_max, source.schema)
         except UnreadableFileError as error:
-            if form.fails:
+            if form.fails or isinstance(error.__cause__, InferredTypeError):
                 raise
             letter = rest_of_file(split.split_id, self._store, error)
             letters = self._log.add(letter, "the rest of {file}")
@@ -318,7 +318,7 @@ class _FolderReader:
             try:
                 found = self._rows(split.split_id, lane, rows_max)
             except UnreadableFileError as error:
-                if self._source.form.fails:
+                if self._source.form.fails or isinstance(error.__cause__, InferredTypeError):
                     raise
                 assert lane.state.file is not None
                 letter = rest_of_file(lane.state.file.path, self._store, error)
@@ -580,6 +580,7 @@ def source_of_files(
         )
     if schema is None:
         schema = plain_schema(_schema_of(pattern, files[0], text, kind, columns))
+        text = None if text is None else replace(text, inferred=True, drops=bad_rows == "skip")
     if text is not None:
         text = replace(text, columns=tuple(schema.names))
     if partitions is not None:

@@ -24,7 +24,15 @@ from tidegate.connectors.files.store_file import StoreFile, text_stream
 from tidegate.connectors.formats.csv import CsvDecoder, csv_schema
 from tidegate.connectors.formats.json_decoder import JsonDecoder, json_schema
 from tidegate.connectors.formats.lines import LINE_SCHEMA, LineDecoder
-from tidegate.connectors.formats.text import DEFAULTS, UTF_8, Decoder, TextOptions, too_long
+from tidegate.connectors.formats.text import (
+    DEFAULTS,
+    UTF_8,
+    Decoder,
+    InferredTypeError,
+    Misfit,
+    TextOptions,
+    too_long,
+)
 from tidegate.storage.errors import ConfigurationError
 
 BLOCK_BYTES = 4 * 2**20
@@ -50,13 +58,17 @@ LETTERS = pa.schema(
 class TextFormat:
     """The text format of a source: `kind` is "csv", "json" or "text".
 
-    `columns` are the column names of CSV files without a header.
+    - `columns`: the column names of CSV files without a header.
+    - `inferred`: whether the types of the columns were inferred from the first file.
+    - `drops`: whether bad rows are dropped (`bad_rows="skip"`).
     """
 
     kind: str
     options: TextOptions = DEFAULTS
     columns: tuple[str, ...] = ()
     size_max: int = BLOCK_BYTES
+    inferred: bool = False
+    drops: bool = False
 
     def decoder(self, schema: pa.Schema, path: str) -> Decoder:
         """Returns a decoder for one file.
@@ -248,12 +260,11 @@ class TextRows:
                     break
             decoded = decoder.decode(block, final and blocks.failure is None, form.size_max)
             if decoded.records:
-                letters = [
-                    self._letter(
-                        block, int(decoded.starts[number]), int(decoded.ends[number]), decoded.bad[number], place
-                    )
-                    for number in sorted(decoded.bad)
-                ]
+                letters = []
+                for number in sorted(decoded.bad):
+                    start, end = int(decoded.starts[number]), int(decoded.ends[number])
+                    misfit = decoder.misfit(block[start:end]) if form.inferred else None
+                    letters.append(self._letter(block, start, end, decoded.bad[number], place, misfit))
                 batch = decoded.batch if decoded.batch.num_rows else None
                 bad = np.array(sorted(decoded.bad), dtype=np.int64)
                 yield _Part(None if batch is None else self._complete(batch), bad, letters, decoded.records)
@@ -283,14 +294,33 @@ class TextRows:
         place.passed(block[:at])
         return block[at:], False
 
-    def _letter(self, block: bytes, start: int, end: int, reason: str, place: _Place) -> dict[str, object]:
-        """Returns the dead letter of a bad record. Raises ConfigurationError instead if bad records fail the job."""
+    def _letter(
+        self, block: bytes, start: int, end: int, reason: str, place: _Place, misfit: Misfit | None = None
+    ) -> dict[str, object]:
+        """Returns the dead letter of a bad record. Raises ConfigurationError instead if bad records fail the job.
+
+        `misfit`: the value that does not fit a type that was inferred. Such a record is never dropped: its row may be
+        as good as the rows before it.
+        """
         line, offset = place.of(block[:start])
+        if misfit is not None:
+            reason = f"{reason}. {_advice(misfit)}"
+            if self._form.drops:
+                raise InferredTypeError(
+                    f"line {line:,} (byte {offset:,}): {reason}. bad_rows='skip' drops no row for an inferred type"
+                )
         if self._fails:
             raise ConfigurationError(f"line {line:,} (byte {offset:,}): {reason}")
         size = min(LETTER_BYTES_MAX, self._form.size_max)
         raw = place.blocks.original(block[start : min(end, start + size)])
         return {"raw": raw, "file": self._file.url, "line": line, "offset": offset, "error": reason}
+
+
+def _advice(misfit: Misfit) -> str:
+    inferred = f"The type {misfit.type} of column {misfit.column!r} was inferred from the begin of the first file"
+    if misfit.wider is None:
+        return f"{inferred}, and no type fits both values: give schema=, and correct the file or give bad_rows='side'"
+    return f"{inferred}: give schema= with {misfit.wider} for this column"
 
 
 class _Place:

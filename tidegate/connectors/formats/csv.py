@@ -44,6 +44,7 @@ from tidegate.connectors.formats.format import (
 from tidegate.connectors.formats.text import (
     BOM,
     Decoded,
+    Misfit,
     TextOptions,
     converted,
     converter_of,
@@ -53,6 +54,7 @@ from tidegate.connectors.formats.text import (
     too_long,
     unwritable_times,
     utf8_faults,
+    wider_type,
 )
 from tidegate.state.kernels.text_scan import (
     OK,
@@ -372,6 +374,21 @@ class CsvDecoder:
                 bad[int(numbers[row])] = reason
             batch = batch.filter(pa.array(kept))
         return Decoded(batch, records.starts, records.ends, bad, records.consumed)
+
+    def misfit(self, record: bytes) -> Misfit | None:
+        """Returns the first value of a bad record that does not fit its column, or None."""
+        data = np.frombuffer(record, dtype=np.uint8)
+        records = scan_csv(data, 0, True, self._dialect)
+        if len(records) != 1 or self._faults(record, records, len(record) + 1):
+            return None
+        for column, position, convert in zip(self._schema, self._positions, self._converters, strict=True):
+            texts = csv_texts(data, records, records.first_fields[:1] + position, self._options)
+            reasons: dict[int, str] = {}
+            converted(texts, column, convert, reasons)
+            if reasons:
+                wider = wider_type(column.type, inferred_type(texts, self._options))
+                return Misfit(column.name, column.type, pa.string() if wider is None else wider)
+        return None
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
         """Skips the rest of a record that exceeds the size limit.

@@ -36,6 +36,7 @@ from tidegate.connectors.formats.text import (
     WIDE_INTEGERS,
     Converter,
     Decoded,
+    Misfit,
     TextOptions,
     converted,
     converter_of,
@@ -43,6 +44,7 @@ from tidegate.connectors.formats.text import (
     is_utf8,
     too_long,
     utf8_faults,
+    wider_type,
 )
 from tidegate.state.kernels.text_scan import (
     BLANK,
@@ -145,6 +147,27 @@ class JsonDecoder:
             status = status[~blank]
         found = self._decoded(block, starts, ends, status, size_max, self._encoding)
         return Decoded(found.batch, starts, ends, found.bad, consumed)
+
+    def misfit(self, record: bytes) -> Misfit | None:
+        """Returns the first value of a bad record that does not fit its column, or None if it is no JSON object."""
+        try:
+            found = _parse(record, None).schema
+        except pa.ArrowInvalid:
+            return None
+        for field in self._schema:
+            if self._fits(record, field):
+                continue
+            at = found.get_field_index(field.name)
+            kind = pa.null() if at < 0 else _exact_schema(found, [record]).field(at).type
+            wider = wider_type(field.type, kind)
+            if wider is None and _is_text_in_json(field.type) and _is_text_in_json(kind):
+                wider = pa.string()
+            return Misfit(field.name, field.type, wider)
+        return None
+
+    def _fits(self, record: bytes, field: pa.Field) -> bool:
+        decoder = JsonDecoder(pa.schema([field]), self._encoding)
+        return not decoder.records([record]).bad
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
         """Skips the rest of a line that exceeds the size limit.
@@ -332,6 +355,12 @@ def _is_text(wanted: pa.DataType) -> bool:
     return any(test(wanted) for test in tests)
 
 
+def _is_text_in_json(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)) or (
+        pa.types.is_timestamp(kind)
+    )
+
+
 def _text_leaves(field: pa.Field) -> Iterator[pa.Field]:
     """Yields the fields that are parsed as strings, at any depth."""
     if _is_text(field.type):
@@ -439,6 +468,11 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
                 f"the columns cannot be inferred, because {field.name!r} is nested {levels:,} levels deep, and a "
                 f"column may have {LEVELS_MAX}; give schema= without it"
             )
+    return _exact_schema(found, lines)
+
+
+def _exact_schema(found: pa.Schema, lines: Sequence[bytes]) -> pa.Schema:
+    """Returns the columns that Arrow has inferred from lines, with corrected types."""
     if not any(_is_doubtful(leaf) for leaf in _leaf_types(found)):
         return found
     rows = [_loads(line, _whole_number) for line in lines]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.connectors.formats.text import Decoded, TextOptions, too_long, utf8_faults
+from tidegate.connectors.formats.text import Decoded, Misfit, TextOptions, too_long, utf8_faults
 from tidegate.state.kernels.text_scan import NOTHING, CsvRecords, csv_column
 from tidegate.storage.errors import ConfigurationError
 
@@ -45,6 +45,10 @@ class LineDecoder:
         texts = _texts(data, starts, ends, numbers)
         batch = pa.RecordBatch.from_arrays([texts], schema=LINE_SCHEMA).select(self._schema.names)
         return Decoded(batch, starts, ends, bad, consumed)
+
+    def misfit(self, record: bytes) -> Misfit | None:
+        """Returns None, because any text fits the column."""
+        return None
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
         """Skips the rest of a line that is too long. `state` is 1 if a `\\r` ended the previous block."""

@@ -196,6 +196,19 @@ class Decoded:
         return len(self.starts)
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A value that does not fit its column. `wider` is a type that fits the value and the column, or None."""
+
+    column: str
+    type: pa.DataType
+    wider: pa.DataType | None
+
+
+class InferredTypeError(ConfigurationError):
+    """Raised for a value that does not fit a type that was inferred, if the row would be dropped."""
+
+
 class Decoder(Protocol):
     """Decodes one file of a text format."""
 
@@ -215,6 +228,12 @@ class Decoder(Protocol):
         """Decodes the records of a block, which must begin at a record.
 
         Records of more than `size_max` bytes are bad.
+        """
+        ...
+
+    def misfit(self, record: bytes) -> Misfit | None:
+        """Returns the first value of a bad record that does not fit its column, or None if the record is bad for
+        another reason.
         """
         ...
 
@@ -552,6 +571,22 @@ def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
             continue
         return wanted
     return pa.string()
+
+
+def wider_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Returns the inferred type that fits the values of two inferred types, or None if only strings do."""
+    for one, other in ((first, second), (second, first)):
+        if one == other or pa.types.is_null(one):
+            return other
+        if pa.types.is_float64(other) and (pa.types.is_integer(one) or pa.types.is_decimal(one)):
+            return other
+        if other == WIDE_INTEGERS and pa.types.is_integer(one):
+            return other
+        if pa.types.is_timestamp(other) and other.tz is None:
+            finer = pa.types.is_timestamp(one) and one.tz is None and one.unit == "s"
+            if pa.types.is_date(one) or finer:
+                return other
+    return None
 
 
 WIDE_INTEGERS = pa.decimal128(38, 0)
