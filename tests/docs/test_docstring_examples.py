@@ -19,6 +19,20 @@ from programs import begin_anew
 import tidegate as tg
 
 CLASSES = (tg.StreamEnvironment, tg.Stream, tg.KeyedStream, tg.WindowedStream, tg.ConnectedStreams)
+"""Classes of which each public method has an example."""
+WITH_EXAMPLE = (
+    tg.BatchFunction,
+    tg.BroadcastProcessFunction,
+    tg.CoProcessFunction,
+    tg.Cumulating,
+    tg.KeyedBroadcastProcessFunction,
+    tg.ProcessFunction,
+    tg.ProcessWindowFunction,
+    tg.Session,
+    tg.Sliding,
+    tg.Tumbling,
+)
+"""Classes with an example of their own, which programs derive from or make."""
 ORDERS = [
     {"user": "ann", "amount": 30, "at": 0},
     {"user": "bob", "amount": 5, "at": 1000},
@@ -28,7 +42,9 @@ PAYMENTS = [{"user": "ann", "paid": 42, "at": 500}, {"user": "bob", "paid": 5, "
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """Yields the name and the docstring of each public method."""
+    """Yields the name and the docstring of each public method, and of each class with an example of its own."""
+    for kind in WITH_EXAMPLE:
+        yield kind.__name__, inspect.getdoc(kind) or ""
     for kind in CLASSES:
         for name, member in inspect.getmembers(kind, inspect.isroutine):
             if not name.startswith("_"):
@@ -49,7 +65,7 @@ def env() -> Iterator[tg.StreamEnvironment]:
 def test_an_example_prints_what_its_docstring_says(
     name: str, env: tg.StreamEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each public method of a stream has an example that runs."""
+    """Each public method of a stream, and each class in `WITH_EXAMPLE`, has an example that runs."""
     monkeypatch.chdir(tmp_path)
     begin_anew(env)
     names = {

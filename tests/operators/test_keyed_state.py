@@ -33,6 +33,14 @@ def test_a_value_is_kept_for_each_key() -> None:
     assert keyed.freeze() == []
 
 
+def test_an_unknown_method_of_a_state_is_refused() -> None:
+    """The error lists the methods that the kind of state has."""
+    with pytest.raises(AttributeError, match=r"no attribute 'get'; use one of clear, .*update, value$"):
+        Keyed().bind(ValueState("n", pa.int64())).get()
+    with pytest.raises(AttributeError, match=r"no attribute 'append'; use one of clear, add, add_all, get, update$"):
+        Keyed().bind(ListState("xs", pa.int64())).append(1)
+
+
 def test_a_list_is_kept_for_each_key() -> None:
     """Appended to, replaced and cleared; what is handed out is a copy."""
     keyed = Keyed()

@@ -73,11 +73,17 @@ class SinkFiles(Protocol):
     """Files of one sink in checkpoint storage. Thread-safe. Every method raises StorageError for a storage fault."""
 
     def write(self, chunks: Iterable[bytes | memoryview]) -> str:
-        """Writes a new file, which appears complete or not at all. Returns its path, for `Committable.files`."""
+        """Writes a new file, which appears complete or not at all. Returns its path, for `Committable.files`.
+
+        `chunks` are the parts of its content, in their order.
+        """
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns the bytes of a file, or of a range of it. Raises StorageError if there is no such file."""
+        """Returns the bytes of a file, or `length` bytes of it (None: the rest) from byte `offset` on.
+
+        `path` is a path that `write` returned. Raises StorageError if there is no such file.
+        """
         ...
 
 

@@ -71,10 +71,12 @@ class Sink:
         """
 
     def open(self, context: SinkContext) -> None:
-        """Prepares a subtask's writer. Called once in each subtask that has rows, before the first row."""
+        """Prepares a subtask's writer, whose position in the job `context` has. Called once in each subtask that has
+        rows, before the first row.
+        """
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Writes rows, which follow the rows of earlier calls. They must stay invisible until `commit`."""
+        """Writes the rows of `batch`, which follow the rows of earlier calls. They stay invisible until `commit`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method write(self, batch); define it")
 
     def prepare(self) -> Iterable[bytes]:

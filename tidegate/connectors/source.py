@@ -288,7 +288,7 @@ class MasterHook(Protocol):
         """Notifies the outside system that a checkpoint begins, before any task starts it. Returns the data to store
         with the checkpoint.
 
-        Any error fails the checkpoint.
+        `timestamp_ms` is when the checkpoint began, in ms since 1970. Any error fails the checkpoint.
         """
         ...
 

@@ -1276,6 +1276,7 @@ class Stream(OtherNames):
         Each completed checkpoint that has rows is one transaction of Delta. Other programs may write to the table as
         well. Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
 
+        - `url`: the folder or URL of the table.
         - `mode`: "append" adds rows, and returns the table. "upsert" replaces the row with the same `keys`, and deletes
           retracted rows of a stream of changes, by a MERGE into a table that is created unless it exists. It
           returns None.

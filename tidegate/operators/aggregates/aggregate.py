@@ -165,13 +165,15 @@ def mean(column: str | pl.Expr) -> Aggregate:
 
 
 def var_pop(column: str | pl.Expr) -> Aggregate:
-    """Population variance, as float64: squared differences divided by the number of values."""
+    """Population variance of a column of numbers, as float64: the sum of the squared differences from the mean, divided
+    by the number of values. Null without values.
+    """
     return _of(AggregateKind.VAR_POP, column)
 
 
 def var_samp(column: str | pl.Expr) -> Aggregate:
-    """Sample variance, as float64: squared differences divided by the number of values less one. Null for fewer than
-    two values.
+    """Sample variance of a column of numbers, as float64: the sum of the squared differences from the mean, divided by
+    the number of values less one. Null for fewer than two values.
     """
     return _of(AggregateKind.VAR_SAMP, column)
 

@@ -337,6 +337,24 @@ class BatchFunction:
 
     Derive a class from it, and pass an object of the class to `map_batches`. Its attributes are sent to the tasks with
     the program, so load large data in `open`.
+
+    Example:
+
+        >>> class Converted(tg.BatchFunction):
+        ...     def open(self, context):
+        ...         self.rates = pl.DataFrame({"user": ["ann", "bob"], "rate": [0.5, 2.0]})
+        ...
+        ...     def process(self, batch):
+        ...         joined = pl.DataFrame(batch).join(self.rates, on="user", how="left", maintain_order="left")
+        ...         return joined.select("user", amount=pl.col("amount") * pl.col("rate"))
+        >>> orders.map_batches(Converted(), schema={"user": str, "amount": float}).show()
+        +------+--------+
+        | user | amount |
+        +------+--------+
+        | ann  |   15.0 |
+        | bob  |   10.0 |
+        | ann  |    6.0 |
+        +------+--------+
     """
 
     context: BatchContext

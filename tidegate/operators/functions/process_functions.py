@@ -218,7 +218,26 @@ class BaseProcessFunction:
 class ProcessFunction(BaseProcessFunction):
     """Processes a stream of rows. On a keyed stream, state and timers belong to the key of the row.
 
-    Define `process`, which gets single rows, or `process_batch`, which gets Arrow batches.
+    Define `process`, which gets single rows, or `process_batch`, which gets Arrow batches. Pass an object of the class
+    to `Stream.process` or `KeyedStream.process`.
+
+    Example:
+
+        >>> class Gaps(tg.ProcessFunction):
+        ...     def open(self, context):
+        ...         self.last = context.state(tg.ValueState("last", int))
+        ...
+        ...     def process(self, row, context):
+        ...         last = self.last.value()
+        ...         self.last.update(row["at"])
+        ...         if last is not None:
+        ...             yield {"user": row["user"], "gap_ms": row["at"] - last}
+        >>> orders.key_by("user").process(Gaps(), schema={"user": str, "gap_ms": int}).show()
+        +------+--------+
+        | user | gap_ms |
+        +------+--------+
+        | ann  |   2000 |
+        +------+--------+
     """
 
     INPUT_METHODS = ("process",)
@@ -252,7 +271,32 @@ class ProcessFunction(BaseProcessFunction):
 class CoProcessFunction(BaseProcessFunction):
     """Processes two connected streams row by row.
 
-    If they are keyed, rows of both streams with the same key share its state.
+    If they are keyed, rows of both streams with the same key share its state. Rows of the two streams are processed in
+    any order, so wait with a timer for rows of the other stream.
+
+    Example:
+
+        >>> class Debts(tg.CoProcessFunction):
+        ...     def open(self, context):
+        ...         self.debt = context.state(tg.ValueState("debt", int))
+        ...
+        ...     def process1(self, order, context):
+        ...         self.debt.update((self.debt.value() or 0) + order["amount"])
+        ...         context.timer_service.register_event_time_timer(60_000)
+        ...
+        ...     def process2(self, payment, context):
+        ...         self.debt.update((self.debt.value() or 0) - payment["paid"])
+        ...
+        ...     def on_timer(self, timestamp, context):
+        ...         yield {**context.current_key, "debt": self.debt.value()}
+        >>> connected = orders.key_by("user").connect(payments.key_by("user"))
+        >>> connected.process(Debts(), schema={"user": str, "debt": int}).show()
+        +------+------+
+        | user | debt |
+        +------+------+
+        | ann  |    0 |
+        | bob  |    0 |
+        +------+------+
     """
 
     INPUT_METHODS = ("process1", "process2")
@@ -292,6 +336,25 @@ class BroadcastContext(ProcessContext):
 class BroadcastProcessFunction(BaseProcessFunction):
     """Processes a stream without keys together with a broadcast stream:
     `stream.connect(rules.broadcast()).process(...)`.
+
+    Every subtask gets all rows of the broadcast stream. Rows of the two streams are processed in any order.
+
+    Example:
+
+        >>> class Above(tg.BroadcastProcessFunction):
+        ...     def open(self, context):
+        ...         self.limits = context.broadcast_state(tg.MapState("limits", str, int))
+        ...
+        ...     def process(self, row, context):
+        ...         limit = self.limits.get("amount")
+        ...         if limit is not None and row["amount"] > limit:
+        ...             yield row
+        ...
+        ...     def process_broadcast(self, rule, context):
+        ...         self.limits.put(rule["column"], rule["limit"])
+        >>> rules = env.from_rows([{"column": "amount", "limit": 10}])
+        >>> orders.connect(rules.broadcast()).process(Above(), schema=orders.schema).columns
+        ['user', 'amount', 'at']
     """
 
     INPUT_METHODS = ("process", "process_broadcast")
@@ -320,6 +383,25 @@ class KeyedBroadcastProcessFunction(BroadcastProcessFunction):
 
     `process` and `on_timer` have the state and the timers of their key. `process_broadcast` has no current key. It can
     visit all keys of the subtask with `context.apply_to_keyed_state`.
+
+    Example:
+
+        >>> class Spent(tg.KeyedBroadcastProcessFunction):
+        ...     def open(self, context):
+        ...         self.spent = context.state(tg.ValueState("spent", int))
+        ...
+        ...     def process(self, row, context):
+        ...         self.spent.update((self.spent.value() or 0) + row["amount"])
+        ...
+        ...     def process_broadcast(self, request, context):
+        ...         found = []
+        ...         add = lambda key, spent: found.append({**key, "n": spent.value()})
+        ...         context.apply_to_keyed_state(self.spent, add)
+        ...         return found
+        >>> requests = env.from_rows([{"report": 1}])
+        >>> connected = orders.key_by("user").connect(requests.broadcast())
+        >>> connected.process(Spent(), schema={"user": str, "n": int}).columns
+        ['user', 'n']
     """
 
 

@@ -118,7 +118,11 @@ class KeyedState(ABC):
                 f"state {self.name!r} is declared but not bound; use the object that self.context.state(...) "
                 "returns in open"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        kind = type(self)
+        methods = [each for each in dir(kind) if not each.startswith("_") and each not in vars(KeyedState)]
+        raise AttributeError(
+            f"{kind.__name__!r} object has no attribute {name!r}; use one of clear, {', '.join(methods)}"
+        )
 
 
 class ValueState(KeyedState):
@@ -258,7 +262,9 @@ class ListState(KeyedState):
             self._internal.extend(self._ref(), added)
 
     def update(self, values: Iterable[Any]) -> None:
-        """Replaces the list of the current key. An empty list clears the state."""
+        """Replaces the list of the current key by `values`. An empty list clears the state. Raises TypeError, and
+        changes nothing, if a value is None or not of the declared type.
+        """
         replaced = [self._typed.taken(value) for value in values]
         if replaced:
             self._internal.put(self._ref(), replaced)

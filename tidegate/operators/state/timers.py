@@ -239,18 +239,19 @@ class TimerService:
         self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=True)
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
-        """Deletes the event-time timer of the current key at this time, if it is registered."""
+        """Deletes the event-time timer of the current key at `timestamp_ms`, if it is registered."""
         self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=False)
 
     def delete_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Deletes the processing-time timer of the current key at this time, if it is registered."""
+        """Deletes the processing-time timer of the current key at `timestamp_ms`, if it is registered."""
         self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=False)
 
     def register_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
         """Registers a timer for the key of each row, in `process_batch`.
 
-        `moments` is an array of milliseconds or of timestamps, or one time for all rows. `at` selects rows, as for
-        `ValueState.get_many`. Raises ValueError for a null, or if there are more or fewer times than rows.
+        `moments` is an array of milliseconds since 1970 or of timestamps, or one time for all rows. `at` selects rows,
+        as for `ValueState.get_many`. `domain` is the clock, event time by default. Raises ValueError for a null, or if
+        there are more or fewer times than rows.
         """
         self._change_many(domain, moments, at, True)
 

@@ -131,7 +131,32 @@ def check_life(life: WindowLife | None, what: str) -> None:
 
 
 class ProcessWindowFunction:
-    """Base class of functions over windows that use state or timers. `process` gets all rows of a key and window."""
+    """Base class of functions over windows that use state or timers. `process` gets all rows of a key and window.
+
+    Pass an object of a subclass to `WindowedStream.process`. The result has the key and the bounds of the window as
+    well as the columns that `process` returns.
+
+    Example:
+
+        >>> class Growth(tg.ProcessWindowFunction):
+        ...     def open(self, context):
+        ...         self.best = context.state(tg.ValueState("best", int))
+        ...
+        ...     def process(self, rows, context):
+        ...         amount = max(rows["amount"].to_pylist())
+        ...         best = self.best.value() or 0
+        ...         self.best.update(max(amount, best))
+        ...         return {"growth": amount - best}
+        >>> windows = orders.key_by("user").window(tg.Tumbling("2s"))
+        >>> windows.process(Growth(), schema={"growth": int}).show()
+        +------+--------------+------------+--------+
+        | user | window_start | window_end | growth |
+        +------+--------------+------------+--------+
+        | ann  |            0 |       2000 |     30 |
+        | bob  |            0 |       2000 |      5 |
+        | ann  |         2000 |       4000 |    -18 |
+        +------+--------------+------------+--------+
+    """
 
     context: ProcessWindowContext
     """The context that is passed to all methods."""

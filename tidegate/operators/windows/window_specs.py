@@ -89,6 +89,17 @@ class Tumbling(EventTimeWindow):
 
     With a `timezone` (`"Europe/Berlin"`) the windows are one or several days in that time zone. `size`, which must be
     whole days, and `offset` are in local time, so a day may have 23 or 25 hours.
+
+    Example:
+
+        >>> orders.key_by("user").window(tg.Tumbling("2s")).aggregate(total=tg.sum("amount")).show()
+        +------+--------------+------------+-------+
+        | user | window_start | window_end | total |
+        +------+--------------+------------+-------+
+        | ann  |            0 |       2000 |    30 |
+        | bob  |            0 |       2000 |     5 |
+        | ann  |         2000 |       4000 |    12 |
+        +------+--------------+------------+-------+
     """
 
     size: Duration
@@ -138,7 +149,20 @@ class Tumbling(EventTimeWindow):
 class Sliding(EventTimeWindow):
     """Windows of one `size` that begin every `slide`, so a row may be in several windows.
 
-    Also called hopping windows.
+    Also called hopping windows. They begin at multiples of `slide`, plus the `offset`.
+
+    Example:
+
+        >>> orders.key_by("user").window(tg.Sliding("4s", "2s")).aggregate(total=tg.sum("amount")).show()
+        +------+--------------+------------+-------+
+        | user | window_start | window_end | total |
+        +------+--------------+------------+-------+
+        | ann  |        -2000 |       2000 |    30 |
+        | bob  |        -2000 |       2000 |     5 |
+        | ann  |            0 |       4000 |    42 |
+        | bob  |            0 |       4000 |     5 |
+        | ann  |         2000 |       6000 |    12 |
+        +------+--------------+------------+-------+
     """
 
     size: Duration
@@ -173,7 +197,19 @@ class Sliding(EventTimeWindow):
 @dataclass(frozen=True, slots=True)
 class Cumulating(EventTimeWindow):
     """Windows that begin together and end at every `step` up to the length `max`: for example the day so far, every
-    minute.
+    minute. `max` is a multiple of `step`.
+
+    Example:
+
+        >>> orders.key_by("user").window(tg.Cumulating("2s", "4s")).aggregate(total=tg.sum("amount")).show()
+        +------+--------------+------------+-------+
+        | user | window_start | window_end | total |
+        +------+--------------+------------+-------+
+        | ann  |            0 |       2000 |    30 |
+        | bob  |            0 |       2000 |     5 |
+        | ann  |            0 |       4000 |    42 |
+        | bob  |            0 |       4000 |     5 |
+        +------+--------------+------------+-------+
     """
 
     step: Duration
@@ -210,6 +246,17 @@ class Session(EventTimeWindow):
     with durations or whole numbers of milliseconds. A row at `t` keeps its session open until `t + gap`, and rows whose
     intervals overlap or touch are in one session. A string that is a duration ("30min") is used as a duration.
     `pl.col("30min")` is the column of that name.
+
+    Example:
+
+        >>> orders.key_by("user").window(tg.Session("1s")).aggregate(total=tg.sum("amount")).show()
+        +------+--------------+------------+-------+
+        | user | window_start | window_end | total |
+        +------+--------------+------------+-------+
+        | ann  |            0 |       1000 |    30 |
+        | ann  |         2000 |       3000 |    12 |
+        | bob  |         1000 |       2000 |     5 |
+        +------+--------------+------------+-------+
     """
 
     gap: Duration | ColumnLike | pl.Expr
