@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
@@ -151,3 +152,35 @@ def test_a_stream_is_looked_at(capfd: pytest.CaptureFixture[str]) -> None:
         assert found.to_polars().rows() == [(1,), (2,)]
         assert found.to_pandas()["n"].tolist() == [1, 2]
         assert repr(found).endswith("the job is finished: (n: int64))")
+
+
+@pytest.mark.parametrize(
+    ("values", "to"),
+    [
+        (pa.array(["a"], pa.large_string()), pa.string()),
+        (pa.array([b"a"], pa.large_binary()), pa.binary()),
+        (pa.array([b"a"], pa.binary(1)), pa.binary()),
+    ],
+    ids=str,
+)
+def test_a_cast_makes_texts_and_bytes_of_plain_types(values: pa.Array, to: pa.DataType) -> None:
+    """The error of a join of a string with a large string names this remedy. Polars has one type for both."""
+    rows = pa.table({"k": values, "n": [1]})
+    plain = pa.table({"k": values.cast(to), "m": [2]})
+    dtype = pl.Series(plain.column("k")).dtype
+    casts: list[Callable[[tg.Stream], tg.Stream]] = [
+        lambda s: s.cast({"k": to}),
+        lambda s: s.with_columns(pl.col("k").cast(dtype)),
+        lambda s: s.select("n", k=pl.col("k").cast(dtype)),
+    ]
+    for cast in casts:
+        with local() as env:
+            stream = env.from_batches(rows)
+            with pytest.raises(tg.ConfigurationError, match="cast one of them"):
+                stream.join(env.from_batches(plain), on="k")
+            made = cast(stream)
+            assert made.schema is not None
+            assert made.schema.field("k").type == to
+            found = made.join(env.from_batches(plain), on="k").collect()
+            env.execute("casts").wait()
+            assert found.to_arrow().select(["n", "m"]).to_pylist() == [{"n": 1, "m": 2}]

@@ -10,7 +10,7 @@ Each operator that calls functions of the user has one, and a table sink has one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -217,12 +217,13 @@ class FromPolars:
         self._schema: pa.Schema | None = None
         self._dtypes: Mapping[str, pl.DataType] = {}
 
-    def convert(self, frame: pl.DataFrame, source: pa.Schema) -> pa.RecordBatch:
+    def convert(self, frame: pl.DataFrame, source: pa.Schema, casts: Collection[str] = ()) -> pa.RecordBatch:
         """Converts a polars frame to one Arrow batch. `source` is the schema of the batch from which the frame was
         computed.
 
         A column that still has the polars type of the column with the same name in `source` gets the Arrow type of that
-        column.
+        column. `casts` are columns that the program has cast: texts and bytes among them get Arrow's plain types,
+        because polars has one type for strings and large strings.
         """
         if self._schema is None or not self._schema.equals(source):
             self._schema = source
@@ -232,7 +233,8 @@ class FromPolars:
             if self._dtypes.get(series.name) != series.dtype:
                 check_arrow_has(series.name, series.dtype)
             column = series.rechunk().to_arrow()
-            if self._dtypes.get(series.name) == series.dtype:
+            is_plain = series.name in casts and str(series.dtype) in ("String", "Binary")
+            if self._dtypes.get(series.name) == series.dtype and not is_plain:
                 wanted = source.field(series.name).type
             else:
                 wanted = settled_type(column.type)

@@ -42,6 +42,8 @@ class _Plan:
     """Maps each output column that is a plain copy to its input column."""
     rest: tuple[pl.Expr, ...]
     reads: Columns
+    casts: frozenset[str]
+    """The output columns that are casts."""
 
 
 class Projection:
@@ -62,13 +64,16 @@ class Projection:
         plan = self._plan
         columns = {name: batch.column(source) for name, source in plan.copied.items()}
         if plan.rest:
-            made = self._from_polars.convert(computed(frame_of(batch, plan.reads), plan.rest), batch.schema)
+            frame = computed(frame_of(batch, plan.reads), plan.rest)
+            made = self._from_polars.convert(frame, batch.schema, plan.casts)
             columns.update(zip(made.schema.names, made.columns, strict=True))
         return pa.RecordBatch.from_arrays([columns[name] for name in plan.output.names], names=plan.output.names)
 
     def _planned(self, schema: pa.Schema) -> _Plan:
         frame = empty_frame(schema)
-        output = self._from_polars.convert(computed(frame, self._expressions), with_types_of_polars(schema)).schema
+        casts = frozenset(name for each in self._expressions if _is_cast(each) for name in frame.select(each).columns)
+        made = computed(frame, self._expressions)
+        output = self._from_polars.convert(made, with_types_of_polars(schema), casts).schema
         copied: dict[str, str] = {}
         rest = []
         for expression in self._expressions:
@@ -82,7 +87,7 @@ class Projection:
                 rest.append(expression)
         reads = columns_read(rest)
         check_polars_has(pa.schema([field for field in schema if reads is None or field.name in reads]))
-        return _Plan(schema, output, copied, tuple(rest), reads)
+        return _Plan(schema, output, copied, tuple(rest), reads, casts)
 
 
 def columns_read(expressions: Sequence[pl.Expr]) -> Columns:
@@ -122,6 +127,11 @@ def _copies(expression: pl.Expr, frame: pl.DataFrame) -> Iterator[tuple[str, str
     bare = expression.meta.undo_aliases()
     if bare.meta.is_column_selection():
         yield from zip(frame.select(expression).columns, frame.select(bare).columns, strict=True)
+
+
+def _is_cast(expression: pl.Expr) -> bool:
+    """Returns whether the outermost operation of an expression is a cast."""
+    return expression.meta.undo_aliases().meta.serialize(format="json").startswith('{"Cast"')
 
 
 _CANDIDATES = (pa.int16(), pa.int32(), pa.int64(), pa.float64())
