@@ -83,6 +83,9 @@ ERRORS: dict[str, str] = {
     "SELECT FOO(price) FROM bids": "there is no function FOO",
     "SELECT ABS(price, 1) FROM bids": "ABS takes 1 argument, not 2",
     "SELECT bidder + 1 FROM bids": "STRING is not a number: cast it",
+    "SELECT price FROM bids UNION ALL SELECT NULL FROM bids": (
+        r"UNION: column 'price' is BIGINT in the first query and STRING in the second; .*NULL without a CAST"
+    ),
     "SELECT price = 'x' FROM bids": r"BIGINT and STRING cannot be combined; convert one of them with CAST",
     "SELECT ts > 'soon' FROM bids": "'soon' is not a TIMESTAMP",
     "SELECT ts - ts FROM bids": "TIMESTAMPDIFF",

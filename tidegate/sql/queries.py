@@ -24,7 +24,7 @@ from tidegate.sql.query_text import check_only, errors_at, parse, refused
 from tidegate.sql.ranking import is_ranking, ordered, rank_of, ranked, taken_limit
 from tidegate.sql.relations import Name, Relation, Steps, all_of, columns_of, conjuncts, free_name, prefix_of
 from tidegate.sql.selecting import Item, items_of, selected, selected_generator
-from tidegate.sql.typed_values import as_type, needed_common_type
+from tidegate.sql.typed_values import as_type, common_type, named
 from tidegate.sql.windows import with_bound_conditions
 from tidegate.storage.errors import ConfigurationError
 
@@ -340,12 +340,16 @@ class _Query:
         names = [free_name(each.name, ()) for each in first.names]
         if len(set(names)) < len(names):
             raise refused(node, "UNION: the columns of its first query must have different names: rename one with AS")
-        types = [
-            needed_common_type(node, [a.of_inner(x.inner).type, b.of_inner(y.inner).type])
-            for (a, x), (b, y) in zip(
-                ((first, each) for each in first.names), ((second, each) for each in second.names), strict=True
-            )
-        ]
+        types = []
+        for one, other in zip(first.names, second.names, strict=True):
+            both = first.of_inner(one.inner).type, second.of_inner(other.inner).type
+            types.append(common_type(*both))
+            if types[-1] is None:
+                raise refused(
+                    node,
+                    f"UNION: column {one.name!r} is {named(both[0])} in the first query and {named(both[1])} in the "
+                    "second; convert one of them with CAST(… AS …). NULL without a CAST is a STRING",
+                )
         with errors_at(node):
             streams = [self._cast(node, side, names, types) for side in sides]
             made = streams[0].union(streams[1])
