@@ -79,6 +79,7 @@ def test_what_is_no_name_of_a_column_is_refused() -> None:
         refused: list[tuple[Callable[[], object], str]] = [
             (lambda: rows.select({1: "id"}), "the key 1 of the mapping is not the name"),  # type: ignore[dict-item]
             (lambda: rows.select({"x": 1}), "takes the name of a column or a polars expression, not int"),  # type: ignore[dict-item]
+            (lambda: rows.key_by(["id"]), "not list; give several columns one by one"),  # type: ignore[list-item]
             (lambda: rows.key_by("id").aggregate({"n": tg.count()}, n=tg.count()), "in the mapping and by keyword"),
             (lambda: rows.key_by("id").aggregate([tg.count()]), "or in one mapping"),  # type: ignore[arg-type]
         ]

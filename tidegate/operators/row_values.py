@@ -457,7 +457,8 @@ def _fields_of(row: Any) -> dict[str, Any]:
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     if is_record(row):
         return dict(zip(row._fields, row, strict=True))
-    raise TypeError(f"a row must be a dict, not {type(row).__name__}: {value_text(row)}")
+    advice = "to drop rows use filter or flat_map" if row is None else "return a dict with a value for each column"
+    raise TypeError(f"a row must be a dict, not {type(row).__name__}: {value_text(row)}; {advice}")
 
 
 _BY_NUMPY = frozenset(

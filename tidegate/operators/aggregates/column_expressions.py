@@ -50,8 +50,9 @@ def column_like(value: object, where: str) -> ColumnLike:
     if isinstance(value, str | ColumnExpression):
         return value
     if not is_polars_expression(value):
+        advice = "; give several columns one by one, without brackets" if isinstance(value, list | tuple) else ""
         raise ConfigurationError(
-            f"{where} takes the name of a column or a polars expression, not {type(value).__name__}"
+            f"{where} takes the name of a column or a polars expression, not {type(value).__name__}{advice}"
         )
     return value.meta.output_name() if value.meta.is_column() else ColumnExpression(value)
 
