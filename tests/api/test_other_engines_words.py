@@ -115,7 +115,13 @@ def test_functions_of_two_streams_and_of_windows() -> None:
         (lambda env: env.from_rows([1]), "groupBy", r"key_by"),
         (lambda env: env.from_rows([1]), "withColumn", r"with_columns"),
         (lambda env: env.from_rows([1]).key_by("value"), "agg", r"aggregate"),
+        (lambda env: env.from_rows([1]).key_by("value"), "join", r"join of a stream: use it before key_by"),
         (lambda env: env.from_rows([1]).key_by("value").window(tg.Count(2)), "reduce", r"apply\(fn\)"),
+        (
+            lambda env: env.from_rows([1]).key_by("value").window(tg.Count(2)),
+            "select",
+            r"use it before window, or on a",
+        ),
     ],
 )
 def test_methods_of_other_engines(of: Callable[[Any], Any], name: str, ours: str) -> None:

@@ -93,7 +93,10 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
         lambda env, s: s.with_columns(y=pl.col("k") * 2),
         "^with_columns: .*explicit cast",
     ),
-    "a condition that is none": (lambda env, s: s.filter(pl.col("x")), "^filter: filter needs a boolean expression"),
+    "a condition that is none": (
+        lambda env, s: s.filter(pl.col("x")),
+        r"^filter: the condition .* is Float64, and not boolean; compare it",
+    ),
     "no condition": (lambda env, s: s.filter("x > 1"), "filter takes a function of a row.*or a polars expression"),
     "no function of rows": (lambda env, s: s.map(None), "map takes a function of a row, a dict, not None"),
     "no function of many rows": (lambda env, s: s.flat_map(3), "flat_map takes a function of a row"),

@@ -397,7 +397,7 @@ def test_a_folder_that_grows_may_be_missing_when_it_is_named(tmp_path: Path) -> 
     ("pattern", "more", "named"),
     [
         ("*.parquet", {}, "no file matches;"),
-        ("*.parquet", {"folder": lambda *_: None}, "no file matches yet; give schema="),
+        ("*.parquet", {"folder": lambda *_: None}, "no file matches; give schema="),
         ("*.dat", {"schema": SCHEMA, "folder": lambda *_: None}, "the format is not clear from the name"),
         ("*", {"kind": "orc"}, "format='orc' is not supported"),
         (

@@ -92,8 +92,14 @@ def test_a_subject_with_any_name() -> None:
 @pytest.mark.parametrize("url", ["localhost:8081", "ftp://host", "http://", ""])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     """When the registry is named."""
-    with pytest.raises(ConfigurationError, match="give an address such as http://host:8081"):
+    with pytest.raises(ConfigurationError, match=r"this is not an address; give one such as http://host:8081"):
         SchemaRegistry(url)
+
+
+def test_a_refused_address_shows_no_password() -> None:
+    """The rest of the address is shown."""
+    with pytest.raises(ConfigurationError, match=r"^SchemaRegistry\('host:8081'\): this is not an address"):
+        SchemaRegistry("user:secret@host:8081")
 
 
 def test_what_is_no_registry_is_an_error() -> None:

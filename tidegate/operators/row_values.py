@@ -174,6 +174,8 @@ def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception)
             pa.array([value], type=wanted)
         except (pa.ArrowException, OverflowError, ValueError, TypeError) as refusal:
             reason = _SURROGATE if isinstance(refusal, UnicodeError) else str(refusal)
+            if reason.startswith(("Could not convert", "object of type", "an integer is required")):
+                reason = "values of this type do not fit"  # Arrow only repeats the value and both types
             return InexactValueError(value, wanted, reason)
     return InexactValueError(values, wanted, str(error))
 

@@ -168,10 +168,19 @@ class OtherNames:
     """
 
     _other_names: ClassVar[Mapping[str, str]] = {}
+    _before: ClassVar[tuple[str, str] | None] = None
+    """Name of the attribute with the stream before, and of the step that was called on it. None for other classes."""
 
     if not TYPE_CHECKING:  # to a type checker, a class with this method would have every attribute
 
         def __getattr__(self, name: str) -> object:
             plain = f"{type(self).__name__!r} object has no attribute {name!r}"
-            ours = self._other_names.get(name)
+            ours = self._other_names.get(name) or self._of_stream(name)
             raise AttributeError(plain if ours is None else f"{plain}; in tidegate it is {ours}", name=name, obj=self)
+
+        def _of_stream(self, name: str) -> str | None:
+            if self._before is None or name.startswith("_"):
+                return None
+            attribute, step = self._before
+            has_it = hasattr(type(vars(self).get(attribute)), name)
+            return f"{name} of a stream: use it before {step}, or on a result" if has_it else None

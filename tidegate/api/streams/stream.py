@@ -1757,6 +1757,7 @@ class KeyedStream(OtherNames):
     """A stream that is partitioned by key. `Stream` describes the parameters that its methods have in common."""
 
     _other_names = KEYED_STREAMS
+    _before = ("stream", "key_by")
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
         """Made by `Stream.key_by`. `replaced` names the columns that key expressions of the same name have replaced."""

@@ -69,6 +69,7 @@ class WindowedStream(OtherNames):
     """
 
     _other_names = WINDOWED_STREAMS
+    _before = ("_stream", "window")
 
     def __init__(
         self,

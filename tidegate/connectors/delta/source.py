@@ -208,6 +208,6 @@ def _named_errors(url: str) -> Iterator[None]:
         yield
     except deltalake.exceptions.DeltaError as error:
         raise ConfigurationError(
-            f"from_delta({url!r}): cannot read the Delta table: {error}"
+            f"from_delta({url!r}): cannot read the Delta table: {str(error).partition(chr(10))[0]}"
             "; check the URL, and that this process may read it"
         ) from error

@@ -557,8 +557,10 @@ def source_of_files(
     if schema is None or kind is None or folder is None:
         files = pattern.files()
         if not files and (schema is None or folder is None):
-            wanted = "no file matches" if folder is None else "no file matches yet; give schema="
-            raise ConfigurationError(f"{named}: {wanted}; names that begin with '_' or '.' are ignored{_below(url)}")
+            wanted = "correct the path" if folder is None else "give schema= to wait for the first file"
+            raise ConfigurationError(
+                f"{named}: no file matches; {wanted}. Names that begin with '_' or '.' are ignored{_below(url)}"
+            )
         if kind is None and found is None:
             _check_one_format(files, named)
         found = found or next((format_of(file.path) for file in files), None)

@@ -96,8 +96,9 @@ class SchemaRegistry:
         for each in self.url.split(","):
             parts = urlsplit(each.strip())
             if parts.scheme not in ("http", "https") or not parts.hostname:
+                shown = each.strip().rpartition("@")[2]  # without a password
                 raise ConfigurationError(
-                    f"SchemaRegistry({parts.hostname!r}): give an address such as http://host:8081"
+                    f"SchemaRegistry({shown!r}): this is not an address; give one such as http://host:8081"
                 )
             if parts.username is not None:
                 object.__setattr__(self, "user", unquote(parts.username))

@@ -60,8 +60,8 @@ class FilterExpr(Operator):
             mask = _one_column(computed(frame_of(batch, self._reads), (self._expression,)))
             if mask.dtype != pl.Boolean:
                 raise TypeError(
-                    f"filter needs a boolean expression; {self._expression} is {mask.dtype}"
-                    '; compare it with a value, such as pl.col("n") > 0'
+                    f"the condition {self._expression} is {mask.dtype}, and not boolean; compare it with a value, "
+                    'as in pl.col("n") > 0'
                 )
             kept = batch if mask.all(ignore_nulls=False) else batch.filter(mask.rechunk().to_arrow())
         if kept.num_rows:
