@@ -277,7 +277,8 @@ class KeySpace:
             needed |= state.needed(slots)
         kept = np.flatnonzero(needed).astype(np.int32)
         if 2 * len(kept) < slots:
-            self._rebuild(kept, slots)
+            # The next rebuild needs more than twice these keys, so the index grows to this size anyway.
+            self._rebuild(kept, slots, keys_to_come=len(kept))
             slots = self.slots
         self._looked_at = (slots, rows)
 
@@ -319,7 +320,7 @@ class KeySpace:
         self._groups.extend(self.slots, pa.array(groups))
         self._keys.append(keys)
 
-    def _rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+    def _rebuild(self, kept: NDArray[np.int32], slots: int, keys_to_come: int = 0) -> None:
         assert self._keys is not None
         if not self._dropped:
             self.build_index()
@@ -334,7 +335,8 @@ class KeySpace:
             rows = size.rows(left)
             keys, left = frozen.take(left[:rows]), left[rows:]
             if not self._dropped:
-                assert len(self._index.upsert(keys).new_rows) == keys.num_rows, "two slots with one key"
+                filled = self._index.fill(keys, len(left) + keys_to_come)
+                assert filled, "two slots with one key"
             self._add(keys)
         for state in self._states:
             state.rebuild(kept, slots)
