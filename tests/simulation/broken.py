@@ -182,6 +182,10 @@ _SHOWN_BY: Mapping[str, int] = {
     "slots: the queue of a dead process comes to the next one": 283,
     "combining: a row counts once too much": 465,
     "tables: a compaction stands for what a checkpoint covers in part": 29,
+    "tables: a fallback takes nothing back": 114,
+    "damage: the tables are not taken back": 114,
+    "time: watermarks in flight are not in the checkpoint": 9,
+    "undo: nothing is undone": 6,
 }
 """A seed whose run is short and shows the break, for breaks that earlier seeds do not show soon.
 
