@@ -106,17 +106,17 @@ def checkpoint(host: CoordinatorDriver, port: Port, number: int) -> None:
     port.told.clear()
 
 
-def test_ten_thousand_checkpoints_leave_a_short_log() -> None:
+def test_thousands_of_checkpoints_leave_a_short_log() -> None:
     """Files and bytes stay below a bound that does not grow, and the log gives the state that was reached."""
     store = DictStore()
     host, port, log = started(store)
-    for number in range(1, 10_001):
+    for number in range(1, 3_001):
         checkpoint(host, port, number)
         if number == 10:
             entries = len(log.indices())
         if number == 20:
             assert len(log.indices()) - entries == 40, "four entries a checkpoint"
-    assert host.machine.state.completed_checkpoints == 10_000
+    assert host.machine.state.completed_checkpoints == 3_000
     assert store.files_max < FILES_MAX
     assert store.bytes_max < BYTES_MAX
 
