@@ -185,8 +185,8 @@ def _most_memory(path: Path, schema: pa.Schema) -> tuple[int, int]:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_texts_that_share_their_begin_are_read_in_pieces(tmp_path: Path, version: str) -> None:
     """DELTA_BYTE_ARRAY stores what a text shares with the one before as a number. Behind short texts as well."""
-    short, long = [f"{n:05}" for n in range(10_000)], [f"{'a' * 2**16}{n}" for n in range(8_192)]
-    table = pa.table({"i": range(18_192), "s": short + long})
+    short, long = [f"{n:05}" for n in range(10_000)], [f"{'a' * 2**16}{n}" for n in range(4_608)]
+    table = pa.table({"i": range(14_608), "s": short + long})
     pq.write_table(
         table,
         path := tmp_path / "a.parquet",
@@ -203,7 +203,7 @@ def test_texts_that_share_their_begin_are_read_in_pieces(tmp_path: Path, version
 @pytest.mark.slow
 def test_long_texts_behind_many_short_ones_are_read_in_pieces(tmp_path: Path) -> None:
     """The average of a row group is no measure where compression has made long texts small."""
-    table = pa.table({"s": pa.concat_arrays([pa.repeat("", 2**20), pa.repeat("a" * 2**16, 8_192)])})
+    table = pa.table({"s": pa.concat_arrays([pa.repeat("", 2**20), pa.repeat("a" * 2**16, 4_608)])})
     pq.write_table(
         table, path := tmp_path / "a.parquet", 2**21, use_dictionary=False, compression="zstd", write_batch_size=64
     )
