@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from typing import Any
 
@@ -61,5 +62,27 @@ def test_a_call_that_takes_too_long_names_what_it_may_have_waited_for(reason: st
         while_ = "" if reason is None else f", while {reason}"
         assert str(answer.error) == f"no result within 0.001 s (timeout=){while_}"
         assert len(asked) == 1
+    finally:
+        calls.close()
+
+
+async def _cancelled(row: dict[str, Any]) -> dict[str, Any]:
+    raise asyncio.CancelledError
+
+
+def _cancelled_future(row: dict[str, Any]) -> Future[Any]:
+    future = Future[Any]()
+    future.cancel()
+    return future
+
+
+@pytest.mark.parametrize("function", [_cancelled, _cancelled_future])
+def test_a_call_that_is_cancelled_by_its_function_has_failed(function: Any) -> None:
+    """It would never have an answer, and the job would wait for it forever."""
+    calls = AsyncCalls({UID: AsyncFunction(function, 10, 60_000)})
+    try:
+        calls.ask(MakeCalls(UID, (Call(0, pa.record_batch({"x": [0]})),)))
+        ((_, answer),) = calls.collect()
+        assert "the call was cancelled by the function" in str(answer.error)
     finally:
         calls.close()

@@ -7,7 +7,7 @@ Rules:
 - The error of a call that took too long names the likely cause, if the runtime can find it.
 - One I/O thread of the task collects results at a time: `collect` waits for one result, and returns all that are there.
 - In virtual time there is no thread: `call_now` makes one call, and returns its result.
-- `close` cancels the calls and does not wait for them.
+- `close` cancels the calls and does not wait for them. A call that is cancelled before has failed.
 """
 
 from __future__ import annotations
@@ -138,7 +138,12 @@ class AsyncCalls:
             try:
                 return Answer(call.number, await asyncio.wait_for(_begun(function, call), function.timeout_ms / 1000))
             except asyncio.CancelledError:
-                raise
+                if self._closed:
+                    raise
+                failed = RuntimeError(
+                    "the call was cancelled by the function, or by a library that it calls (asyncio.CancelledError); "
+                    "let it raise another error"
+                )
             except TimeoutError as error:
                 said = str(error) or f"no result within {function.timeout_ms / 1000:g} s (timeout=)"
                 failed = TimeoutError(said if left else await self._with_reason(said))
