@@ -143,6 +143,12 @@ def test_rows_that_fail_are_set_aside_and_leave_no_state() -> None:
     assert bad["error"] == f"timer at the end of the input: {divided}"
 
 
+def test_a_reduce_without_a_result_is_refused_as_a_row() -> None:
+    """The error was that None is not iterable."""
+    with pytest.raises(tg.JobFailedError, match="a row must be a dict, not NoneType: None"):
+        _collected(lambda s: s.reduce(lambda before, row: None))
+
+
 @pytest.mark.slow
 def test_states_of_functions_are_restored(tmp_path: Path) -> None:
     """From a savepoint in the middle: the results are those of one run."""

@@ -27,7 +27,7 @@ from tidegate.operators.functions.batch_functions import BatchResult
 from tidegate.operators.operator import EmitAside, FunctionContext, OperatorContext
 from tidegate.operators.operator_errors import Blame
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
-from tidegate.operators.row_values import python_rows
+from tidegate.operators.row_values import owned_flat_row, python_rows
 from tidegate.operators.state.keyed_state import ListState, MapState, S, ValueState
 from tidegate.operators.state.keyed_state_store import KeyedStates
 from tidegate.operators.state.keys import KeyGroups, KeyScope
@@ -456,7 +456,7 @@ class Reduce(ProcessFunction):
         """Returns the row that combines all rows of the key so far, and stores it."""
         before = self._reduced.value()
         made = row if before is None else self.fn(before, row)
-        kept = dict(made)
+        kept = owned_flat_row(made)
         # A row that lacks a column is refused where it is emitted. The error there names the function, not this state.
         if self._names <= kept.keys():
             self._reduced.update(kept)
