@@ -86,3 +86,25 @@ def test_a_call_that_is_cancelled_by_its_function_has_failed(function: Any) -> N
         assert "the call was cancelled by the function" in str(answer.error)
     finally:
         calls.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_function_that_exits_has_failed(error: BaseException) -> None:
+    """It would stop the event loop, and with it all calls of the task."""
+
+    async def exits(row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == 0:
+            raise error
+        return row
+
+    batch = pa.record_batch({"x": [0, 1]})
+    calls = AsyncCalls({UID: AsyncFunction(exits, 10, 60_000)})
+    try:
+        calls.ask(MakeCalls(UID, tuple(Call(row, batch.slice(row, 1)) for row in range(2))))
+        answers = dict[int, Any]()
+        while len(answers) < 2:
+            answers |= {answer.number: answer for _, answer in calls.collect()}
+        assert answers[0].error is error
+        assert answers[1].error is None
+    finally:
+        calls.close()

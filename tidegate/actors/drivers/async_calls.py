@@ -147,6 +147,10 @@ class AsyncCalls:
             except TimeoutError as error:
                 said = str(error) or f"no result within {function.timeout_ms / 1000:g} s (timeout=)"
                 failed = TimeoutError(said if left else await self._with_reason(said))
+            except _ExitError as error:
+                failed = error.exit
+                if not is_failure(failed) and threading.current_thread() is threading.main_thread():
+                    raise failed from None
             except BaseException as error:
                 if not is_failure(error):
                     raise
@@ -157,7 +161,22 @@ class AsyncCalls:
         return Answer(call.number, error=failed)
 
 
+class _ExitError(Exception):
+    """Carries a SystemExit or KeyboardInterrupt of a function, which would stop the event loop of all calls."""
+
+    def __init__(self, exit: BaseException) -> None:
+        super().__init__(repr(exit))
+        self.exit = exit
+
+
 async def _begun(function: AsyncFunction, call: Call) -> Any:
+    try:
+        return await _result(function, call)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _ExitError(error) from error
+
+
+async def _result(function: AsyncFunction, call: Call) -> Any:
     given = call.rows if function.batch_size is not None else call.rows.to_pylist()[0]
     result = function.fn(given)
     if isinstance(result, Future):
