@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -404,3 +405,34 @@ def test_a_job_reads_ranges_in_parallel(tmp_path: Path, postgres: PostgresDataba
             finish(env, tmp_path / f"checkpoints-{len(given)}")
         expected = database.execute("SELECT id, v FROM t") if given else postgres.execute("SELECT id, v FROM t")
         assert rows(found.to_arrow()) == sorted(expected, key=repr)
+
+
+def test_numeric_values_that_are_not_numbers(postgres: PostgresDatabase) -> None:
+    """Floats have them, as PostgreSQL casts them, and texts, as PostgreSQL writes them. Decimals do not."""
+    values = "(1, 'NaN'::numeric), (2, 'Infinity'), (3, '-Infinity'), (4, 1.5), (5, NULL)"
+    query = f"SELECT * FROM (VALUES {values}) AS t(id, x)"
+    written = [row[0] for row in postgres.execute(f"SELECT x::text FROM ({query}) AS t ORDER BY id")]
+    assert written == ["NaN", "Infinity", "-Infinity", "1.5", None]
+    numbers = [math.nan, math.inf, -math.inf, 1.5, None]
+    for wanted, expected in ((pa.float64(), numbers), (pa.float32(), numbers), (pa.string(), written)):
+        source = sql_source(postgres.dsn, query, pa.schema([("x", wanted)]), None, 1)
+        (split,) = source.splits()
+        batch = source.reader().read(split, 0, 10).batch
+        assert batch is not None
+        found = dict(zip(batch["id"].to_pylist(), batch["x"].to_pylist(), strict=True))
+        assert str([found[number] for number in sorted(found)]) == str(expected)
+    for number in ("NaN", "Infinity", "-Infinity"):
+        query = f"SELECT '{number}'::numeric AS x"
+        source = sql_source(postgres.dsn, query, pa.schema([("x", pa.decimal128(9, 2))]), None, 1)
+        with pytest.raises(tg.ConfigurationError, match=f"column 'x' has a value that does not fit .*'{number}'"):
+            check_source(source)
+
+
+def test_char_of_postgres_has_its_spaces(postgres: PostgresDatabase) -> None:
+    """As with JDBC and Spark. PostgreSQL compares without them, so a filter in the query finds the value."""
+    postgres.execute("CREATE TABLE t (c char(5))")
+    postgres.execute("INSERT INTO t VALUES ('ab'), ('abcde'), (NULL)")
+    rows = check_source(sql_source(postgres.dsn, "SELECT * FROM t", EMPTY, None, 1))
+    assert [row["c"] for row in rows] == ["ab   ", "abcde", None]
+    rows = check_source(sql_source(postgres.dsn, "SELECT c::text AS c FROM t WHERE c = 'ab'", EMPTY, None, 1))
+    assert [row["c"] for row in rows] == ["ab"]

@@ -133,7 +133,7 @@ class PostgresQueries(QueryClient):
 
     def _field(self, field: pa.Field) -> pa.Field:
         metadata = field.metadata or {}
-        name = metadata.get(b"POSTGRESQL:type", b"").decode()
+        name = _postgres_type(field)
         if name == "numeric":
             modifier = int(metadata.get(b"POSTGRESQL:typmod", b"-1"))
             limited = numeric_type(modifier) if modifier >= 4 else None
@@ -218,6 +218,24 @@ class PostgresQueries(QueryClient):
             ) from error
 
 
+def _postgres_type(field: pa.Field) -> str:
+    """Returns the name of the PostgreSQL type of a result's column, or an empty string if ADBC does not give it."""
+    found: bytes = (field.metadata or {}).get(b"POSTGRESQL:type", b"")
+    return found.decode()
+
+
+_NOT_NUMBERS = (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity"))
+"""The texts of ADBC for values of numeric that are not numbers, and the texts of PostgreSQL."""
+
+
+def _numeric_texts(column: pa.Array) -> pa.Array:
+    """Returns the values of a numeric column as texts, as PostgreSQL writes them."""
+    texts = (column.storage if isinstance(column, pa.ExtensionArray) else column).cast(pa.string())
+    for given, written in _NOT_NUMBERS:
+        texts = pc.if_else(pc.equal(texts, given), written, texts)
+    return texts
+
+
 class PostgresRows(Rows):
     """The result of a query as Arrow batches, which ADBC decodes from binary COPY. `close` also calls `on_close`."""
 
@@ -242,8 +260,9 @@ class PostgresRows(Rows):
                 f"{self._where}: PostgreSQL stopped returning rows: {first_line(error)}; check that it runs"
             ) from error
         arrays = []
-        for column, field in zip(batch.columns, self._schema, strict=True):
-            arrays.append(_exact(column, field, self._where))
+        for column, field, sent in zip(batch.columns, self._schema, self.reader.schema, strict=True):
+            values = _numeric_texts(column) if _postgres_type(sent) == "numeric" else column
+            arrays.append(_exact(values, field, self._where))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def close(self) -> None:
