@@ -751,3 +751,33 @@ def test_a_row_with_a_time_that_avro_has_not_is_bad(kind: pa.DataType, good: int
     assert list(found.bad) == [1]
     assert unmarked(found.bad[1]).startswith(reason)
     assert len(found.payloads) == 3
+
+
+@pytest.mark.parametrize("name", ["__value_schema_id", "__key_schema_id"])
+def test_a_schema_id_in_a_header_is_refused(name: str) -> None:
+    """The payload has none then. Its first bytes may be the id of another schema, here of the topic's own."""
+    columns = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("c", pa.int64()), ("d", pa.int64()), ("e", pa.int64())])
+    schema = record(*((each, "long") for each in columns.names))
+    with registry_server() as registry:
+        assert registry.add("orders-value", schema) == 1
+        registry.add("orders-key", "string")
+        form = AvroFormat(registry=registry.url)
+        keys = form.for_reading(None, PayloadUse("from_kafka", ("orders",), "key"))
+        reads = RecordFormat(form.for_reading(columns, READING), key=keys)
+        records = reads.records_of("orders", 0)
+        records.offsets = [0, 1, 2]
+        row = written(schema, dict.fromkeys(columns.names, 5))[0]
+        misleading = with_id(1, row)
+        key = b"\0" + (2).to_bytes(4, "big") + b"\x02k"
+        records.columns |= {
+            "value": [misleading, misleading, misleading],
+            "key": [key, key, key],
+            "headers": [None, [("other", b"x"), (name, b"\1" + bytes(16))], [("other", None)]],
+        }
+        batch, letters = RecordReader(reads, "side").rows(records)
+    assert batch is not None
+    assert batch["a"].to_pylist() == [5, 5]
+    assert letters is not None
+    assert letters["offset"].to_pylist() == [1]
+    assert letters["error"][0].as_py().startswith(f"the id of its schema is in the header {name!r}, which is not")
+    assert letters.column(0).to_pylist() == [misleading]

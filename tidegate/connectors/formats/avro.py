@@ -236,6 +236,11 @@ class AvroRead(ReadFormat):
         schema = parsed(self.text, self.references)
         return kind_of(schema.of(schema.root)) != "record"
 
+    @property
+    def has_registry(self) -> bool:
+        """Returns True if each payload begins with the id of its schema in a registry."""
+        return self.registry is not None
+
     def decoder(self) -> PayloadDecoder:
         """Returns a decoder for one task."""
         read = parsed(self.text, self.references)

@@ -218,6 +218,11 @@ class DebeziumRead(ReadFormat):
         """
         return self.form.truncates == "apply"
 
+    @property
+    def has_registry(self) -> bool:
+        """Returns True if each payload begins with the id of its schema in a registry."""
+        return self.form.avro is not None
+
     def decoder(self) -> PayloadDecoder:
         """Returns a decoder for one task."""
         return DebeziumDecoder(self.columns, self.keys, self.form)

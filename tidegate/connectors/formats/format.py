@@ -183,6 +183,11 @@ class ReadFormat(ABC):
         return False
 
     @property
+    def has_registry(self) -> bool:
+        """Returns True if each payload begins with the id of its schema in a registry."""
+        return False
+
+    @property
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Returns the columns of every decoded batch."""

@@ -165,6 +165,11 @@ class JsonSchemaRead(ReadFormat):
         """Returns the columns of every decoded batch."""
         return self.columns
 
+    @property
+    def has_registry(self) -> bool:
+        """Returns True if each payload begins with the id of its schema in a registry."""
+        return True
+
     def decoder(self) -> PayloadDecoder:
         """Returns a decoder for one task."""
         objects = JsonDecoder(self.columns)

@@ -494,6 +494,11 @@ class ProtobufRead(ReadFormat):
         """Returns the columns of every decoded batch."""
         return self.columns
 
+    @property
+    def has_registry(self) -> bool:
+        """Returns True if each payload begins with the id of its schema in a registry."""
+        return self.registry is not None
+
     def decoder(self) -> PayloadDecoder:
         """Returns a decoder for one task."""
         messages = _Messages(self.columns, self.message, self.unit)

@@ -76,6 +76,11 @@ class UpsertRead(ReadFormat):
         """Returns the columns of decoded row versions."""
         return version_schema(self.values.schema)
 
+    @property
+    def has_registry(self) -> bool:
+        """Returns True if each payload begins with the id of its schema in a registry."""
+        return self.values.has_registry
+
     def decoder(self) -> PayloadDecoder:
         """Returns a decoder for one task."""
         return UpsertDecoder(self)

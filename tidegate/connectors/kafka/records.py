@@ -131,6 +131,8 @@ class RecordFormat:
         """Returns an empty buffer for records of a partition, with the parts of records that rows need."""
         with_keys = self.key is not None or self.value.has_changes
         held = [name for name in ("timestamp", "headers") if name in self._named]
+        if "headers" not in held and (self.value.has_registry or (self.key is not None and self.key.has_registry)):
+            held.append("headers")  # They may have the id of a schema, which is refused.
         return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
 
     def metadata_of(self, records: Records) -> list[pa.Array]:
@@ -228,10 +230,19 @@ class RecordReader:
         Returns the rows and the dead letters, each None if there are none. With `bad_rows` "fail", raises
         ConfigurationError for a record that cannot be decoded.
         """
-        found = self._values.decode_records(records.values, records.columns.get("key", ()))
+        elsewhere = self._schema_ids_in_headers(records)
+        values = records.values
+        if elsewhere:
+            # Their payloads have no id, and the first bytes could be the id of another schema.
+            values = [b"" if number in elsewhere else value for number, value in enumerate(values)]
+        found = self._values.decode_records(values, records.columns.get("key", ()))
         numbers = found.payload_of_rows(len(records))
-        bad = dict(found.bad)
+        bad = found.bad | elsewhere
         columns = found.batch.columns
+        if elsewhere:
+            good = ~np.isin(numbers, list(elsewhere))
+            columns = [column.filter(pa.array(good)) for column in columns]
+            numbers = numbers[good]
         if self._keys is not None:
             keys, bad_keys = self._key_column(self._keys, records)
             if bad_keys:
@@ -249,6 +260,24 @@ class RecordReader:
         of_rows = records if len(numbers) == len(records) else records.only(numbers.tolist())
         made = [*columns, *self._form.metadata_of(of_rows)]
         return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
+
+    def _schema_ids_in_headers(self, records: Records) -> dict[int, str]:
+        """Returns the reasons for records whose schema id is in a header and not in the payload, by record."""
+        names = set()
+        if self._form.value.has_registry:
+            names |= {_VALUE_SCHEMA_ID} if not self._form.value.has_changes else {_VALUE_SCHEMA_ID, _KEY_SCHEMA_ID}
+        if self._form.key is not None and self._form.key.has_registry:
+            names.add(_KEY_SCHEMA_ID)
+        if not names:
+            return {}
+        found = {}
+        for number, headers in enumerate(records.columns.get("headers", ())):
+            if headers and (name := next((key for key, _ in headers if key in names), None)) is not None:
+                found[number] = (
+                    f"the id of its schema is in the header {name!r}, which is not supported; let the producer "
+                    "write it before the payload (PrefixSchemaIdSerializer)"
+                )
+        return found
 
     def _key_column(self, decoder: PayloadDecoder, records: Records) -> tuple[pa.Array, dict[int, str]]:
         """Decodes the keys to one column, null for a missing or bad key.
@@ -288,6 +317,10 @@ class RecordReader:
         ]
         letters = pa.RecordBatch.from_arrays(columns, schema=LETTERS)
         return self._log.add(letters, _PLACE)
+
+
+_VALUE_SCHEMA_ID, _KEY_SCHEMA_ID = "__value_schema_id", "__key_schema_id"
+"""The headers in which Confluent's HeaderSchemaIdSerializer writes the GUID of a schema."""
 
 
 def _headers(records: Records) -> pa.Array:
