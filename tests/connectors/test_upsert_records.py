@@ -59,7 +59,7 @@ def test_a_key_that_to_kafka_writes_as_it_is_is_read_as_it_is(kind: pa.DataType)
     [
         (b'{"id": 2, "part": "a"}', b'{"id":1}', "field 'id' is 2 in the value, and 1 in the key"),
         (b'{"part": "a"}', b'{"id":1}', "field 'id' is None in the value"),
-        (b'{"id": 1, "v": "x"}', b'{"id":1}', r"/v\) changed"),
+        (b'{"id": 1, "v": "x"}', b'{"id":1}', "column 'v': a JSON string is not a value of type double"),
         (b"[]", b'{"id":1}', "not a JSON object"),
         (b'{"id": 1}', None, "the record has no key"),
         (None, None, "the record has no key"),
