@@ -28,6 +28,7 @@ from tidegate.connectors.files.store_file import StoreFile, without_compression
 from tidegate.connectors.files.text_rows import TextFormat, TextRows
 from tidegate.connectors.formats.avro_file import AvroRows, avro_file_schema
 from tidegate.connectors.formats.parquet import LIMIT_BYTES, ParquetRows, TooLargeError, parquet_schema
+from tidegate.connectors.formats.text import InferredTypeError
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
@@ -257,6 +258,8 @@ def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
     except (ConfigurationError, pa.ArrowException, ValueError, KeyError, OSError) as error:
         if file.failure is not None:
             raise file.failure from error
+        if isinstance(error, InferredTypeError):  # It has its own advice, which is not to skip rows.
+            raise UnreadableFileError(f"{file.url} cannot be read: {error}") from error
         what_to_do = advice.too_large if isinstance(error, TooLargeError) else advice.unreadable
         raise UnreadableFileError(f"{file.url} cannot be read: {error}. {what_to_do}") from error
 

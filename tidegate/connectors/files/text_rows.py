@@ -305,10 +305,9 @@ class TextRows:
         line, offset = place.of(block[:start])
         if misfit is not None:
             reason = f"{reason}. {_advice(misfit)}"
-            if self._form.drops:
-                raise InferredTypeError(
-                    f"line {line:,} (byte {offset:,}): {reason}. bad_rows='skip' drops no row for an inferred type"
-                )
+            if self._fails or self._form.drops:
+                ending = ". bad_rows='skip' drops no row for an inferred type" if self._form.drops else ""
+                raise InferredTypeError(f"line {line:,} (byte {offset:,}): {reason}{ending}")
         if self._fails:
             raise ConfigurationError(f"line {line:,} (byte {offset:,}): {reason}")
         size = min(LETTER_BYTES_MAX, self._form.size_max)
