@@ -82,8 +82,8 @@ class TablePlace:
         floats = [column for column, _ in transforms if pa.types.is_floating(schema.field(column).type)]
         if floats:
             raise ConfigurationError(
-                f"{where}: partition_by={floats[0]!r} is a column of floats, and 0.0 and -0.0 would be one partition, "
-                "and NaN none; partition by another column"
+                f"{where}: partition_by={floats[0]!r} is a column of floats, in which 0.0 and -0.0 would share a "
+                "partition, and NaN would have no partition; partition by another column"
             )
         namespace = self.table.rpartition(".")[0]
         try:

@@ -283,8 +283,8 @@ def check_no_doubles(names: Sequence[str], own: Sequence[str]) -> None:
     doubles = sorted({*names} & {*own})
     if doubles:
         raise ConfigurationError(
-            f"the function returns the columns {doubles}, which the result has already, for the key or the bounds of "
-            "the window; remove them, or give them other names"
+            f"the function of a window returns the columns {doubles}, which the result has anyway: they are the key or "
+            "the bounds of the window. Remove them from its rows and from schema=, or give them other names"
         )
 
 
