@@ -135,6 +135,18 @@ def test_rows_that_wait_are_refused_if_the_sink_has_other_columns(database: Data
     assert database.execute("SELECT count(*) FROM t") == [(0,)]
 
 
+@pytest.mark.parametrize("micros", [-1, 86_400_000_000])
+def test_a_time_that_is_not_one_of_a_day_is_refused(tmp_path: Path, micros: int) -> None:
+    """Python shows it modulo 24 hours, and that is what the database would have."""
+    database = Database(f"sqlite:///{tmp_path}/rows.db")
+    database.execute("CREATE TABLE t (at TIME)")
+    run = SinkRun(database_sink(database.url, pa.schema({"at": pa.time64("us")})))
+    counts = pa.array([0, micros], pa.int64())
+    rows = pa.table({"at": pa.Array.from_buffers(pa.time64("us"), 2, counts.buffers())})
+    with pytest.raises(tg.ConfigurationError, match="column 'at' is not a time between 00:00 and 24:00"):
+        run.write(1, rows)
+
+
 def test_dates_that_python_does_not_have_are_refused(database: Database) -> None:
     """Before the checkpoint, because the drivers take Python values: the commit would be tried again without end."""
     database.execute("CREATE TABLE t (d DATE)")

@@ -19,6 +19,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.connectors.formats.text import times_beyond_a_day
 from tidegate.state.kernels.columns import plain
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import decoded_type
@@ -265,6 +266,8 @@ def _conformed(given: pa.Array, column: TableColumn, is_key: bool, where: str) -
         _check_limits(values, column, where)
     if pa.types.is_floating(values.type):
         _check_floats(values, column, where)
+    if pa.types.is_time(values.type) and (beyond := times_beyond_a_day(values)):
+        raise ConfigurationError(f"{where}: column {column.name!r} {beyond[min(beyond)]}")
     return values
 
 
