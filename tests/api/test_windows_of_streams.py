@@ -483,7 +483,7 @@ REFUSED: dict[str, tuple[Callable[[tg.StreamEnvironment], object], str]] = {
     ),
     "a function that returns the key": (
         lambda env: timed(env).key_by("k").window(tg.Tumbling(2)).apply(lambda rows: rows),
-        r"\['k'\], which the result has already",
+        r"\['k'\], which the result has anyway",
     ),
     "functions of all rows, in parallel": (
         lambda env: timed(env).window(tg.Tumbling(2)).apply(doubled, parallelism=2),

@@ -242,8 +242,8 @@ WRONG: dict[str, tuple[Callable[[pa.Table], Any], str]] = {
     "it raises": (lambda rows: rows.column("y"), r"KeyError.*<lambda> in the window \[0, 10\) ms of key .{'k': 1}"),
     "a number": (lambda rows: 7, "returned int"),
     "numbers": (lambda rows: [7], "a row must be a dict, not int"),
-    "a column of the key": (lambda rows: {"k": 1}, r"\['k'\], which the result has already"),
-    "a column of the window": (lambda rows: {"window_end": 1}, "remove them"),
+    "a column of the key": (lambda rows: {"k": 1}, r"\['k'\], which the result has anyway"),
+    "a column of the window": (lambda rows: {"window_end": 1}, "Remove them from its rows"),
 }
 
 
@@ -268,7 +268,7 @@ def test_the_columns_are_those_for_no_rows_if_the_function_can_do_without() -> N
     assert derived_schema(values, SCHEMA) is None, "of lists without values nobody knows the type"
     assert derived_schema(lambda rows: None, SCHEMA) is None
     assert derived_schema(lambda rows: {"n": rows.column("x")[0].as_py()}, SCHEMA) is None
-    with pytest.raises(ConfigurationError, match="which the result has already"):
+    with pytest.raises(ConfigurationError, match="which the result has anyway"):
         WindowCalls(values, ("k",), pa.schema([("k", pa.int64())]), None)
 
 
