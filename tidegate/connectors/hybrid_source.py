@@ -82,8 +82,8 @@ def greatest(first: Source, column: str, by: str | None = None) -> Greatest:
         )
     if hasattr(first, "stage"):
         raise ConfigurationError(
-            "hybrid(position=): rows of a DataFrame or a Ray dataset are written only when the job is submitted, so no "
-            "position can be found in them; compute it in the program, and give then= a stream that starts there"
+            "hybrid(position=): rows of a DataFrame or a Ray dataset are written only at submission, so they have no "
+            "position yet; compute the position in the program, and give then= a stream that starts there"
         )
     needed = [name for name in first.schema.names if name in names]
     source = first.projected(needed) if isinstance(first, ProjectableSource) else first
