@@ -228,6 +228,34 @@ def test_pairs_of_programs_are_refused_or_the_same(tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "step",
+    [
+        _window(tg.Tumbling("1s"), x=tg.sum("v")),
+        _apply(tg.Session("1s")),
+        _window_top(tg.Tumbling("1s")),
+        _updates("1h"),
+        _dedup("v", keep="last", ttl="1h"),
+        _interval((0, 500)),
+        _asof(),
+    ],
+    ids=["window", "apply", "window top", "ttl", "deduplicate", "interval join", "as-of join"],
+)
+def test_times_that_are_computed_otherwise_are_refused(tmp_path: Path, step: Step) -> None:
+    """The column of event time keeps its name, and `assign_timestamps` has no uid that could show the change."""
+
+    def timed(times: str | pl.Expr) -> Step:
+        return lambda stream: step(stream.assign_timestamps(times))
+
+    twice = (pl.col("t") * 2).alias("t")
+    for number, (old, new) in enumerate([("t", twice), (twice, "t"), (twice, (pl.col("t") * 3).alias("t"))]):
+        folder = tmp_path / str(number)
+        path, _ = _run(folder, timed(old), restore=None)
+        assert path is not None
+        assert "time expression" in _refusal(folder, timed(new), path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
 @pytest.mark.parametrize("windows", [False, True])
 def test_aggregates_are_added_and_removed(tmp_path: Path, backend: str, windows: bool) -> None:

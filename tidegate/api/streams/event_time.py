@@ -21,7 +21,7 @@ import pyarrow as pa
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.api.streams.changelog_mode import nulls_tag
 from tidegate.api.streams.expression_columns import idleness_of
-from tidegate.api.streams.state_meanings import column_of, meaning
+from tidegate.api.streams.state_meanings import EVENT_TIME, TIME_COLUMN, column_of, meaning
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.operators.aggregates.column_expressions import column_like
 from tidegate.operators.watermarks.watermark_generator import (
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from tidegate.api.streams.stream import Stream
-
-EVENT_TIME = "event time"
-"""The kind of `StateMeaning` that `assign_timestamps` stores in checkpoints."""
 
 _TRIED_MS = (0, 1, 999, 1_000, 59_999, 86_399_999, 1_700_000_000_123)
 
@@ -78,7 +75,7 @@ def assigned_timestamps(
             options=StepOptions(options.name, options.uid, parallelism),
             changelog=changelog,
             side_outputs=nulls_tag(nulls_to, rows, changelog),
-            meaning=meaning(EVENT_TIME, {"column": column_of(time), "punctuated by": punctuated}),
+            meaning=meaning(EVENT_TIME, {TIME_COLUMN: column_of(time), "punctuated by": punctuated}),
         )
     )
     return timed._derived(timestamp=names[0], changelog=changelog)

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 Inputs: TypeAlias = "Sequence[tuple[StreamNode, Partitioning | None]]"
 
+EVENT_TIME = "event time"
+TIME_COLUMN = "column"
+"""The kind of `StateMeaning` that `assign_timestamps` stores in checkpoints, and the role of the column or expression
+that it was given.
+"""
 AGGREGATE = "aggregate"
 """The role of an aggregate in a `StateMeaning`.
 
@@ -126,7 +131,7 @@ def time_text(time: str | Clock | None) -> str:
         return "none"
     if isinstance(time, Clock):
         return "processing time"
-    return f"event time in {column_of(str(time))}"
+    return f"{EVENT_TIME} in {column_of(str(time))}"
 
 
 def meaning(
@@ -169,19 +174,23 @@ def with_rows(of: StateMeaning, **stored: pa.Schema) -> StateMeaning:
     return StateMeaning(of.kind, of.parts, (*of.columns, *columns), of.evolves, of.version)
 
 
-def with_computed_keys(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMeaning:
-    """Returns the meaning `of` a step, extended by the expressions that compute its keys: `key_by(pl.col("n") % 2)`, or
-    GROUP BY in SQL.
+def with_computed_columns(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMeaning:
+    """Returns the meaning `of` a step, extended by the expressions that compute its keys and its event time:
+    `key_by(pl.col("n") % 2)`, GROUP BY in SQL, or `assign_timestamps(pl.col("s") * 1000)`.
 
     `inputs` has, for each input of the step, the nodes that it reads and how their rows are partitioned.
     """
     parts: dict[MeaningPart, None] = {}
+    times = [part.text for part in of.parts if f"{EVENT_TIME} in " in part.text]
     for side, nodes in enumerate(inputs):
-        role = "key expression" if not any(inputs[1:]) else f"key expression of the {('first', 'second')[side]} input"
+        where = "" if not any(inputs[1:]) else f" of the {('first', 'second')[side]} input"
         for node, partitioning in nodes:
             for key in () if partitioning is None else partitioning.keys:
                 if (text := _computed_key(node, key)) is not None:
-                    parts[MeaningPart(role, key, text)] = None
+                    parts[MeaningPart(f"key expression{where}", key, text)] = None
+            for text in _assigned_times(node) if times else ():
+                if not any(time.endswith(f"{EVENT_TIME} in {text}") for time in times):
+                    parts[MeaningPart(f"time expression{where}", "", text)] = None
     return replace(of, parts=(*of.parts, *parts)) if parts else of
 
 
@@ -194,6 +203,23 @@ def _computed_key(node: StreamNode, key: str) -> str | None:
             return None
         node = node.inputs[0][0]
     return text
+
+
+def _assigned_times(node: StreamNode) -> list[str]:
+    """Returns the canonical texts of the columns or expressions that `assign_timestamps` was given, in the steps
+    without state before a step.
+    """
+    found: dict[str, None] = {}
+    left, seen = [node.maker], {node.maker.uid}
+    while left:
+        each = left.pop()
+        if each.meaning is not None and each.meaning.kind == EVENT_TIME:
+            found |= {part.text: None for part in each.meaning.parts if part.role == TIME_COLUMN}
+        elif each.meaning is None:
+            makers = {upstream.maker.uid: upstream.maker for upstream, _ in each.inputs}
+            left += [maker for uid, maker in makers.items() if uid not in seen]
+            seen |= makers.keys()
+    return sorted(found)
 
 
 def ranking_facts(ranking: Ranking) -> dict[str, object]:

@@ -33,7 +33,7 @@ from tidegate.api.streams.join_steps import On
 from tidegate.api.streams.kafka_steps import KafkaOptions, RecordParts
 from tidegate.api.streams.other_names import KEYED_STREAMS, STREAMS, OtherNames
 from tidegate.api.streams.ranking_steps import RankEmit, ranked_stream, ranked_windows, ranking_of
-from tidegate.api.streams.state_meanings import column_of, meaning, ttl_text, with_computed_keys, with_rows
+from tidegate.api.streams.state_meanings import column_of, meaning, ttl_text, with_computed_columns, with_rows
 from tidegate.api.streams.step import SlotOptions, Step, StepOptions, slot_of
 from tidegate.api.streams.step_checks import check_function, check_stream
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
@@ -1740,7 +1740,7 @@ class Stream(OtherNames):
             slot_group=slot_group,
             side_outputs=tuple(step.side_outputs),
             retracts=before[0].made_by if before and (step.takes_changes or step.deletes) else None,
-            meaning=None if step.meaning is None else with_computed_keys(step.meaning, inputs),
+            meaning=None if step.meaning is None else with_computed_columns(step.meaning, inputs),
             computes=step.computes,
             key_texts=step.key_texts,
             retimes=step.retimes,
