@@ -313,7 +313,13 @@ def test_one_setting_under_two_names_is_refused(name: str) -> None:
 def test_config_is_frozen_and_travels() -> None:
     """A configuration cannot change after its check, and is the same in another process."""
     config = CheckpointConfig(interval="1s", storage=Path("a") / "b")
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ConfigurationError, match=r"cannot be set afterwards.*CheckpointConfig\(interval=\.\.\.\)"):
         config.interval = 5  # type: ignore[misc]
     assert config == pickle.loads(pickle.dumps(config))
     assert config.storage == "a/b"
+
+
+def test_settings_without_names_are_refused() -> None:
+    """The first setting of a class may be another one than its caller thinks."""
+    with pytest.raises(ConfigurationError, match=r"^CheckpointConfig\(1000\): settings are given by name"):
+        CheckpointConfig(1000)
