@@ -306,7 +306,11 @@ class TextRows:
         if misfit is not None:
             reason = f"{reason}. {_advice(misfit)}"
             if self._fails or self._form.drops:
-                ending = ". bad_rows='skip' drops no row for an inferred type" if self._form.drops else ""
+                ending = (
+                    ". bad_rows='skip' drops no row for an inferred type, only for one in schema="
+                    if self._form.drops
+                    else ""
+                )
                 raise InferredTypeError(f"line {line:,} (byte {offset:,}): {reason}{ending}")
         if self._fails:
             raise ConfigurationError(f"line {line:,} (byte {offset:,}): {reason}")
