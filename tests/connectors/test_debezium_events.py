@@ -264,7 +264,7 @@ def test_reasons_name_the_field() -> None:
     assert "columns ['x'], and keys= has ['id']" in _fault(_event("c", row), b'{"x": 1}')
     assert "field 'id' is null in the key of the record" in _fault(_event("c", row), b'{"id": null}')
     assert "the key of the record" in _fault(_event("c", row), b"1")
-    assert "after/v" in _fault(_event("c", {"id": 1, "v": 5}))
+    assert "column 'after.v': a JSON number" in _fault(_event("c", {"id": 1, "v": 5}))
 
 
 def test_a_value_that_does_not_fit_makes_its_event_bad() -> None:
