@@ -23,7 +23,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -75,12 +74,6 @@ from tidegate.storage.ids import AttemptNumber, Generation
 log = logging.getLogger(__name__)
 
 RESTORE_THREADS, TICK_MS = 4, 200
-SWITCH_S = 0.001
-"""Time in seconds after which a thread that waits for Python's global lock gets it from a running one.
-
-The worker's loop releases the lock in almost every call of Arrow. With Python's 5 ms it then waited for a source's
-thread up to 5 ms, many times for each batch.
-"""
 RESERVE_BYTES = 1024 * 1024
 """Size in bytes of memory that is reserved while subtasks run.
 
@@ -112,7 +105,6 @@ class WorkerProcess(HealthEndpoint):
         close_sockets_in_children()
         end_at_sigterm()
         keep_freed_memory()
-        sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # A full collection of all imported modules would take 60 ms in the middle of a batch.
         self.context = context
         self.open_store, self._bundle, self._spare = open_store, bundle, spare
