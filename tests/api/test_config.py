@@ -317,9 +317,3 @@ def test_config_is_frozen_and_travels() -> None:
         config.interval = 5  # type: ignore[misc]
     assert config == pickle.loads(pickle.dumps(config))
     assert config.storage == "a/b"
-
-
-def test_settings_without_names_are_refused() -> None:
-    """The first setting of a class may be another one than its caller thinks."""
-    with pytest.raises(ConfigurationError, match=r"^CheckpointConfig\(1000\): settings are given by name"):
-        CheckpointConfig(1000)

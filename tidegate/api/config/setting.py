@@ -77,16 +77,6 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def __init__(self, /, *values: object, **settings: Any) -> None:
-        """Raises ConfigurationError for a setting that is unknown or wrong, or that is given without its name."""
-        if values:
-            name = type(self).__name__
-            raise ConfigurationError(
-                f"{name}({', '.join(map(repr, values))}): settings are given by name, such as "
-                f"{name}({next(iter(self.settings()))}=...)"
-            )
-        super().__init__(**settings)
-
     def __setattr__(self, name: str, value: object) -> None:
         """Raises ConfigurationError, because settings never change: a job may already use them."""
         raise ConfigurationError(
