@@ -255,7 +255,7 @@ def test_any_condition_keeps_the_rows_that_spark_keeps(
 
 
 def rows_of(source: Source) -> list[int]:
-    """What is in the column `row`, sorted."""
+    """Returns the values of the column `row`, sorted."""
     reader = source.reader()
     found: list[int] = []
     for split in source.splits():

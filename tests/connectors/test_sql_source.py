@@ -429,7 +429,7 @@ def test_numeric_values_that_are_not_numbers(postgres: PostgresDatabase) -> None
 
 
 def test_char_of_postgres_has_its_spaces(postgres: PostgresDatabase) -> None:
-    """As with JDBC and Spark. PostgreSQL compares without them, so a filter in the query finds the value."""
+    """Padding stays, as with JDBC and Spark. PostgreSQL ignores it in comparisons, so a filter finds the value."""
     postgres.execute("CREATE TABLE t (c char(5))")
     postgres.execute("INSERT INTO t VALUES ('ab'), ('abcde'), (NULL)")
     rows = check_source(sql_source(postgres.dsn, "SELECT * FROM t", EMPTY, None, 1))

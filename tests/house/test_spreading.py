@@ -145,6 +145,6 @@ def s3_server(): pass
 
 @pytest.mark.slow
 def test_long_tests_come_first(tmp_path: Path) -> None:
-    """So that at the end of a run every process has something to do: servers, slow tests, and then quick ones."""
+    """Servers come first, then slow tests, then quick ones, so that every process has work until the end."""
     run_of(tmp_path, ORDER, "-n", "1")
     assert (tmp_path / "done").read_text().split() == ["server", "slow", "quick"]

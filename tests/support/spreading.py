@@ -48,7 +48,7 @@ _LONG_FIRST = {RAY: -9, KAFKA: -8, S3: -7, POSTGRES: -6, HDFS: -5, OBJECTS: -4}
 _LONG_KINDS = {RAY: -3, "simulation": -2}
 """Kinds of tests that come next. Those on Ray and Spark that share nothing start a cluster, which takes a minute."""
 _SLOW_NEXT = -1
-"""Where tests that are marked `slow` come."""
+"""The place in the order for tests that are marked `slow`."""
 _QUICK_FIRST = {OBJECTS: 1, POSTGRES: 2, HDFS: 3, KAFKA: 4, S3: 5, RAY: 6}
 _DEALT_HERE = {"load", "loadgroup"}
 """What `pytest -n 2` asks for, and what `make test` does. The other modes of xdist say themselves what goes where."""
@@ -112,7 +112,7 @@ def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    """Where a test comes that shares nothing with tests of other modules. A long one at the end would end alone."""
+    """The place in the order for a test that shares nothing with other modules. A long one would end alone."""
     kind = str(dict(item.user_properties).get("kind"))
     return _LONG_KINDS.get(kind) or (_SLOW_NEXT if item.get_closest_marker("slow") else 0)
 
