@@ -25,6 +25,7 @@ from tidegate.connectors.files import text_rows
 from tidegate.connectors.files.open_file import UnreadableFileError
 from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
+from tidegate.connectors.files.text_rows import ADVICE_MAX
 from tidegate.connectors.source import Source, SourceSplit
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import unmarked
@@ -676,6 +677,14 @@ def test_no_row_is_dropped_for_a_type_that_was_inferred(
     assert 'bad_rows="skip"' not in str(failed.value)
     schema = source(tmp_path).schema
     assert [row["s"] for row in rows_of(source(tmp_path, schema, bad_rows="skip"))[0]] == ["a", "b"]
+
+
+def test_the_first_letters_of_a_block_have_the_advice_about_inferred_types(tmp_path: Path) -> None:
+    """It takes ms to find the column, which a file of many bad rows would pay for each of them."""
+    (tmp_path / "1.json").write_text('{"x": 1}\n')
+    (tmp_path / "2.json").write_text('{"x": "a"}\n' * (ADVICE_MAX + 2))
+    _, letters = rows_of(source(tmp_path, bad_rows="side"))
+    assert ["was inferred" in unmarked(letter[3]) for letter in letters] == [True] * ADVICE_MAX + [False] * 2
 
 
 @pytest.mark.parametrize("suffix", ["csv", "json"])

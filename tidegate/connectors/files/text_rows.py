@@ -37,6 +37,8 @@ from tidegate.storage.errors import ConfigurationError
 
 BLOCK_BYTES = 4 * 2**20
 """Number of bytes that are decoded at a time."""
+ADVICE_MAX = 10
+"""Number of bad records of a block whose dead letters name the column and a wider type. It takes ms to find them."""
 LETTER_BYTES_MAX = 64 * 2**10
 """Limit of the bytes of a bad record in its dead letter."""
 LETTERS = pa.schema(
@@ -260,10 +262,12 @@ class TextRows:
                     break
             decoded = decoder.decode(block, final and blocks.failure is None, form.size_max)
             if decoded.records:
-                letters = []
+                letters: list[dict[str, object]] = []
                 for number in sorted(decoded.bad):
                     start, end = int(decoded.starts[number]), int(decoded.ends[number])
-                    misfit = decoder.misfit(block[start:end]) if form.inferred else None
+                    # A row that would be dropped is always examined, a letter only for its advice.
+                    examined = form.inferred and (form.drops or len(letters) < ADVICE_MAX)
+                    misfit = decoder.misfit(block[start:end]) if examined else None
                     letters.append(self._letter(block, start, end, decoded.bad[number], place, misfit))
                 batch = decoded.batch if decoded.batch.num_rows else None
                 bad = np.array(sorted(decoded.bad), dtype=np.int64)
