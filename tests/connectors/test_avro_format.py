@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from tidegate.connectors.formats.avro import AvroFormat, avro_schema_of
 from tidegate.connectors.formats.format import DecodedRecords, PayloadUse
 from tidegate.connectors.formats.named import check_registry, format_named
 from tidegate.connectors.formats.registry import SchemaRegistry
-from tidegate.connectors.kafka.records import RecordFormat, RecordReader, Records
+from tidegate.connectors.kafka.records import RecordFormat, RecordReader, Records, headers_array
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import unmarked
 
@@ -619,9 +620,8 @@ def registry() -> Any:
 
 def test_records_of_kafka_are_read_and_bad_ones_are_named() -> None:
     """By the reader of a Kafka source, with tombstones, metadata and dead letters."""
-    records = Records("orders", 2, ("value",))
-    records.offsets = [5, 6, 9, 12]
-    records.columns["value"] = [CONFLUENT[0], None, b'{"id":1}', CONFLUENT[1]]
+    values = pa.array([CONFLUENT[0], None, b'{"id":1}', CONFLUENT[1]], pa.binary())
+    records = Records("orders", 2, np.array([5, 6, 9, 12]), {"value": values, "headers": headers_array([()] * 4)})
     with registry_server() as registry:
         registry.add("orders-value", ORDER)
         reads = AvroFormat(registry=registry.url).for_reading(pa.schema([("id", pa.int64())]), READING)
@@ -764,16 +764,16 @@ def test_a_schema_id_in_a_header_is_refused(name: str) -> None:
         form = AvroFormat(registry=registry.url)
         keys = form.for_reading(None, PayloadUse("from_kafka", ("orders",), "key"))
         reads = RecordFormat(form.for_reading(columns, READING), key=keys)
-        records = reads.records_of("orders", 0)
-        records.offsets = [0, 1, 2]
+        assert set(reads.parts) == {"value", "key", "headers"}
         row = written(schema, dict.fromkeys(columns.names, 5))[0]
         misleading = with_id(1, row)
         key = b"\0" + (2).to_bytes(4, "big") + b"\x02k"
-        records.columns |= {
-            "value": [misleading, misleading, misleading],
-            "key": [key, key, key],
-            "headers": [None, [("other", b"x"), (name, b"\1" + bytes(16))], [("other", None)]],
+        parts = {
+            "value": pa.array([misleading] * 3, pa.binary()),
+            "key": pa.array([key] * 3, pa.binary()),
+            "headers": headers_array([(), [("other", b"x"), (name, b"\1" + bytes(16))], [("other", None)]]),
         }
+        records = Records("orders", 0, np.arange(3), parts)
         batch, letters = RecordReader(reads, "side").rows(records)
     assert batch is not None
     assert batch["a"].to_pylist() == [5, 5]

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from kafka_broker import PARTITIONS, Broker, broker
 from waiting import LIMIT_S
 
-from tidegate.connectors.kafka import librdkafka
+from tidegate.connectors.kafka import native_producer
 from tidegate.connectors.kafka.producer import (
     HEADERS,
     Deliveries,
@@ -62,7 +62,7 @@ def settings_of(kafka: Broker, **properties: object) -> dict[str, object]:
 def producer(kafka: Broker, native: bool, deliveries: Deliveries, **properties: object) -> RecordProducer:
     """Return a producer of this kind."""
     made = make_producer(settings_of(kafka, **properties), deliveries, native=native)
-    assert isinstance(made, librdkafka.NativeProducer) == native
+    assert isinstance(made, native_producer.NativeProducer) == native
     return made
 
 
@@ -227,5 +227,5 @@ def test_settings_with_callbacks_need_the_client_of_python(kafka: Broker) -> Non
     """So do tokens of OAuth, and a librdkafka that cannot be called."""
     for properties in ({"stats_cb": print}, {"sasl.oauthbearer.config": "principal=me"}):
         made = make_producer(settings_of(kafka, **properties), Deliveries())
-        assert not isinstance(made, librdkafka.NativeProducer)
-    assert isinstance(make_producer(settings_of(kafka), Deliveries()), librdkafka.NativeProducer)
+        assert not isinstance(made, native_producer.NativeProducer)
+    assert isinstance(make_producer(settings_of(kafka), Deliveries()), native_producer.NativeProducer)

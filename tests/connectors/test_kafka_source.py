@@ -87,7 +87,7 @@ def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
 @pytest.mark.slow
 def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little of it is read at a time; all comes in the end."""
-    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", 4 * 400)
+    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", 4 * 80)
     monkeypatch.setattr(kafka_reader, "CONSUMED_MAX", 3)
     for partition in (0, 1):
         kafka.add("bounded", partition, *objects(*range(30)))
@@ -98,8 +98,8 @@ def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.Monke
     def there() -> bool:
         for reading in readings:
             reading.once(rows_max=1)
-            held = [partition.size_bytes for partition in reader._partitions.values()]  # type: ignore[attr-defined]
-            assert sum(held) == reader._buffered_bytes <= 2 * 4 * 400  # type: ignore[attr-defined]
+            held = [partition.records.size_bytes for partition in reader._partitions.values()]  # type: ignore[attr-defined]
+            assert sum(held) == reader.buffered_bytes <= 2 * 4 * 80  # type: ignore[attr-defined]
         return all(len(reading.rows) == 30 for reading in readings)
 
     until("all rows", there, lambda: [len(reading.rows) for reading in readings])

@@ -247,7 +247,7 @@ def test_one_large_partition_neither_fills_the_memory_nor_holds_up_others(
         small.once(rows_max=10)
         if not large.rows:
             large.once(rows_max=1)
-        most = max(most, reader._buffered_bytes)  # type: ignore[attr-defined]
+        most = max(most, reader.buffered_bytes)  # type: ignore[attr-defined]
         return len(small.rows) == 100
 
     until("all of the small partition", small_ones, lambda: len(small.rows))
@@ -256,7 +256,7 @@ def test_one_large_partition_neither_fills_the_memory_nor_holds_up_others(
     def large_ones() -> bool:
         nonlocal most
         large.once(rows_max=3)
-        most = max(most, reader._buffered_bytes)  # type: ignore[attr-defined]
+        most = max(most, reader.buffered_bytes)  # type: ignore[attr-defined]
         return len(large.rows) == 200
 
     until("all of the large partition", large_ones, lambda: len(large.rows))

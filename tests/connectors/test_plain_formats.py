@@ -7,6 +7,7 @@ import decimal
 import re
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -213,10 +214,10 @@ def test_columns_of_single_values_are_checked() -> None:
 
 def records(*pairs: tuple[bytes | None, bytes | None]) -> Records:
     """Records with these keys and values."""
-    found = Records("t", 0, ("value", "key"))
-    found.offsets = list(range(len(pairs)))
-    found.columns = {"key": [key for key, _ in pairs], "value": [value for _, value in pairs]}
-    return found
+    columns = {"key": [key for key, _ in pairs], "value": [value for _, value in pairs]}
+    return Records(
+        "t", 0, np.arange(len(pairs)), {name: pa.array(column, pa.binary()) for name, column in columns.items()}
+    )
 
 
 def test_keys_have_a_format_of_their_own() -> None:

@@ -26,7 +26,7 @@ OPTIONAL = {name for names in EXTRAS.values() for name in names} | {
     "py4j",
 }
 LATE = re.compile(
-    r"actors/ray/|connectors/ray_data\.py$|connectors/iceberg/manifests\.py$|connectors/kafka/librdkafka\.py$|spark_bridge/|state/rocksdb/|storage/state/rocksdb/|storage/files/(s3_files|gcs_client|azure_client|hdfs_files)\.py$"
+    r"actors/ray/|connectors/ray_data\.py$|connectors/iceberg/manifests\.py$|connectors/kafka/(librdkafka|native_producer|native_consumer)\.py$|spark_bridge/|state/rocksdb/|storage/state/rocksdb/|storage/files/(s3_files|gcs_client|azure_client|hdfs_files)\.py$"
     r"|sql/|api/user_functions\.py$|web/(actor|rest|security|server)\.py$|web/page/"
 )
 """Modules that only those load who have asked for the library. Nothing else may import one when it is loaded."""

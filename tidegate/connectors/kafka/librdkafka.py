@@ -1,40 +1,29 @@
-"""`NativeProducer`: a producer over librdkafka that sends whole Arrow batches.
+"""Calls to librdkafka that `confluent_kafka` does not offer: whole batches of records in one call, without the GIL.
 
-`confluent_kafka.Producer` sends one record per call, and needs the GIL for each record and each delivery report. That
-costs more than the client's other work for a record. `NativeProducer` therefore calls the librdkafka that
-`confluent_kafka` has loaded. A batch is one call, without the GIL, and only failed deliveries are reported. Rules:
+`confluent_kafka` handles one record per call, and needs the GIL and a Python object for each. `NativeProducer` and
+`NativeConsumer` therefore call the librdkafka that it has loaded. Rules:
 
 - Only functions and structs of the public header `rdkafka.h` are used. Their layout is the same in all versions 2.
-- `connect` returns None where this is not possible: on another major version, on a platform that does not find the
-  functions, and for settings with callbacks of Python. The caller then uses `confluent_kafka.Producer`.
-- Callbacks come only from the methods of the producer, in the thread that calls them.
+- `library_for` returns None where this is not possible: on another major version, on a platform that does not find the
+  functions, and for settings with callbacks of Python. The caller then uses the classes of `confluent_kafka`.
+- Callbacks come only from the methods of a client, in the thread that calls them.
 - Errors are raised as `confluent_kafka.KafkaException`, with the same flags as there.
-- The handle is destroyed with the Python object, so never during a call of another thread.
+- A handle is destroyed with its Python object, so never during a call of another thread.
 """
 
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, cimpl
-from numpy.typing import NDArray
 
-from tidegate.state.kernels.distinct_integers import distinct_integers
-
-_MAJOR = 2
-_PRODUCER = 0
-_CONF_OK = 0
-_TEXT_BYTES = 512
-_F_COPY = 0x2
-_ANY_PARTITION = -1
-_MESSAGE = np.dtype(
+PRODUCER, CONSUMER = 0, 1
+"""Types of clients, `rd_kafka_type_t`."""
+MESSAGE = np.dtype(
     {
         "names": ["err", "topic", "partition", "payload", "len", "key", "key_len", "offset", "private"],
         "formats": ["i4", "u8", "i4", "u8", "u8", "u8", "u8", "i8", "u8"],
@@ -42,18 +31,17 @@ _MESSAGE = np.dtype(
     align=True,
 )
 """Memory layout of the C struct `rd_kafka_message_t`."""
-_PART = np.dtype(
-    {"names": ["kind", "a", "b", "c"], "formats": ["i4", "u8", "u8", "i8"], "offsets": [0, 8, 16, 24], "itemsize": 72}
-)
-"""Memory layout of the C struct `rd_kafka_vu_t`, one part of a record."""
-_TOPIC, _PARTITION, _VALUE, _KEY, _FLAGS, _TIMESTAMP, _HEADER = 2, 3, 4, 5, 7, 8, 9
-"""Kinds of parts, `rd_kafka_vtype_t`."""
-_FIXED_PARTS = 6
-_EMPTY = ctypes.create_string_buffer(1)
-"""Memory that the pointers of empty payloads refer to. A null payload has a null pointer."""
+TEXT_BYTES = 512
+"""Size in bytes of the buffers for error texts of librdkafka."""
+_MAJOR = 2
+_CONF_OK = 0
+_PYTHON_LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
+"""The level of Python's `logging` for each syslog level."""
 
 
-class _Message(ctypes.Structure):
+class Message(ctypes.Structure):
+    """The C struct `rd_kafka_message_t`, for callbacks."""
+
     _fields_ = (
         ("err", ctypes.c_int),
         ("topic", ctypes.c_void_p),
@@ -67,24 +55,22 @@ class _Message(ctypes.Structure):
     )
 
 
-_DELIVERY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Message), ctypes.c_void_p)
-_CLIENT_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+DELIVERY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Message), ctypes.c_void_p)
+CLIENT_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
-_PYTHON_LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
-"""The level of Python's `logging` for each syslog level."""
+
+Log: TypeAlias = Callable[[int, str, str], None]
+"""A function that receives a line of a client's log: the level of Python's `logging`, the facility, and the text."""
 
 
-class Reports(Protocol):
-    """Callbacks of a Kafka producer for failed deliveries, errors and log lines."""
-
-    def failed(self, error: KafkaError, topic: str, partition: int) -> None:
-        """Called for a record that was not delivered."""
-
-    def client_error(self, error: KafkaError) -> None:
-        """Called for an error of the client that does not belong to a record."""
-
-    def log(self, level: int, facility: str, text: str) -> None:
-        """Called for a line of the client's log. `level` is a level of Python's `logging`."""
+def library_for(settings: Mapping[str, object]) -> Any:
+    """Returns the functions of librdkafka, or None if a client with these settings needs the classes of
+    `confluent_kafka`.
+    """
+    plain = all(isinstance(value, str | int | float) for value in settings.values())
+    # Tokens of OAuth are obtained by `confluent_kafka`, in part.
+    oauth = any(name.startswith("sasl.oauthbearer") for name in settings)
+    return _library() if plain and not oauth else None
 
 
 @cache
@@ -97,10 +83,14 @@ def _library() -> Any:
         if library.rd_kafka_version() >> 24 != _MAJOR:
             return None
         _declare(library)
-        # A call for a single record is shorter than giving the lock away.
-        library.produceva = ctypes.PyDLL(cimpl.__file__).rd_kafka_produceva
+        # These calls are shorter than giving the lock away.
+        short: Any = ctypes.PyDLL(cimpl.__file__)
+        library.produceva = short.rd_kafka_produceva
         library.produceva.restype = ctypes.c_void_p
         library.produceva.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        library.header_get_all = short.rd_kafka_header_get_all
+        library.header_get_all.restype = ctypes.c_int
+        library.header_get_all.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 3]
     except (OSError, AttributeError):
         return None
     return library
@@ -112,8 +102,8 @@ def _declare(library: Any) -> None:
         ("conf_new", pointer, []),
         ("conf_destroy", None, [pointer]),
         ("conf_set", number, [pointer, text, text, text, size]),
-        ("conf_set_dr_msg_cb", None, [pointer, _DELIVERY]),
-        ("conf_set_error_cb", None, [pointer, _CLIENT_ERROR]),
+        ("conf_set_dr_msg_cb", None, [pointer, DELIVERY]),
+        ("conf_set_error_cb", None, [pointer, CLIENT_ERROR]),
         ("conf_set_log_cb", None, [pointer, _LOG]),
         ("new", pointer, [number, pointer, text, size]),
         ("destroy", None, [pointer]),
@@ -132,6 +122,25 @@ def _declare(library: Any) -> None:
         ("begin_transaction", pointer, [pointer]),
         ("commit_transaction", pointer, [pointer, number]),
         ("abort_transaction", pointer, [pointer, number]),
+        ("last_error", number, []),
+        ("poll_set_consumer", number, [pointer]),
+        ("queue_get_consumer", pointer, [pointer]),
+        ("queue_destroy", None, [pointer]),
+        ("consume_batch_queue", ctypes.c_ssize_t, [pointer, number, pointer, size]),
+        ("consumer_close", number, [pointer]),
+        ("incremental_assign", pointer, [pointer, pointer]),
+        ("incremental_unassign", pointer, [pointer, pointer]),
+        ("topic_partition_list_new", pointer, [number]),
+        ("topic_partition_list_add", pointer, [pointer, text, ctypes.c_int32]),
+        ("topic_partition_list_set_offset", number, [pointer, text, ctypes.c_int32, ctypes.c_int64]),
+        ("topic_partition_list_destroy", None, [pointer]),
+        ("get_watermark_offsets", number, [pointer, text, ctypes.c_int32, pointer, pointer]),
+        ("query_watermark_offsets", number, [pointer, text, ctypes.c_int32, pointer, pointer, number]),
+        ("message_errstr", text, [pointer]),
+        ("message_destroy", None, [pointer]),
+        ("message_timestamp", ctypes.c_int64, [pointer, pointer]),
+        ("message_headers", number, [pointer, pointer]),
+        ("header_cnt", size, [pointer]),
         ("error_code", number, [pointer]),
         ("error_string", text, [pointer]),
         ("error_is_fatal", number, [pointer]),
@@ -145,288 +154,61 @@ def _declare(library: Any) -> None:
         setattr(library, name, function)
 
 
-def connect(settings: Mapping[str, object], reports: Reports) -> NativeProducer | None:
-    """Creates a producer. Returns None if the settings need `confluent_kafka.Producer`, or librdkafka cannot be called.
+def new_handle(library: Any, kind: int, settings: Mapping[str, object], log: Any, callbacks: Mapping[str, Any]) -> int:
+    """Creates a client and returns its handle. `kind`: PRODUCER or CONSUMER. `log`: of `log_callback`.
 
-    Raises KafkaException for settings that librdkafka refuses.
+    `callbacks`: C functions by the name of the function of librdkafka that sets them. The caller keeps them, and `log`,
+    until the handle is destroyed. Raises KafkaException for settings that librdkafka refuses.
     """
-    plain = all(isinstance(value, str | int | float) for value in settings.values())
-    # Tokens of OAuth are obtained by `confluent_kafka`, in part.
-    oauth = any(name.startswith("sasl.oauthbearer") for name in settings)
-    library = _library()
-    if library is None or oauth or not plain:
-        return None
-    return NativeProducer(library, settings, reports)
-
-
-class NativeProducer:
-    """A producer with the methods of `confluent_kafka.Producer`, and with `send` for a batch of records."""
-
-    def __init__(self, library: Any, settings: Mapping[str, object], reports: Reports) -> None:
-        self._library = library
-        self._reports = reports
-        self._topics: dict[str, int] = {}
-        callbacks = (
-            _DELIVERY(self._on_delivery(library, reports)),
-            _CLIENT_ERROR(lambda _handle, code, text, _opaque: reports.client_error(KafkaError(code, _text(text)))),
-            _LOG(lambda _handle, level, facility, text: reports.log(_level(level), _text(facility), _text(text))),
-        )
-        self._handle = self._new(settings, callbacks)
-        # The callbacks live as long as the handle. At the end of the process the system takes both away.
-        end = weakref.finalize(self, _destroy, library, self._handle, self._topics, callbacks)
-        end.atexit = False
-
-    def _new(self, settings: Mapping[str, object], callbacks: tuple[Any, Any, Any]) -> int:
-        library = self._library
-        conf = library.conf_new()
-        problem = ctypes.create_string_buffer(_TEXT_BYTES)
-        # With this setting the log comes from the methods of the producer, and not from threads of the client.
-        for name, value in {**settings, "log.queue": True}.items():
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            if library.conf_set(conf, name.encode(), text.encode(), problem, _TEXT_BYTES) != _CONF_OK:
-                library.conf_destroy(conf)
-                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(problem.value)))
-        on_delivery, on_error, on_log = callbacks
-        library.conf_set_dr_msg_cb(conf, on_delivery)
-        library.conf_set_error_cb(conf, on_error)
-        library.conf_set_log_cb(conf, on_log)
-        handle = library.new(_PRODUCER, conf, problem, _TEXT_BYTES)
-        if not handle:
+    conf = library.conf_new()
+    problem = ctypes.create_string_buffer(TEXT_BYTES)
+    # With this setting the log comes from the methods of the client, and not from its threads.
+    for name, value in {**settings, "log.queue": True}.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if library.conf_set(conf, name.encode(), text.encode(), problem, TEXT_BYTES) != _CONF_OK:
             library.conf_destroy(conf)
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(problem.value)))
-        library.set_log_queue(handle, None)
-        made: int = handle
-        return made
-
-    @staticmethod
-    def _on_delivery(library: Any, reports: Reports) -> Any:
-        # Not a method: the object would keep itself alive.
-        def report(_handle: int, message: Any, _opaque: int) -> None:
-            found = message.contents
-            if found.err:
-                reports.failed(_error(library, found.err), _text(library.topic_name(found.topic)), found.partition)
-
-        return report
-
-    def __len__(self) -> int:
-        """Returns the number of records in the queue or in flight."""
-        waiting: int = self._library.outq_len(self._handle)
-        return waiting
-
-    def poll(self, timeout: float) -> None:
-        """Serves callbacks. Waits up to `timeout` seconds for the first one."""
-        self._library.poll(self._handle, round(timeout * 1_000))
-
-    def flush(self, timeout: float) -> int:
-        """Waits until all records are delivered or have failed, for up to `timeout` seconds.
-
-        Returns the number of remaining records.
-        """
-        self._library.flush(self._handle, round(timeout * 1_000))
-        return len(self)
-
-    def purge(self) -> None:
-        """Drops all records in the queue and in flight. The next `poll` reports them as failed."""
-        in_queue_and_in_flight = 0x3
-        self._library.purge(self._handle, in_queue_and_in_flight)
-
-    def init_transactions(self, timeout: float) -> None:
-        """Fences earlier producers with the same transactional id. `timeout` is in seconds. Raises KafkaException."""
-        self._raise(self._library.init_transactions(self._handle, round(timeout * 1_000)))
-
-    def begin_transaction(self) -> None:
-        """Begins a transaction. Raises KafkaException."""
-        self._raise(self._library.begin_transaction(self._handle))
-
-    def commit_transaction(self, timeout: float) -> None:
-        """Delivers all records and commits. Raises KafkaException, also if a record was not delivered."""
-        self._raise(self._library.commit_transaction(self._handle, round(timeout * 1_000)))
-
-    def abort_transaction(self, timeout: float) -> None:
-        """Aborts the transaction. Raises KafkaException."""
-        self._raise(self._library.abort_transaction(self._handle, round(timeout * 1_000)))
-
-    def send(self, records: pa.RecordBatch, topic: str | None) -> None:
-        """Copies records into the client's queue, in their order. `topic` is for records without a column `topic`.
-
-        Raises KafkaException, and BufferError if the queue is full. Some records may be in the queue then.
-        """
-        single = {"headers", "timestamp"} & set(records.schema.names)
-        for name, part in _by_topic(records, topic):
-            if single:
-                self._send_each(part, self._topic(name))
-            else:
-                self._send_batch(part, self._topic(name))
-
-    def _send_batch(self, records: pa.RecordBatch, topic: int) -> None:
-        messages = np.zeros(records.num_rows, _MESSAGE)
-        messages["payload"], messages["len"] = _places(records.column("value"))
-        if "key" in records.schema.names:
-            messages["key"], messages["key_len"] = _places(records.column("key"))
-        for partition, part in _by_partition(messages, _partitions(records)):
-            sent = self._library.produce_batch(topic, partition, _F_COPY, part.ctypes.data, len(part))
-            if sent < len(part):
-                self._refuse(int(part["err"][np.flatnonzero(part["err"])[0]]))
-
-    def _send_each(self, records: pa.RecordBatch, topic: int) -> None:
-        """Sends records one by one, because librdkafka's batch call supports neither headers nor timestamps."""
-        names = records.schema.names
-        counts = np.zeros(records.num_rows, np.int64)
-        if "headers" in names:
-            counts = pc.fill_null(pc.list_value_length(records.column("headers")), 0).to_numpy().astype(np.int64)
-        starts = np.concatenate([[0], np.cumsum(counts + _FIXED_PARTS)])
-        parts = np.zeros(int(starts[-1]), _PART)
-        first = starts[:-1]
-        for place, (kind, a, b) in enumerate(
-            (
-                (_TOPIC, topic, 0),
-                (_FLAGS, _F_COPY, 0),
-                (_VALUE, *_places(records.column("value"))),
-                (_KEY, *(_places(records.column("key")) if "key" in names else (0, 0))),
-                (_PARTITION, _partitions(records).astype(np.int64).view(np.uint64), 0),
-                (_TIMESTAMP, _times(records).view(np.uint64), 0),
-            )
-        ):
-            parts["kind"][first + place] = kind
-            parts["a"][first + place] = a
-            parts["b"][first + place] = b
-        keep: object = None
-        if counts.any():
-            rows = np.repeat(first + _FIXED_PARTS, counts)
-            within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-            keys, values = pc.list_flatten(records.column("headers")).flatten()
-            keep, key_places = _c_strings(keys)
-            value_places, lengths = _places(values.cast(pa.binary()))
-            parts["kind"][rows + within] = _HEADER
-            parts["a"][rows + within] = key_places
-            parts["b"][rows + within] = value_places
-            parts["c"][rows + within] = lengths.astype(np.int64)
-        produceva, handle, base, width = self._library.produceva, self._handle, parts.ctypes.data, _PART.itemsize
-        for start, count in zip((base + first * width).tolist(), (counts + _FIXED_PARTS).tolist(), strict=True):
-            if error := produceva(handle, start, count):
-                code = self._library.error_code(error)
-                self._library.error_destroy(error)
-                self._refuse(code)
-        del keep
-
-    def _topic(self, name: str) -> int:
-        if name not in self._topics:
-            made = self._library.topic_new(self._handle, name.encode(), None)
-            if not made:
-                raise KafkaException(f"the client refuses topic {name!r}; give the name of a topic of Kafka")
-            self._topics[name] = made
-        return self._topics[name]
-
-    def _refuse(self, code: int) -> None:
-        if code == KafkaError._QUEUE_FULL:
-            raise BufferError(_text(self._library.err2str(code)))
-        problem = ctypes.create_string_buffer(_TEXT_BYTES)
-        fatal = self._library.fatal_error(self._handle, problem, _TEXT_BYTES)
-        if fatal:
-            raise KafkaException(KafkaError(fatal, _text(problem.value), True))
-        raise KafkaException(_error(self._library, code))
-
-    def _raise(self, error: int | None) -> None:
-        if not error:
-            return
-        library = self._library
-        found = KafkaError(
-            library.error_code(error),
-            _text(library.error_string(error)),
-            bool(library.error_is_fatal(error)),
-            bool(library.error_is_retriable(error)),
-            bool(library.error_txn_requires_abort(error)),
-        )
-        library.error_destroy(error)
-        raise KafkaException(found)
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text_of(problem.value)))
+    library.conf_set_log_cb(conf, log)
+    for name, callback in callbacks.items():
+        getattr(library, name)(conf, callback)
+    handle = library.new(kind, conf, problem, TEXT_BYTES)
+    if not handle:
+        library.conf_destroy(conf)
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text_of(problem.value)))
+    library.set_log_queue(handle, None)
+    made: int = handle
+    return made
 
 
-def _destroy(library: Any, handle: int, topics: Mapping[str, int], _callbacks: object) -> None:
-    for topic in topics.values():
-        library.topic_destroy(topic)
-    library.destroy(handle)
+def log_callback(log: Log) -> Any:
+    """Returns a C function that passes lines of a client's log to `log`."""
+    return _LOG(lambda _handle, level, facility, text: log(_level(level), text_of(facility), text_of(text)))
 
 
-def _error(library: Any, code: int) -> KafkaError:
-    return KafkaError(code, _text(library.err2str(code)))
+def raise_error(library: Any, error: int | None) -> None:
+    """Raises KafkaException for an error object that a function of librdkafka returned, unless it is null."""
+    if not error:
+        return
+    found = KafkaError(
+        library.error_code(error),
+        text_of(library.error_string(error)),
+        bool(library.error_is_fatal(error)),
+        bool(library.error_is_retriable(error)),
+        bool(library.error_txn_requires_abort(error)),
+    )
+    library.error_destroy(error)
+    raise KafkaException(found)
 
 
-def _text(value: bytes | None) -> str:
+def error_of(library: Any, code: int) -> KafkaError:
+    """Returns the error with a code, with the text of librdkafka."""
+    return KafkaError(code, text_of(library.err2str(code)))
+
+
+def text_of(value: bytes | None) -> str:
+    """Decodes a C string. Returns "" for a null pointer."""
     return (value or b"").decode(errors="replace")
 
 
 def _level(syslog: int) -> int:
     return _PYTHON_LEVELS[min(max(syslog, 0), len(_PYTHON_LEVELS) - 1)]
-
-
-def _by_topic(records: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Splits records by topic. Yields the topic and its records, in their order."""
-    if "topic" not in records.schema.names:
-        assert topic is not None, "records have a topic each, or all the same"
-        yield topic, records
-        return
-    encoded = records.column("topic").dictionary_encode()
-    codes = encoded.indices.to_numpy()
-    names = encoded.dictionary.to_pylist()
-    for code, name in enumerate(names):
-        yield name, records if len(names) == 1 else records.take(pa.array(np.flatnonzero(codes == code)))
-
-
-def _by_partition(messages: NDArray[np.void], partitions: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """Splits messages by partition. Yields the partition and its messages, in their order.
-
-    One call of librdkafka sends to one partition. If a batch had several, an unknown topic would be added to the
-    transaction with "any partition", which the brokers refuse.
-    """
-    found = distinct_integers(partitions)
-    if len(found) == 1:
-        yield int(found[0]), messages
-    elif found[0] != _ANY_PARTITION:
-        for partition in found.tolist():
-            yield partition, messages[partitions == partition]
-    else:
-        # The partitioner may choose the partition of another record of the batch: their order has to stay.
-        bounds = np.flatnonzero(np.diff(partitions)) + 1
-        for part in np.split(np.arange(len(messages)), bounds):
-            yield int(partitions[part[0]]), messages[part]
-
-
-def _places(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Returns the address and the length in bytes of each value. A null has the address 0."""
-    _, offsets, data = column.buffers()
-    bounds = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4).astype(np.uint64)
-    begin = np.uint64(data.address if data is not None and data.size else ctypes.addressof(_EMPTY))
-    places = bounds[:-1] + begin
-    lengths = np.diff(bounds)
-    if column.null_count:
-        there = column.is_valid().to_numpy(zero_copy_only=False)
-        places = np.where(there, places, np.uint64(0))
-        lengths = np.where(there, lengths, np.uint64(0))
-    return places, lengths
-
-
-def _partitions(records: pa.RecordBatch) -> NDArray[np.int32]:
-    if "partition" not in records.schema.names:
-        return np.full(records.num_rows, _ANY_PARTITION, np.int32)
-    filled: NDArray[np.int32] = pc.fill_null(records.column("partition"), _ANY_PARTITION).to_numpy()
-    return filled
-
-
-def _times(records: pa.RecordBatch) -> NDArray[np.int64]:
-    """Returns the timestamp of each record in ms since 1970. 0 means the time of sending."""
-    if "timestamp" not in records.schema.names:
-        return np.zeros(records.num_rows, np.int64)
-    filled: NDArray[np.int64] = pc.fill_null(records.column("timestamp"), 0).to_numpy()
-    return np.ascontiguousarray(filled)
-
-
-def _c_strings(names: pa.Array) -> tuple[object, NDArray[np.uint64]]:
-    """Stores the distinct names as C strings in memory. Returns the object that owns this memory, and the address of
-    each entry's name.
-    """
-    encoded = names.dictionary_encode()
-    texts = [str(name).encode() for name in encoded.dictionary.to_pylist()]
-    memory = ctypes.create_string_buffer(b"\0".join(texts) + b"\0")
-    lengths = np.array([len(text) + 1 for text in texts], np.uint64)
-    begins = np.cumsum(lengths) - lengths + np.uint64(ctypes.addressof(memory))
-    return memory, begins[encoded.indices.to_numpy()]

@@ -9,7 +9,7 @@ Rules:
   of `flush` or `commit_transaction`, or waits for free space (`wait_for_room`).
 - Only failed deliveries are reported by the client (`delivery.report.only.error`): a call of Python for each record
   would cost as much as the record. `Deliveries` keeps the first failure, with topic and partition.
-- Batches are passed to librdkafka as a whole (`NativeProducer` of `librdkafka.py`). Where that is not possible, as with
+- Batches are passed to librdkafka as a whole (`native_producer.py`). Where that is not possible, as with
   callbacks in `properties`, `_ClientProducer` makes a call of `confluent_kafka` for each record.
 - Records of one partition keep their order, and the client's retries add no duplicates (`enable.idempotence`).
 """
@@ -323,10 +323,10 @@ class _Reports:
 def make_producer(settings: Mapping[str, object], deliveries: Deliveries, *, native: bool = True) -> RecordProducer:
     """Creates a producer. Raises ConfigurationError for settings that the client refuses.
 
-    `native`: whether batches may be passed directly to librdkafka (`librdkafka.py`).
+    `native`: whether batches may be passed directly to librdkafka (`native_producer.py`).
     """
     kafka = library()
-    from tidegate.connectors.kafka.librdkafka import connect
+    from tidegate.connectors.kafka.native_producer import connect
 
     contact = ProducerContact(str(settings["bootstrap.servers"]))
     reports = _Reports(deliveries, contact)

@@ -16,24 +16,25 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from tidegate.connectors.bad_rows import BadRows
 from tidegate.connectors.kafka.client import (
     LIST_MS,
+    TIMEOUT_S,
     WATCH_MS,
     BrokerContact,
     GroupOffsets,
     TopicInfo,
     TopicWatch,
-    watermarks,
 )
+from tidegate.connectors.kafka.consumer import open_consumer
 from tidegate.connectors.kafka.options import OnMissing, Topics, kafka
-from tidegate.connectors.kafka.records import RecordFormat, RecordReader, Records
+from tidegate.connectors.kafka.records import FetchReport, RecordBuffer, RecordFormat, RecordReader
 from tidegate.connectors.kafka.splits import (
     FINDERS,
     FROM_THE_BEGIN,
@@ -47,21 +48,15 @@ from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, TopicPartition
-
 log = logging.getLogger(__name__)
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 """Size in bytes of a reader's buffer for all its partitions. One poll of the consumer may add a quarter of it."""
 CONSUMED_MAX = 10_000
 """Maximum number of records that one poll of the consumer may add."""
-CONSUMED_AT_ONCE = 500
-"""Maximum number of records that one call takes from the client.
-
-Beyond 700 new objects the garbage collector scans all of them.
-"""
-RECORD_BYTES = 300
-"""Assumed memory of a record in bytes, in addition to its value, key and headers."""
+CONSUMED_AT_ONCE = 2_000
+"""Maximum number of records that one call takes from the client. Their size is the estimate for the next call."""
+_RECORD_BYTES_MIN = 100
+"""Lower bound in bytes of the estimated memory of a record."""
 GONE_MS = 30_000
 """Time in ms after which a missing topic counts as deleted."""
 
@@ -70,11 +65,11 @@ GONE_MS = 30_000
 class _Partition:
     """The buffer of a partition: `records` from `next_offset` on. The consumer continues at `fetch_offset`."""
 
-    place: TopicPartition
+    topic: str
+    number: int
     next_offset: int
     fetch_offset: int
-    records: Records
-    size_bytes: int = 0
+    records: RecordBuffer
     assigned: bool = True
     end_seen: int = -1
     missing: bool = False
@@ -101,19 +96,18 @@ class KafkaReader:
         """`settings`: settings of the client. See `KafkaSource` for the other arguments."""
         self._library = kafka()
         self._servers = str(settings["bootstrap.servers"])
-        self._one_topic = topics.names[0] if len(topics.names) == 1 else None
         self._discovers = discover_ms is not None
         self._on_missing = on_missing
         self._contact = BrokerContact(self._servers, monotonic_ms)
-        self._consumer = self._library.Consumer(dict(settings), logger=self._contact)
+        self._consumer = open_consumer(settings, form.parts, self._contact)
         watch_ms = min(WATCH_MS, discover_ms or WATCH_MS)
         self._watch = TopicWatch(settings, topics, self._contact, monotonic_ms, watch_ms, discover_ms or LIST_MS)
-        self._form = form
         self._records = RecordReader(form, bad_rows)
         self._group = GroupOffsets(settings, self._contact, monotonic_ms) if commit_offsets else None
         self._partitions: dict[tuple[str, int], _Partition] = {}
-        self._buffered_bytes = 0
-        self._record_bytes = RECORD_BYTES
+        self.buffered_bytes = 0
+        """Memory in bytes of the buffered records of all partitions."""
+        self._record_bytes = _RECORD_BYTES_MIN
         self._gone_since_ms: dict[str, int] = {}
         self._unread: dict[str, int] = {}
 
@@ -176,17 +170,19 @@ class KafkaReader:
         return max(at.offset, partition.end_seen)
 
     def _rows(self, at: PartitionAt, partition: _Partition, offset: int, rows_max: int) -> ReadResult:
+        before_bytes = partition.records.size_bytes
         taken = partition.records.take(rows_max)
         payload = None
-        if taken:
-            size_bytes = _size_bytes(taken) if partition.records else partition.size_bytes
-            self._buffered_bytes -= size_bytes
-            partition.size_bytes -= size_bytes
-            partition.next_offset = taken.offsets[-1] + 1
+        if taken is not None:
+            self.buffered_bytes -= before_bytes - partition.records.size_bytes
+            partition.next_offset = int(taken.offsets[-1]) + 1
             payload = encode(replace(at, offset=partition.next_offset))
-            if not partition.assigned and partition.size_bytes <= self._share_bytes() // 2 and not partition.missing:
+            nearly_empty = partition.records.size_bytes <= self._share_bytes() // 2
+            if not partition.assigned and nearly_empty and not partition.missing:
                 self._assign(at, partition)
-        wanted = taken if at.end is None else taken.take(bisect_left(taken.offsets, at.end))
+        wanted = taken
+        if taken is not None and at.end is not None:
+            wanted = taken.slice(0, int(np.searchsorted(taken.offsets, at.end)))
         batch, bad = self._records.rows(wanted) if wanted else (None, None)
         reached = max(partition.next_offset, -1 if partition.records else partition.end_seen)
         at_end = at.end is not None and reached >= at.end and self._ends(at)
@@ -201,10 +197,10 @@ class KafkaReader:
         """
         if not partition.assigned:
             return None
-        _, end = self._consumer.get_watermark_offsets(partition.place, cached=True)
-        if end < 0:
+        end = self._consumer.end_seen(at.topic, at.partition)
+        if end is None:
             return None
-        return max(0, int(end if at.end is None else min(end, at.end)) - reached)
+        return max(0, (end if at.end is None else min(end, at.end)) - reached)
 
     def _ends(self, at: PartitionAt) -> bool:
         """Returns whether a partition that has reached its end position is finished. If so, releases the partition.
@@ -236,27 +232,24 @@ class KafkaReader:
             return known
         if known is not None:
             self._release(at)
-        place = self._library.TopicPartition(*name)
-        records = self._form.records_of(*name)
-        self._partitions[name] = _Partition(place, at.offset, at.offset, records, assigned=False)
+        self._partitions[name] = _Partition(*name, at.offset, at.offset, RecordBuffer(), assigned=False)
         self._assign(at, self._partitions[name])
         return self._partitions[name]
 
     def _assign(self, at: PartitionAt, partition: _Partition) -> None:
         if not partition.assigned:
-            place = self._library.TopicPartition(at.topic, at.partition, partition.fetch_offset)
-            self._consumer.incremental_assign([place])
+            self._consumer.assign(at.topic, at.partition, partition.fetch_offset)
             partition.assigned = True
 
     def _unassign(self, partition: _Partition) -> None:
         if partition.assigned:
-            self._consumer.incremental_unassign([partition.place])
+            self._consumer.unassign(partition.topic, partition.number)
             partition.assigned = False
 
     def _release(self, at: PartitionAt) -> None:
         name = at.topic, at.partition
         partition = self._partitions.pop(name)
-        self._buffered_bytes -= partition.size_bytes
+        self.buffered_bytes -= partition.records.size_bytes
         self._unassign(partition)
 
     def _share_bytes(self) -> int:
@@ -276,65 +269,45 @@ class KafkaReader:
             room -= taken
             if taken < count:
                 break
-        if self._buffered_bytes > BUFFERED_BYTES_MAX // 2:
+        if self.buffered_bytes > BUFFERED_BYTES_MAX // 2:
             share_bytes = self._share_bytes()
             for partition in self._partitions.values():
-                if partition.size_bytes > share_bytes:
+                if partition.records.size_bytes > share_bytes:
                     self._unassign(partition)
 
     def _take(self, count: int) -> tuple[int, int]:
-        """Receives up to `count` messages (records and error reports) from the client. Returns their number and their
-        bytes.
-
-        All message objects are freed when the method returns, before the garbage collector scans them.
-        """
-        found = self._consumer.consume(count, timeout=0)
-        taken = len(found)
-        errors = [(record, error) for record in found if (error := record.error()) is not None]
-        for record, error in errors:
-            self._failed(record, error, self._partitions.get((record.topic() or "", record.partition() or 0)))
-        if errors:
-            found = [record for record in found if record.error() is None]
-        if not found:
-            return taken, 0
+        """Receives up to `count` records and reports from the client. Returns their number, and the kept bytes."""
+        found = self._consumer.fetch(count)
+        for report in found.reports:
+            self._failed(report, self._partitions.get((report.topic, report.partition)))
         kept_bytes = 0
-        for name, run in self._runs(found):
-            partition = self._partitions.get(name)
+        for records in found.records:
+            partition = self._partitions.get((records.topic, records.partition))
             if partition is None or not partition.assigned:
                 continue
-            records = list(run)
-            size_bytes = partition.records.add(records) + RECORD_BYTES * len(records)
-            kept_bytes += size_bytes
-            partition.size_bytes += size_bytes
-            partition.fetch_offset = _offset(records[-1]) + 1
+            kept_bytes += partition.records.add(records)
+            partition.fetch_offset = int(records.offsets[-1]) + 1
             partition.request = self._watch.requests
-        self._buffered_bytes += kept_bytes
-        self._contact.answered()
-        self._record_bytes = max(kept_bytes // len(found), self._record_bytes // 2, RECORD_BYTES)
-        return taken, kept_bytes
+        if found.records:
+            self.buffered_bytes += kept_bytes
+            self._contact.answered()
+            received = found.count - len(found.reports)
+            self._record_bytes = max(kept_bytes // received, self._record_bytes // 2, _RECORD_BYTES_MIN)
+        return found.count, kept_bytes
 
-    def _runs(self, records: Sequence[Message]) -> Iterator[tuple[tuple[str, int], Iterator[Message]]]:
-        """Groups consecutive records of one partition. Yields (topic, partition number) and the records."""
-        kind = self._library.Message
-        one = self._one_topic
-        topics = groupby(records, kind.topic) if one is None else [(one, records)]
-        for topic, of_topic in topics:
-            for partition, run in groupby(of_topic, kind.partition):
-                yield (topic, partition), run
-
-    def _failed(self, record: Message, error: KafkaError, partition: _Partition | None) -> None:
+    def _failed(self, report: FetchReport, partition: _Partition | None) -> None:
         """Handles a report of the client: the end of a partition, a temporary failure, or a permanent one."""
-        errors = self._library.KafkaError
+        error, errors = report.error, self._library.KafkaError
         if error.code() == errors._PARTITION_EOF:
             if partition is not None:
-                partition.end_seen = _offset(record)
+                partition.end_seen = report.offset
                 partition.request = self._watch.requests
             return
         if partition is not None and error.code() in (errors.OFFSET_OUT_OF_RANGE, errors._AUTO_OFFSET_RESET):
             partition.missing = True
             partition.request = self._watch.requests
             return
-        where = f"partition {record.partition()} of {record.topic()!r} at {self._servers}"
+        where = f"partition {report.partition} of {report.topic!r} at {self._servers}"
         if error.retriable() or error.code() in _may_pass(errors):
             self._contact.failed(f"{where}: {error}")
             return
@@ -349,7 +322,7 @@ class KafkaReader:
             # The offset may belong to another topic. If so, that is reported instead.
             return ReadResult(None, offset, at_end=False)
         try:
-            low, high = watermarks(self._consumer, at.topic, at.partition)
+            low, high = self._consumer.bounds(at.topic, at.partition, TIMEOUT_S)
         except self._library.KafkaException as error:
             self._contact.failed(f"{where}: {error}")
             return ReadResult(None, offset, at_end=False)
@@ -373,7 +346,7 @@ class KafkaReader:
             raise ConfigurationError(replaced_text(at.topic, self._servers, at.topic_id, info, at.partition + 1))
         where = f"partition {at.partition} of {at.topic!r} at {self._servers}"
         try:
-            low, high = watermarks(self._consumer, at.topic, at.partition)
+            low, high = self._consumer.bounds(at.topic, at.partition, TIMEOUT_S)
         except self._library.KafkaException as error:
             self._contact.failed(f"{where}: {error}")
             return ReadResult(None, offset, at_end=False)
@@ -453,16 +426,6 @@ def replaced_text(topic: str, servers: str, before: str, info: TopicInfo, partit
         f"another topic of this name is at {servers}: {topic!r} was deleted and created again (its id was {before}, "
         f"and is {info.topic_id}), so offsets of the old one mean nothing in it.{fewer} {way}"
     )
-
-
-def _offset(record: Message) -> int:
-    offset = record.offset()
-    assert offset is not None, "what was consumed has an offset"
-    return offset
-
-
-def _size_bytes(records: Records) -> int:
-    return records.size_bytes + RECORD_BYTES * len(records)
 
 
 def _may_pass(errors: Any) -> frozenset[int]:

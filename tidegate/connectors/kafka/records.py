@@ -1,9 +1,8 @@
-"""`Records` buffers records of a Kafka partition, and `RecordReader` decodes them to Arrow, a batch at a time.
+"""`Records` of a Kafka partition, a buffer for them, and `RecordReader`, which decodes them to rows a batch at a time.
 
 Rules:
 
-- The needed parts of a record are copied from the client's message at once, and the message is dropped. A message is
-  tracked by Python's garbage collector, and keeping it is expensive.
+- The needed parts of records are copied from the client's messages at once, to one Arrow array for each part.
 - Formats decode values and keys to columns (`tidegate/connectors/formats/format.py`). A record without a value, a
   tombstone, is a row of nulls. A key is one column, a struct if its format has several columns.
 - Formats of change data decode values and keys to row versions (`formats/row_versions.py`).
@@ -14,26 +13,33 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tidegate.connectors.bad_rows import BadRows, BadRowsLog
 from tidegate.connectors.formats.format import PayloadDecoder, ReadFormat
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from confluent_kafka import KafkaError, Message
 
 log = logging.getLogger(__name__)
 KEY = "kafka_key"
 TIMESTAMP = "kafka_timestamp"
 _TIME = pa.timestamp("ms", "UTC")
-_HEADER_BYTES = 200
+_RECORD_BYTES = 40
+"""Assumed memory of a record in bytes, in addition to its value, key and headers."""
+_HEADER_BYTES = 20
 """Assumed memory of a record header in bytes, in addition to its name and value."""
+_TAKEN_BYTES_MAX = 1 << 30
+"""Maximum size in bytes of records that are joined. Arrow's offsets have 32 bits."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 METADATA = {
     "topic": pa.string(),
@@ -127,84 +133,162 @@ class RecordFormat:
         always = ("topic", "partition", "offset", "timestamp")
         return (*always, *(name for name in self.metadata if name not in always))
 
-    def records_of(self, topic: str, partition: int) -> Records:
-        """Returns an empty buffer for records of a partition, with the parts of records that rows need."""
+    @property
+    def parts(self) -> Sequence[str]:
+        """Returns the parts of records that rows need, as `Records.columns` names them."""
         with_keys = self.key is not None or self.value.has_changes
         held = [name for name in ("timestamp", "headers") if name in self._named]
         if "headers" not in held and (self.value.has_registry or (self.key is not None and self.key.has_registry)):
             held.append("headers")  # They may have the id of a schema, which is refused.
-        return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
+        return ("value", *(("key",) if with_keys else ()), *held)
 
     def metadata_of(self, records: Records) -> list[pa.Array]:
         """Returns the metadata columns of the records."""
         return [_METADATA_OF[name](records) for name in self._named]
 
 
+@dataclass(frozen=True, slots=True)
 class Records:
-    """Buffered records of a partition in offset order, as one list for each needed part of a record."""
+    """Consecutive records of a partition, as one array for each needed part of a record.
 
-    __slots__ = ("columns", "offsets", "partition", "topic")
+    `offsets`: the offset of each record, ascending. `columns`: "value" (binary, null for a tombstone), and optionally
+    "key" (binary, null for none), "timestamp" (int64, ms since 1970) and "headers" (a list of names and values).
+    """
 
-    def __init__(self, topic: str, partition: int, names: Iterable[str]) -> None:
-        """`names`: the parts to keep: "value", and optionally "key", "timestamp" (ms since 1970), "headers"."""
-        self.topic = topic
-        self.partition = partition
-        self.offsets: list[int] = []
-        self.columns: dict[str, list[Any]] = {name: [] for name in names}
+    topic: str
+    partition: int
+    offsets: NDArray[np.int64]
+    columns: Mapping[str, pa.Array]
+
+    @staticmethod
+    def of_messages(topic: str, partition: int, names: Collection[str], messages: Sequence[Message]) -> Records:
+        """Copies parts of messages of `confluent_kafka` (at least one)."""
+        kind: Any = type(messages[0])
+        columns = {}
+        for name in names:
+            found = list(map(getattr(kind, name), messages))
+            if name == "headers":
+                columns[name] = headers_array([each or () for each in found])
+            elif name == "timestamp":
+                columns[name] = pa.array([at_ms for _, at_ms in found], pa.int64())
+            else:
+                columns[name] = pa.array(found, pa.binary())
+        offsets = np.fromiter(map(kind.offset, messages), np.int64, len(messages))
+        return Records(topic, partition, offsets, columns)
 
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def add(self, messages: Sequence[Message]) -> int:
-        """Appends messages of this partition (at least one). Returns the number of bytes that are kept."""
-        kind: Any = type(messages[0])
-        size_bytes = 0
-        for name, column in self.columns.items():
-            found = list(map(getattr(kind, name), messages))
-            column.extend([at_ms for _, at_ms in found] if name == "timestamp" else found)
-            size_bytes += _bytes_of(name, found)
-        self.offsets.extend(map(kind.offset, messages))
-        return size_bytes
+    def slice(self, begin: int, end: int) -> Records:
+        """Returns the records with indices from `begin` to before `end`, without a copy."""
+        columns = {name: column.slice(begin, end - begin) for name, column in self.columns.items()}
+        return Records(self.topic, self.partition, self.offsets[begin:end], columns)
 
-    def take(self, count: int) -> Records:
-        """Removes and returns the first records, up to `count`."""
-        taken = Records(self.topic, self.partition, self.columns)
-        if count >= len(self):
-            taken.offsets, self.offsets = self.offsets, taken.offsets
-            taken.columns, self.columns = self.columns, taken.columns
-            return taken
-        taken.offsets = self.offsets[:count]
-        del self.offsets[:count]
-        for name, column in self.columns.items():
-            taken.columns[name] = column[:count]
-            del column[:count]
-        return taken
-
-    def only(self, numbers: Sequence[int]) -> Records:
+    def only(self, numbers: NDArray[np.int64]) -> Records:
         """Returns the records with these indices."""
-        found = Records(self.topic, self.partition, ())
-        found.offsets = [self.offsets[number] for number in numbers]
-        found.columns = {name: [column[number] for number in numbers] for name, column in self.columns.items()}
-        return found
+        indexes = pa.array(numbers)
+        columns = {name: column.take(indexes) for name, column in self.columns.items()}
+        return Records(self.topic, self.partition, self.offsets[numbers], columns)
 
     @property
-    def values(self) -> list[bytes | None]:
-        """Returns the values of the records; None for a tombstone."""
+    def values(self) -> pa.Array:
+        """Returns the values of the records; null for a tombstone."""
         return self.columns["value"]
 
     @property
     def size_bytes(self) -> int:
-        """Returns the total bytes of all buffered values, keys and headers."""
-        return sum(_bytes_of(name, column) for name, column in self.columns.items())
+        """Returns the memory of the records in bytes."""
+        return _RECORD_BYTES * len(self) + sum(_bytes_of(name, column) for name, column in self.columns.items())
 
 
-def _bytes_of(name: str, column: Sequence[Any]) -> int:
+@dataclass(frozen=True, slots=True)
+class FetchReport:
+    """An error or the end of a partition, at an offset. `topic` is "" for a report about no partition."""
+
+    error: KafkaError
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The number of records and reports that were fetched, the reports, and the records by consecutive partition."""
+
+    count: int
+    reports: Sequence[FetchReport]
+    records: Sequence[Records]
+
+
+def headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]]]) -> pa.Array:
+    """Returns the headers of records, each given by name and value, as an array of lists."""
+    ends = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum([len(each) for each in headers], out=ends[1:])
+    pairs = [pair for each in headers for pair in each]
+    names = pa.array([name for name, _ in pairs], pa.string())
+    values = pa.array([value for _, value in pairs], pa.binary())
+    entries = pa.StructArray.from_arrays([names, values], fields=list(_HEADERS.value_type))
+    return pa.ListArray.from_arrays(pa.array(ends), entries, type=_HEADERS)
+
+
+def _bytes_of(name: str, column: pa.Array) -> int:
     if name == "timestamp":
         return 0
     if name == "headers":
-        pairs = [pair for found in column if found for pair in found]
-        return sum(_HEADER_BYTES + len(key) + len(value or b"") for key, value in pairs)
-    return sum(map(len, filter(None, column)))
+        pairs = column.flatten()
+        return _HEADER_BYTES * len(pairs) + sum(_bytes_of("value", each) for each in pairs.flatten())
+    # Offsets of a slice begin anywhere.
+    ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4) if len(column) else (0,)
+    return int(ends[-1]) - int(ends[0])
+
+
+class RecordBuffer:
+    """A queue of the records of one partition, in offset order."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Records] = deque()
+        self._count = 0
+        self.size_bytes = 0
+        """Memory of the records in bytes."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, records: Records) -> int:
+        """Appends records. Returns their memory in bytes."""
+        size_bytes = records.size_bytes
+        self._parts.append(records)
+        self._count += len(records)
+        self.size_bytes += size_bytes
+        return size_bytes
+
+    def take(self, count: int) -> Records | None:
+        """Removes and returns the first records, up to `count` (at least 1). Returns None if there are none."""
+        taken: list[Records] = []
+        room, room_bytes = count, _TAKEN_BYTES_MAX
+        while self._parts and room > 0:
+            first = self._parts.popleft()
+            if len(first) > room:
+                self._parts.appendleft(first.slice(room, len(first)))
+                first = first.slice(0, room)
+            size_bytes = first.size_bytes
+            if taken and size_bytes > room_bytes:
+                self._parts.appendleft(first)
+                break
+            taken.append(first)
+            room -= len(first)
+            room_bytes -= size_bytes
+        if not taken:
+            return None
+        self._count -= sum(map(len, taken))
+        self.size_bytes -= _TAKEN_BYTES_MAX - room_bytes
+        return taken[0] if len(taken) == 1 else _joined(taken)
+
+
+def _joined(parts: Sequence[Records]) -> Records:
+    first = parts[0]
+    columns = {name: pa.concat_arrays([part.columns[name] for part in parts]) for name in first.columns}
+    return Records(first.topic, first.partition, np.concatenate([part.offsets for part in parts]), columns)
 
 
 class RecordReader:
@@ -234,8 +318,11 @@ class RecordReader:
         values = records.values
         if elsewhere:
             # Their payloads have no id, and the first bytes could be the id of another schema.
-            values = [b"" if number in elsewhere else value for number, value in enumerate(values)]
-        found = self._values.decode_records(values, records.columns.get("key", ()))
+            there = np.isin(np.arange(len(records)), list(elsewhere))
+            values = pc.if_else(pa.array(there), pa.scalar(b"", pa.binary()), values)
+        found = self._values.decode_records(
+            values.to_pylist(), records.columns["key"].to_pylist() if "key" in records.columns else ()
+        )
         numbers = found.payload_of_rows(len(records))
         bad = found.bad | elsewhere
         columns = found.batch.columns
@@ -257,7 +344,7 @@ class RecordReader:
         if not len(numbers):
             return None, letters
         # A record of change data is one row or none, and never several.
-        of_rows = records if len(numbers) == len(records) else records.only(numbers.tolist())
+        of_rows = records if len(numbers) == len(records) else records.only(numbers)
         made = [*columns, *self._form.metadata_of(of_rows)]
         return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
 
@@ -270,13 +357,19 @@ class RecordReader:
             names.add(_KEY_SCHEMA_ID)
         if not names:
             return {}
-        found = {}
-        for number, headers in enumerate(records.columns.get("headers", ())):
-            if headers and (name := next((key for key, _ in headers if key in names), None)) is not None:
-                found[number] = (
-                    f"the id of its schema is in the header {name!r}, which is not supported; let the producer "
-                    "write it before the payload (PrefixSchemaIdSerializer)"
-                )
+        headers = records.columns["headers"]
+        keys = headers.flatten().field("key")
+        there = np.flatnonzero(pc.is_in(keys, pa.array(sorted(names))).to_numpy(zero_copy_only=False))
+        found: dict[int, str] = {}
+        for number, name in zip(
+            pc.list_parent_indices(headers).take(pa.array(there)).to_pylist(),
+            keys.take(pa.array(there)).to_pylist(),
+            strict=True,
+        ):
+            found[number] = (
+                f"the id of its schema is in the header {name!r}, which is not supported; let the producer "
+                "write it before the payload (PrefixSchemaIdSerializer)"
+            )
         return found
 
     def _key_column(self, decoder: PayloadDecoder, records: Records) -> tuple[pa.Array, dict[int, str]]:
@@ -286,10 +379,10 @@ class RecordReader:
         """
         form = self._form.key
         assert form is not None
-        keys: Sequence[bytes | None] = records.columns["key"]
-        numbers = [number for number, key in enumerate(keys) if key is not None]
-        found = decoder.decode([keys[number] or b"" for number in numbers])
-        bad = {numbers[at]: reason if form.single else f"the key: {reason}" for at, reason in found.bad.items()}
+        keys = records.columns["key"]
+        numbers = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
+        found = decoder.decode(keys.drop_null().to_pylist())
+        bad = {int(numbers[at]): reason if form.single else f"the key: {reason}" for at, reason in found.bad.items()}
         batch = found.batch
         column = (
             batch.column(0) if form.single else pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
@@ -297,7 +390,7 @@ class RecordReader:
         if len(column) == len(keys):
             return column, bad
         places = np.full(len(keys), -1, dtype=np.int64)
-        places[np.delete(np.array(numbers, dtype=np.int64), sorted(found.bad))] = np.arange(len(column))
+        places[np.delete(numbers, sorted(found.bad))] = np.arange(len(column))
         return column.take(pa.array(places, mask=places < 0)), bad
 
     def _letters(self, records: Records, bad: Mapping[int, str]) -> pa.RecordBatch:
@@ -309,9 +402,9 @@ class RecordReader:
                 f"{where} cannot be read: {bad[numbers[0]]}. Skip such records with "
                 'from_kafka(bad_rows="skip"), or read them as a stream with bad_rows="side"'
             )
-        wrong = records.only(numbers)
+        wrong = records.only(np.array(numbers, np.int64))
         columns = [
-            pa.array(wrong.values, pa.binary()),
+            wrong.values,
             *(_METADATA_OF[name](wrong) for name in ("topic", "partition", "offset")),
             pa.array([bad[number] for number in numbers], pa.string()),
         ]
@@ -323,16 +416,11 @@ _VALUE_SCHEMA_ID, _KEY_SCHEMA_ID = "__value_schema_id", "__key_schema_id"
 """The headers in which Confluent's HeaderSchemaIdSerializer writes the GUID of a schema."""
 
 
-def _headers(records: Records) -> pa.Array:
-    pairs = [found or () for found in records.columns["headers"]]
-    return pa.array([[{"key": key, "value": value} for key, value in each] for each in pairs], _HEADERS)
-
-
 _METADATA_OF: Mapping[str, Callable[[Records], pa.Array]] = {
     "topic": lambda records: pa.repeat(pa.scalar(records.topic, pa.string()), len(records)),
     "partition": lambda records: pa.repeat(pa.scalar(records.partition, pa.int32()), len(records)),
-    "offset": lambda records: pa.array(records.offsets, pa.int64()),
-    "timestamp": lambda records: pa.array(records.columns["timestamp"], pa.int64()).cast(_TIME),
-    "headers": _headers,
-    "tombstone": lambda records: pa.array([value is None for value in records.values], pa.bool_()),
+    "offset": lambda records: pa.array(records.offsets),
+    "timestamp": lambda records: records.columns["timestamp"].cast(_TIME),
+    "headers": lambda records: records.columns["headers"],
+    "tombstone": lambda records: records.values.is_null(),
 }

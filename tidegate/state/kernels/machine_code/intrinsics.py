@@ -140,3 +140,16 @@ def prefetch_value(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
         return context.get_dummy_value()
 
     return (types.void(pages, types.int64, like), codegen) if pages.dtype == types.uintp else None
+
+
+@_intrinsic
+def call(typingctx: Any, function: Any, first: Any, second: Any) -> Any:
+    """Calls a C function with two pointers. `function` is its address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.IntType(64), [pointer, pointer])
+        target = builder.inttoptr(args[0], kind.as_pointer())
+        return builder.call(target, [builder.inttoptr(each, pointer) for each in args[1:]])
+
+    return types.int64(types.int64, types.uintp, types.uintp), codegen
