@@ -104,8 +104,8 @@ def events_us(form: DebeziumFormat, batch: pa.RecordBatch, rounds: int) -> tuple
     )
     rows = np.arange(batch.num_rows)
     changes = RowChanges(rows, rows)
-    values = encoder.encode_changes(batch, changes, None, "bids").payloads.to_pylist()
-    texts = of_keys.encoder().encode(batch.select(keys), "bids").payloads.to_pylist()
+    values = encoder.encode_changes(batch, changes, None, "bids").payloads
+    texts = of_keys.encoder().encode(batch.select(keys), "bids").payloads
     decoder = form.for_reading(batch.schema, use).decoder()
     found = decoder.decode_records(values, texts)
     assert not found.bad
@@ -133,7 +133,7 @@ def main() -> None:
     for name, form in formats.items():
         encoder = form.for_writing(batch.schema, USE).encoder()
         decoder = form.for_reading(batch.schema, USE).decoder()
-        payloads = encoder.encode(batch).payloads.to_pylist()
+        payloads = encoder.encode(batch).payloads
         assert decoder.decode(payloads).batch.equals(batch)
         results[name] = (
             best_us(options.rounds, options.rows, lambda decoder=decoder, payloads=payloads: decoder.decode(payloads)),  # type: ignore[misc]

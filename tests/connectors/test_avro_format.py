@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payload_arrays import binary
 from registry_server import RegistryServer, registry_server
 
 from tidegate.connectors.formats.avro import AvroFormat, avro_schema_of
@@ -79,7 +80,7 @@ def written(schema: Any, *rows: Any) -> list[bytes]:
 
 def read(schema: Any, payloads: list[bytes], columns: pa.Schema | None = None) -> DecodedRecords:
     """The rows of bare payloads."""
-    return AvroFormat(schema).for_reading(columns, READING).decoder().decode(payloads)
+    return AvroFormat(schema).for_reading(columns, READING).decoder().decode(binary(payloads))
 
 
 def with_id(schema_id: int, payload: bytes) -> bytes:
@@ -319,7 +320,7 @@ def test_records_of_an_older_schema_are_read_as_the_newer_one(
         first = registry.add("orders-value", old)
         registry.add("orders-value", new)
         payload = with_id(first, written(old, {"gone": {"k": 1, "l": "m"}, "x": value})[0])
-        found = AvroFormat(registry=registry.url).for_reading(None, READING).decoder().decode([payload])
+        found = AvroFormat(registry=registry.url).for_reading(None, READING).decoder().decode(binary([payload]))
     assert found.bad == {}
     assert found.batch.to_pylist() == [{"x": expected, "more": None, "list": [1, 2]}]
 
@@ -362,7 +363,7 @@ def test_a_schema_that_does_not_fit_is_refused(writer: Any, reader: Any, reason:
             AvroFormat(new, registry=registry.url).for_reading(None, READING)
         registry.add("orders-value", new)
         decoder = AvroFormat(new, registry=registry.url).for_reading(None, READING).decoder()
-        assert f"the schema with the id {first} cannot be read" in decoder.decode([with_id(first, b"")]).bad[0]
+        assert f"the schema with the id {first} cannot be read" in decoder.decode(binary([with_id(first, b"")])).bad[0]
 
 
 def test_a_time_of_day_is_less_than_a_day() -> None:
@@ -376,7 +377,7 @@ def test_a_time_of_day_is_less_than_a_day() -> None:
         first = registry.add("orders-value", record(("x", "int")))
         registry.add("orders-value", record(("x", {"type": "long", "logicalType": "time-micros"})))
         decoder = AvroFormat(registry=registry.url).for_reading(None, READING).decoder()
-        found = decoder.decode([with_id(first, each) for each in payloads])
+        found = decoder.decode(binary([with_id(first, each) for each in payloads]))
     assert found.batch.column(0).to_pylist() == [dt.time(0, 1, 26, 399_999), dt.time(0, 1, 26, 400_000)]
     assert sorted(found.bad) == [2]
 
@@ -392,10 +393,10 @@ def test_a_field_is_found_by_its_name_before_its_aliases(order: tuple[str, str])
         first = registry.add("orders-value", old)
         registry.add("orders-value", new)
         payload = with_id(first, written(old, {"a": 1, "b": 2, "c": 3, "d": 4})[0])
-        found = AvroFormat(registry=registry.url).for_reading(None, READING).decoder().decode([payload])
+        found = AvroFormat(registry=registry.url).for_reading(None, READING).decoder().decode(binary([payload]))
         for name, value in (("b", 2), ("x", 3)):
             column = pa.schema([(name, pa.int32())])
-            alone = AvroFormat(registry=registry.url).for_reading(column, READING).decoder().decode([payload])
+            alone = AvroFormat(registry=registry.url).for_reading(column, READING).decoder().decode(binary([payload]))
             assert alone.batch.to_pylist() == [{name: value}]
     assert found.batch.to_pylist() == [{"b": 2, "x": 3}]
 
@@ -415,7 +416,7 @@ def test_a_field_is_not_read_under_the_name_of_an_unwanted_field() -> None:
             pa.schema([("a", pa.int32()), ("l", kinds["a"])]),
             pa.schema([("a", pa.int32()), ("b", pa.int32()), ("l", kinds["ab"])]),
         ):
-            found = AvroFormat(registry=registry.url).for_reading(columns, READING).decoder().decode([payload])
+            found = AvroFormat(registry=registry.url).for_reading(columns, READING).decoder().decode(binary([payload]))
             row = found.batch.to_pylist()[0]
             assert (row["a"], row["l"][0]["a"]) == (-1, -1)
             assert row.get("b", 7) == row["l"][0].get("b", 7) == 7
@@ -435,8 +436,8 @@ def test_a_default_of_a_list_that_has_no_elements() -> None:
         registry.add("orders-value", new)
         decoder = AvroFormat(registry=registry.url).for_reading(None, READING).decoder()
         empty, full = (with_id(first, each) for each in written(old, {"x": []}, {"x": [{"a": 1}]}))
-        assert decoder.decode([empty]).batch.to_pylist() == [{"x": []}]
-        assert decoder.decode([empty, full]).batch.to_pylist() == [
+        assert decoder.decode(binary([empty])).batch.to_pylist() == [{"x": []}]
+        assert decoder.decode(binary([empty, full])).batch.to_pylist() == [
             {"x": []},
             {"x": [{"a": 1, "b": {"c": 5}, "l": [7]}]},
         ]
@@ -447,7 +448,7 @@ def test_bytes_of_confluents_serializer() -> None:
     with registry_server() as registry:
         registry.add("orders-value", ORDER)
         form = AvroFormat(registry=SchemaRegistry(registry.url))
-        found = form.for_reading(None, READING).decoder().decode(CONFLUENT)
+        found = form.for_reading(None, READING).decoder().decode(binary(CONFLUENT))
         assert (found.bad, found.batch.to_pylist()) == ({}, ORDERS)
         write = AvroFormat(ORDER, registry=registry.url, auto_register=False).for_writing(found.batch.schema, WRITING)
         assert write.encoder().encode(found.batch, "orders").payloads.to_pylist() == CONFLUENT
@@ -463,7 +464,7 @@ def test_records_out_of_the_wire_format_are_named() -> None:
         good = [with_id(new, b"\x02"), with_id(old, b"\x04"), with_id(new, b"\x06")]
         wrong = [b'{"x": 1}', b"\0\0", with_id(99, b"\x02"), with_id(other, b"{}")]
         payloads = [good[0], wrong[0], good[1], wrong[1], wrong[2], good[2], wrong[3]]
-        found = decoder.decode(payloads)
+        found = decoder.decode(binary(payloads))
         assert found.batch.to_pylist() == [{"x": 1}, {"x": 2}, {"x": 3}]
         assert {number: reason.split(":")[0] for number, reason in found.bad.items()} == {
             1: "it begins with the byte 0x7b and not with 0, so it is not in the wire format of a schema registry",
@@ -472,9 +473,9 @@ def test_records_out_of_the_wire_format_are_named() -> None:
             6: f"the schema with the id {other} cannot be read as the schema of the program",
         }
         before = len(registry.requests)
-        assert decoder.decode(payloads).batch.num_rows == 3
+        assert decoder.decode(binary(payloads)).batch.num_rows == 3
         assert len(registry.requests) == before, "known and unknown ids are remembered"
-        nulls = decoder.decode_with_nulls([None, *payloads])
+        nulls = decoder.decode_with_nulls(binary([None, *payloads]))
         assert nulls.batch.to_pylist() == [{"x": None}, {"x": 1}, {"x": 2}, {"x": 3}]
         assert sorted(nulls.bad) == [2, 4, 5, 7]
 
@@ -532,7 +533,7 @@ def test_schemas_that_have_no_columns_are_refused_by_name() -> None:
 def test_a_schema_that_is_no_record_is_one_column() -> None:
     """Keys of Kafka are often such values."""
     use = PayloadUse("from_kafka", ("orders",), "key")
-    found = AvroFormat("long").for_reading(None, use).decoder().decode(written("long", 5, -6))
+    found = AvroFormat("long").for_reading(None, use).decoder().decode(binary(written("long", 5, -6)))
     assert found.batch.to_pylist() == [{"key": 5}, {"key": -6}]
     write = AvroFormat("long").for_writing(found.batch.schema, use).encoder()
     assert write.encode(found.batch).payloads.to_pylist() == written("long", 5, -6)
@@ -557,7 +558,9 @@ def test_a_schema_is_made_of_columns_and_registered() -> None:
         assert list(registry.subjects) == ["orders-shop.Row"]
         payloads = write.encoder().encode(batch, "orders").payloads.to_pylist()
         schema = json.loads(registry.schemas[1]["schema"])
-        back = AvroFormat(schema, registry=registry.url).for_reading(columns, READING).decoder().decode(payloads)
+        back = (
+            AvroFormat(schema, registry=registry.url).for_reading(columns, READING).decoder().decode(binary(payloads))
+        )
         assert (back.bad, back.batch.to_pylist()) == ({}, [row, empty])
         registry.incompatible.add("orders-value")
         with pytest.raises(ConfigurationError, match="refuses the schema for /subjects/orders-value/versions: Schema"):
@@ -597,7 +600,10 @@ def test_references_are_followed() -> None:
             "orders-value", record(("b", "B")), references=[{"name": "B", "subject": "b", "version": 1}]
         )
         found = (
-            AvroFormat(registry=registry.url).for_reading(None, READING).decoder().decode([with_id(number, b"\x0a")])
+            AvroFormat(registry=registry.url)
+            .for_reading(None, READING)
+            .decoder()
+            .decode(binary([with_id(number, b"\x0a")]))
         )
         assert found.batch.to_pylist() == [{"b": {"c": {"z": 5}}}]
 
@@ -678,7 +684,7 @@ def test_a_null_that_the_schema_of_the_program_does_not_allow_is_bad() -> None:
     with registry_server() as registry:
         number = registry.add("orders-value", written_as)
         decoder = AvroFormat(read_as, registry=registry.url).for_reading(None, READING).decoder()
-        found = decoder.decode([with_id(number, each) for each in written(written_as, *rows)])
+        found = decoder.decode(binary([with_id(number, each) for each in written(written_as, *rows)]))
     assert found.batch.to_pylist() == [rows[0], rows[3]]
     assert found.bad == {
         1: "field 'x' is null, which the program's schema does not allow; make the field nullable there",

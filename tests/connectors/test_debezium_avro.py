@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from debezium_events import FILES, TABLE, avro_events, avro_schema, events, every_type
+from payload_arrays import binary
 from registry_server import RegistryServer, registry_server
 
 from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
@@ -79,10 +80,10 @@ def test_real_events_are_the_same_rows_in_avro_and_in_json(registry: RegistrySer
     options: dict[str, Any] = {"truncates": "apply", "metadata": ("op", "snapshot", "timestamp")}
     expected = DebeziumDecoder(TABLE, ("id",), DebeziumFormat(**options))
     in_json = events(FILES[1])
-    rows = expected.decode_records([each.value for each in in_json], [each.key for each in in_json])
+    rows = expected.decode_records(binary([each.value for each in in_json]), binary([each.key for each in in_json]))
     in_avro = avro_events(registry, TOPIC)
     decoder = _decoder(registry, **options)
-    found = decoder.decode_records([each.value for each in in_avro], [each.key for each in in_avro])
+    found = decoder.decode_records(binary([each.value for each in in_avro]), binary([each.key for each in in_avro]))
     assert not found.bad
     assert found.sources is not None
     assert rows.sources is not None
@@ -90,7 +91,7 @@ def test_real_events_are_the_same_rows_in_avro_and_in_json(registry: RegistrySer
     assert found.batch.equals(rows.batch)
     assert found.batch.num_rows == 19
     # How records are cut into batches does not matter.
-    apart = [decoder.decode_records([each.value], [each.key]).batch for each in in_avro]
+    apart = [decoder.decode_records(binary([each.value]), binary([each.key])).batch for each in in_avro]
     assert [row for batch in apart for row in batch.to_pylist()] == found.batch.to_pylist()
 
 
@@ -174,7 +175,7 @@ def test_a_schema_that_does_not_fit_is_refused_when_the_job_is_submitted(
     form = DebeziumFormat(registry=registry.url)
     with pytest.raises(ConfigurationError, match=rf"newest schema of the .*{reason}"):
         form.for_reading(columns, PayloadUse("from_kafka", (TOPIC,), keys=(keys,)))
-    found = DebeziumDecoder(columns, (keys,), form).decode_records([record.value], [record.key])
+    found = DebeziumDecoder(columns, (keys,), form).decode_records(binary([record.value]), binary([record.key]))
     assert not found.batch.num_rows
     assert list(found.bad) == [0]
 
@@ -198,7 +199,9 @@ def test_schemas_of_a_topic_may_change(registry: RegistryServer) -> None:
         _event(registry, second, "d", None, {"id": 4, "v": 0, "more": b"ab"}),
     ]
     columns = pa.schema([("id", pa.int32()), ("v", pa.int64())])
-    found = _decoder(registry, columns).decode_records(values, [_key(registry, id=at) for at in (1, 2, 3, 4)])
+    found = _decoder(registry, columns).decode_records(
+        binary(values), binary([_key(registry, id=at) for at in (1, 2, 3, 4)])
+    )
     assert list(found.bad) == [2]
     assert "field 'v' is missing in the schema of the event, which has ['id']" in unmarked(found.bad[2])
     assert found.sources is not None
@@ -216,7 +219,7 @@ def test_each_bad_event_is_named_alone(registry: RegistryServer) -> None:
     good, key = _event(registry, schema, "c", row), _key(registry, id=1)
 
     def fault(value: bytes, of: bytes | None = key) -> str:
-        found = _decoder(registry, columns).decode_records([good, value, good], [key, of, key])
+        found = _decoder(registry, columns).decode_records(binary([good, value, good]), binary([key, of, key]))
         assert found.batch.column("n").to_pylist() == [1, 1]
         assert list(found.bad) == [1]
         return unmarked(found.bad[1])
@@ -246,7 +249,9 @@ def test_values_that_the_database_did_not_write_are_listed(registry: RegistrySer
         _event(registry, schema, "u", {"id": 1, **whole}),
         _event(registry, schema, "u", {"id": 2, "t": f"about {mark}", "b": b"", "a": [], "n": [1], "h": {mark: "x"}}),
     ]
-    found = _decoder(registry, columns).decode_records(values, [_key(registry, id=1), _key(registry, id=2)])
+    found = _decoder(registry, columns).decode_records(
+        binary(values), binary([_key(registry, id=1), _key(registry, id=2)])
+    )
     assert not found.bad
     assert found.batch.column(UNCHANGED).to_pylist() == [["t", "b", "a", "n", "h"], None]
     assert [found.batch.to_pylist()[0][name] for name in "tbanh"] == [None] * 5
@@ -260,7 +265,9 @@ def test_decimals_may_be_text_or_numbers(mode: str, kind: str, value: object, re
     columns = pa.schema([("id", pa.int32()), ("v", pa.decimal128(10, 2))])
     more = "0.125" if mode == "string" else 0.125
     values = [_event(registry, schema, "c", {"id": 1, "v": each}) for each in (value, more)]
-    found = _decoder(registry, columns, decimals=mode).decode_records(values, [_key(registry, id=1)] * 2)
+    found = _decoder(registry, columns, decimals=mode).decode_records(
+        binary(values), binary([_key(registry, id=1)] * 2)
+    )
     assert found.batch.column("v").to_pylist() == [Decimal("1234.50")]
     assert "field 'v': '0.125' is not a value of type decimal128(10, 2)" in unmarked(found.bad[1])
 
@@ -278,7 +285,7 @@ def test_times_are_read_exactly(registry: RegistryServer) -> None:
         + _event(registry, written, "c", {"id": 1, "z": z, "t": t})[5:]
         for z, t in rows
     ]
-    found = _decoder(registry, columns).decode_records(payloads, [_key(registry, id=1)] * 3)
+    found = _decoder(registry, columns).decode_records(binary(payloads), binary([_key(registry, id=1)] * 3))
     assert found.batch.column("z").to_pylist() == [datetime(2026, 1, 2, 2, 4, 5, 6, UTC)]
     assert "field 'z': 'soon' is not a value" in unmarked(found.bad[1])
     assert "not a time of a day" in found.bad[2]
@@ -308,7 +315,7 @@ def _all_types() -> tuple[pa.Schema, dict[str, Any]]:
 
 
 def _read(registry: RegistryServer, columns: pa.Schema, values: list[bytes], keys: list[bytes]) -> DecodedRecords:
-    return _decoder(registry, columns).decode_records(values, keys)
+    return _decoder(registry, columns).decode_records(binary(values), binary(keys))
 
 
 def test_events_that_are_written_are_read_as_the_same_rows(registry: RegistryServer) -> None:
@@ -322,7 +329,7 @@ def test_events_that_are_written_are_read_as_the_same_rows(registry: RegistrySer
     assert found.batch.select(columns.names).equals(rows)
     # The schema alone gives columns that hold the same values.
     derived = DebeziumFormat(registry=registry.url).for_reading(None, PayloadUse("from_kafka", (TOPIC,), keys=("id",)))
-    again = derived.decoder().decode_records(values, keys)
+    again = derived.decoder().decode_records(binary(values), binary(keys))
     assert not again.bad
     assert again.batch.schema.field("wide").type == pa.decimal128(38, 10)
     assert again.batch.column("many").to_pylist() == rows.column("many").to_pylist()
@@ -340,7 +347,9 @@ def test_events_that_are_written_are_read_as_the_same_rows(registry: RegistrySer
 def test_events_have_the_shape_that_debezium_gives_them(registry: RegistryServer) -> None:
     """Written events have the rows before and after, and the names and types of the columns in the schema."""
     records = [each for each in avro_events(registry, TOPIC) if each.event is not None and each.event["op"] != "t"]
-    found = _decoder(registry).decode_records([each.value for each in records], [each.key for each in records])
+    found = _decoder(registry).decode_records(
+        binary([each.value for each in records]), binary([each.key for each in records])
+    )
     rows = found.batch.select(TABLE.names)
     newest: dict[int, int] = {}
     before, after = [], []
@@ -500,7 +509,7 @@ def test_an_infinity_of_the_database_is_bad(
         (True, _decoder(registry, columns), avro, keys),
         (False, DebeziumDecoder(columns, ("id",), DebeziumFormat()), texts, ids),
     ):
-        found = decoder.decode_records(events_, keys_)
+        found = decoder.decode_records(binary(events_), binary(keys_))
         assert sorted(found.bad) == list(range(1, len(values) - 1))
         assert found.batch["id"].to_pylist() == [0, len(values) - 1]
         assert all("v'" in reason for reason in found.bad.values())
@@ -508,6 +517,6 @@ def test_an_infinity_of_the_database_is_bad(
             wire = {"long": "int64", "int": "int32", "string": "string"}[kind]
             assert f"read the column as pa.{wire}()" in unmarked(found.bad[1])
     plain = {"long": pa.int64(), "int": pa.int32(), "string": pa.string()}[kind]
-    found = _decoder(registry, pa.schema([("id", pa.int32()), ("v", plain)])).decode_records(avro, keys)
+    found = _decoder(registry, pa.schema([("id", pa.int32()), ("v", plain)])).decode_records(binary(avro), binary(keys))
     assert found.batch["v"].to_pylist() == values
     assert not found.bad

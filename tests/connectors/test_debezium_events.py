@@ -14,6 +14,7 @@ import pytest
 from debezium_events import FILES, TABLE, events, every_type
 from hypothesis import given
 from hypothesis import strategies as st
+from payload_arrays import binary
 
 from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
 from tidegate.connectors.formats.debezium_values import unscaled_bytes
@@ -40,7 +41,7 @@ def _decoder(columns: pa.Schema = _ITEM, keys: tuple[str, ...] = ("id",), **opti
 def _fault(value: bytes, key: bytes | None = _key(1), columns: pa.Schema = _ITEM, **options: Any) -> str:
     """The reason why an event cannot be read. A good event before and after it can."""
     before, after = _event("c", {"id": 8, "v": "x"}), _event("c", {"id": 9, "v": "y"})
-    found = _decoder(columns, **options).decode_records([before, value, after], [_key(8), key, _key(9)])
+    found = _decoder(columns, **options).decode_records(binary([before, value, after]), binary([_key(8), key, _key(9)]))
     assert found.batch.column("id").to_pylist() == [8, 9]
     assert list(found.bad) == [1]
     return unmarked(found.bad[1])
@@ -51,7 +52,7 @@ def test_every_kind_of_real_event_is_read_with_its_types(name: str) -> None:
     """Snapshot rows, creates, updates, deletes and their tombstones, a change of key, a truncate."""
     records = events(name)
     decoder = _decoder(TABLE, truncates="apply", metadata=("op", "snapshot", "timestamp"))
-    found = decoder.decode_records([each.value for each in records], [each.key for each in records])
+    found = decoder.decode_records(binary([each.value for each in records]), binary([each.key for each in records]))
     assert not found.bad
     assert found.sources is not None
     assert found.sources.tolist() == [number for number, each in enumerate(records) if each.value is not None]
@@ -80,9 +81,9 @@ def test_each_event_alone_is_read_as_among_others() -> None:
     """How records are cut into batches does not matter, and files of both forms may be mixed."""
     records = [each for pair in zip(*(events(name) for name in FILES), strict=True) for each in pair]
     whole = _decoder(TABLE, truncates="apply")
-    together = whole.decode_records([each.value for each in records], [each.key for each in records])
+    together = whole.decode_records(binary([each.value for each in records]), binary([each.key for each in records]))
     single = _decoder(TABLE, truncates="apply")
-    apart = [single.decode_records([each.value], [each.key]).batch for each in records]
+    apart = [single.decode_records(binary([each.value]), binary([each.key])).batch for each in records]
     assert not together.bad
     assert together.batch.to_pylist() == [row for batch in apart for row in batch.to_pylist()]
 
@@ -99,7 +100,7 @@ def test_precise_decimals_are_exact(numbers: list[int | None], scale: int) -> No
 
     columns = pa.schema([("id", pa.int64()), ("v", pa.decimal128(38, scale))])
     values = [_event("c", {"id": i, "v": written(number)}) for i, number in enumerate(numbers)]
-    found = _decoder(columns).decode_records(values, [_key(i) for i in range(len(numbers))])
+    found = _decoder(columns).decode_records(binary(values), binary([_key(i) for i in range(len(numbers))]))
     assert not found.bad
     given_back = [None if v is None else int(v.scaleb(scale)) for v in map(_exact, found.batch.column("v").to_pylist())]
     assert given_back == numbers
@@ -144,7 +145,7 @@ def test_times_are_integers_in_the_unit_of_their_type() -> None:
         "more": {"n": "AJY=", "d": [0, 1]},
     }
     empty = dict.fromkeys(row) | {"id": 2}
-    found = _decoder(columns).decode_records([_event("c", row), _event("c", empty)], [_key(1), _key(2)])
+    found = _decoder(columns).decode_records(binary([_event("c", row), _event("c", empty)]), binary([_key(1), _key(2)]))
     assert not found.bad
     assert list(found.batch.to_pylist()[0].values())[:8] == [
         1,
@@ -163,14 +164,16 @@ def test_decimals_may_be_text_or_numbers() -> None:
     """Decimals follow `decimal.handling.mode`."""
     columns = pa.schema([("id", pa.int64()), ("v", pa.decimal128(10, 2))])
     for mode, value in (("string", "1234.50"), ("double", 1234.5)):
-        found = _decoder(columns, decimals=mode).decode_records([_event("c", {"id": 1, "v": value})], [_key(1)])
+        found = _decoder(columns, decimals=mode).decode_records(
+            binary([_event("c", {"id": 1, "v": value})]), binary([_key(1)])
+        )
         assert found.batch.column("v").to_pylist() == [Decimal("1234.50")]
 
 
 def test_a_deletion_has_its_keys_from_the_row_or_from_the_record() -> None:
     """With REPLICA IDENTITY NOTHING and in other databases `before` may be missing."""
     values = [_event("d", before={"id": 1, "v": None}), _event("d"), None]
-    found = _decoder().decode_records(values, [_key(1), _key(2), _key(2)])
+    found = _decoder().decode_records(binary(values), binary([_key(1), _key(2), _key(2)]))
     assert not found.bad
     assert found.batch.column("id").to_pylist() == [1, 2]
     assert found.batch.column("row_kind").to_pylist() == ["-D", "-D"]
@@ -182,7 +185,7 @@ def test_values_that_the_database_did_not_write_are_listed() -> None:
     mark = "__debezium_unavailable_value"
     row = {"id": 1, "t": mark, "b": base64.b64encode(mark.encode()).decode(), "a": [mark]}
     other = {"id": 2, "t": f"about {mark}", "b": None, "a": []}
-    found = _decoder(columns).decode_records([_event("u", row), _event("u", other)], [_key(1), _key(2)])
+    found = _decoder(columns).decode_records(binary([_event("u", row), _event("u", other)]), binary([_key(1), _key(2)]))
     assert not found.bad
     assert found.batch.column(UNCHANGED).to_pylist() == [["t", "b", "a"], None]
     first, second = found.batch.to_pylist()
@@ -220,7 +223,7 @@ def test_a_placeholder_has_the_type_of_its_column(kind: pa.DataType, value: Any)
     columns = pa.schema([("id", pa.int64()), ("v", kind)])
     others = [value[:-1], None] if isinstance(value, list) else [None]
     values = [_event("u", {"id": 1, "v": each}) for each in (value, *others)]
-    found = _decoder(columns).decode_records(values, [_key(1)] * len(values))
+    found = _decoder(columns).decode_records(binary(values), binary([_key(1)] * len(values)))
     assert not found.bad
     assert found.batch.column(UNCHANGED).to_pylist() == [["v"], *[None] * len(others)]
     assert found.batch.column("v").is_valid().to_pylist() == [False, *(each is not None for each in others)]
@@ -231,7 +234,9 @@ def test_an_array_of_booleans_has_no_placeholder(mark: str) -> None:
     """Debezium has none for it, and an array of as many booleans as the placeholder has bytes is a value."""
     columns = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.bool_()))])
     value = [True] * len(mark)
-    found = _decoder(columns, unavailable=mark).decode_records([_event("u", {"id": 1, "v": value})], [_key(1)])
+    found = _decoder(columns, unavailable=mark).decode_records(
+        binary([_event("u", {"id": 1, "v": value})]), binary([_key(1)])
+    )
     assert (found.bad, found.batch.column("v").to_pylist()) == ({}, [value])
     assert found.batch.column(UNCHANGED).to_pylist() == [None]
 
@@ -272,7 +277,7 @@ def test_a_value_that_does_not_fit_makes_its_event_bad() -> None:
 
     def fault(kind: pa.DataType, value: object, nullable: bool = True) -> str:
         columns = pa.schema([("id", pa.int64()), pa.field("v", kind, nullable)])
-        found = _decoder(columns).decode_records([_event("c", {"id": 1, "v": value})], [_key(1)])
+        found = _decoder(columns).decode_records(binary([_event("c", {"id": 1, "v": value})]), binary([_key(1)]))
         assert not found.batch.num_rows
         return unmarked(found.bad[0])
 
@@ -290,7 +295,7 @@ def test_a_schema_in_the_event_is_compared_with_the_columns() -> None:
     record = events(FILES[1])[1]  # Its values are null, so that only the schema shows the difference.
 
     def fault(columns: pa.Schema) -> str:
-        found = _decoder(columns).decode_records([record.value], [record.key])
+        found = _decoder(columns).decode_records(binary([record.value]), binary([record.key]))
         assert not found.batch.num_rows
         return unmarked(found.bad[0])
 
@@ -302,7 +307,7 @@ def test_a_schema_in_the_event_is_compared_with_the_columns() -> None:
     assert "'at' is a string in the event" in fault(changed("at", pa.timestamp("us")))
     assert "field 'new' is missing in the schema" in fault(TABLE.append(pa.field("new", pa.string())))
     text = (record.value or b"").replace(b"io.debezium.time.ZonedTimestamp", b"io.debezium.time.MicroTimestamp")
-    found = _decoder(changed("at", pa.timestamp("ms"))).decode_records([text], [record.key])
+    found = _decoder(changed("at", pa.timestamp("ms"))).decode_records(binary([text]), binary([record.key]))
     assert "counts us in the event" in found.bad[0]
 
 
@@ -338,7 +343,7 @@ def test_a_schema_in_the_event_shows_a_value_of_another_meaning(
     event = {"before": None, "after": {"id": 1, "v": value}, "op": "c"}
     record = {"schema": {"type": "struct", "fields": images}, "payload": event}
     columns = pa.schema([("id", pa.int32()), ("v", wanted)])
-    found = _decoder(columns).decode_records([json.dumps(record).encode()], [b'{"id":1}'])
+    found = _decoder(columns).decode_records(binary([json.dumps(record).encode()]), binary([b'{"id":1}']))
     assert message in unmarked(found.bad[0])
 
 
@@ -376,7 +381,9 @@ def _written(
 def test_events_are_written_as_debezium_writes_them() -> None:
     """The same rows before and after, with the same keys. The envelope has no members that Debezium's has not."""
     records = [each for each in events(FILES[0]) if each.event is not None and each.event["op"] != "t"]
-    found = _decoder(TABLE).decode_records([each.value for each in records], [each.key for each in records])
+    found = _decoder(TABLE).decode_records(
+        binary([each.value for each in records]), binary([each.key for each in records])
+    )
     rows = found.batch.select(TABLE.names)
     newest: dict[int, int] = {}
     before, after = [], []
@@ -408,7 +415,7 @@ def test_events_that_are_written_are_read_as_the_same_rows() -> None:
     rows = pa.RecordBatch.from_pylist([row, empty, row | {"id": "c"}, empty | {"id": "d"}], schema=columns).slice(1)
     values, keys, bad = _written(rows, [-1, -1, -1], [0, 1, 2])
     assert not bad
-    found = _decoder(columns).decode_records(values, keys)
+    found = _decoder(columns).decode_records(binary(values), binary(keys))
     assert not found.bad
     assert found.batch.select(columns.names).equals(rows)
 
@@ -434,7 +441,12 @@ def test_decimals_are_written_in_the_mode_of_the_connector(mode: str) -> None:
     )
     values, keys, _ = _written(rows, [-1, -1], [0, 1], decimals=mode)
     assert json.loads(values[0])["after"]["v"] == ("-0.50" if mode == "string" else -0.5)
-    assert _decoder(rows.schema, decimals=mode).decode_records(values, keys).batch.select(["id", "v"]).equals(rows)
+    assert (
+        _decoder(rows.schema, decimals=mode)
+        .decode_records(binary(values), binary(keys))
+        .batch.select(["id", "v"])
+        .equals(rows)
+    )
 
 
 def test_a_row_that_no_event_can_hold_is_bad() -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payload_arrays import binary
 
 from tidegate.connectors.formats.csv import CsvFormat
 from tidegate.connectors.formats.format import Format, PayloadUse, repeated_keys
@@ -60,7 +61,7 @@ def test_rows_are_read_back_as_they_were(rows: list[dict[str, Any]], start: int)
     """Every value of every type, with nulls anywhere, also in a batch that is a slice of another."""
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA).slice(start)
     payloads = encoded(batch)
-    back = JsonFormat().for_reading(SCHEMA, READING).decoder().decode(payloads)
+    back = JsonFormat().for_reading(SCHEMA, READING).decoder().decode(binary(payloads))
     assert back.bad == {}
     assert back.batch.to_pylist() == batch.to_pylist()
     for payload, row in zip(payloads, rows[start:], strict=True):
@@ -107,7 +108,7 @@ def test_a_year_without_four_digits_makes_a_row_bad(unit: str, zone: str | None)
         found = JsonFormat().for_writing(batch.schema, WRITING).encoder().encode(batch)
         assert sorted(found.bad) == [0, 4]
         assert found.bad[0].startswith("column 'a' has a year outside 0 to 9999")
-        read = JsonFormat().for_reading(batch.schema, READING).decoder().decode(found.payloads.to_pylist())
+        read = JsonFormat().for_reading(batch.schema, READING).decoder().decode(binary(found.payloads.to_pylist()))
         assert read.bad == {}
         assert read.batch.column(0).equals(column.take(pa.array([1, 2, 3])))
 
@@ -123,7 +124,7 @@ def test_a_date64_that_is_no_date_makes_a_row_bad(form: Format) -> None:
     assert sorted(found.bad) == [1, 3, 4, 5]
     for row, reason in reasons.items():
         assert found.bad[row].startswith(f"column 'a' {reason}")
-    read = form.for_reading(batch.schema, READING).decoder().decode(found.payloads.to_pylist())
+    read = form.for_reading(batch.schema, READING).decoder().decode(binary(found.payloads.to_pylist()))
     assert (read.bad, read.batch) == ({}, batch.take([0, 2, 6]))
 
 
@@ -170,11 +171,11 @@ def test_a_missing_payload_is_a_row_of_nulls() -> None:
     """Tombstones keep their place among rows and bad payloads; a column that is not nullable makes them bad."""
     payloads = [None, b'{"x":1}', b"{", None, b'{"x":2}']
     decoder = JsonFormat().for_reading(pa.schema([("x", pa.int64())]), READING).decoder()
-    found = decoder.decode_with_nulls(payloads)
+    found = decoder.decode_with_nulls(binary(payloads))
     assert (found.batch.column("x").to_pylist(), list(found.bad)) == ([None, 1, None, 2], [2])
     assert found.payload_of_rows(5).tolist() == [0, 1, 3, 4]
     required = pa.schema([pa.field("x", pa.int64(), nullable=False)])
-    found = JsonFormat().for_reading(required, READING).decoder().decode_with_nulls(payloads)
+    found = JsonFormat().for_reading(required, READING).decoder().decode_with_nulls(binary(payloads))
     assert (found.batch.column("x").to_pylist(), sorted(found.bad)) == ([1, 2], [0, 2, 3])
     assert found.bad[0] == "column 'x' is not nullable, and has no value"
 
@@ -189,5 +190,5 @@ def test_a_time_that_is_not_one_of_a_day_is_bad(kind: pa.DataType, form: Format)
     found = form.for_writing(rows.schema, WRITING).encoder().encode(rows)
     assert sorted(found.bad) == [2, 3]
     assert found.bad[2].startswith("column 'at' is not a time between 00:00 and 24:00")
-    read = form.for_reading(rows.schema, READING).decoder().decode_with_nulls(found.payloads.to_pylist())
+    read = form.for_reading(rows.schema, READING).decoder().decode_with_nulls(found.payloads)
     assert read.batch["at"].cast(counts.type).to_pylist() == [0, per_day - 1, None]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payload_arrays import block
 
 from tidegate.connectors.formats.json_decoder import JsonDecoder
 from tidegate.storage.errors import ConfigurationError
@@ -33,7 +34,7 @@ def check(records: list[bytes]) -> None:
             rows.append(x_of(record))
         except ValueError:
             bad.add(number)
-    found = DECODER.records(records)
+    found = DECODER.records(block(records))
     assert (found.batch["x"].to_pylist(), set(found.bad)) == (rows, bad)
 
 
@@ -65,7 +66,7 @@ def test_records_that_only_look_right_together(records: list[bytes]) -> None:
 def test_a_control_character_in_a_string_is_refused(control: int, place: int) -> None:
     """At the begin of a string or behind it, and the records beside it are read."""
     text = b"a" * place + bytes([control]) + b"b" * (31 - place)
-    found = DECODER.records([b'{"x":1}', b'{"s":"' + text + b'"}', b'{"x":2}'])
+    found = DECODER.records(block([b'{"x":1}', b'{"s":"' + text + b'"}', b'{"x":2}']))
     assert (found.batch["x"].to_pylist(), list(found.bad)) == ([1, 2], [1])
 
 
@@ -74,19 +75,19 @@ def test_a_field_of_a_struct_that_may_not_be_null_is_refused() -> None:
     inner = pa.field("y", pa.int64(), nullable=False)
     with pytest.raises(ConfigurationError, match=r"column 'o' is struct<y: int64 not null>, .* may not be null"):
         JsonDecoder(pa.schema([("x", pa.int64()), ("o", pa.struct([inner]))]))
-    found = JsonDecoder(pa.schema([("l", pa.list_(inner))])).records([b'{"l":[1]}', b'{"l":[null]}', b"{}"])
+    found = JsonDecoder(pa.schema([("l", pa.list_(inner))])).records(block([b'{"l":[1]}', b'{"l":[null]}', b"{}"]))
     assert (found.batch["l"].to_pylist(), list(found.bad)) == ([[1], None], [1])
 
 
 def test_bytes_that_are_not_utf8_are_refused() -> None:
     """In records that are in order otherwise, also where the bytes of two would make a character."""
-    found = DECODER.records([b'{"x":1,"s":"\xc3"}', b'{"x":2,"s":"\xa4"}', '{"x":3,"s":"ä"}'.encode()])
+    found = DECODER.records(block([b'{"x":1,"s":"\xc3"}', b'{"x":2,"s":"\xa4"}', '{"x":3,"s":"ä"}'.encode()]))
     assert (found.batch["x"].to_pylist(), list(found.bad)) == ([3], [0, 1])
 
 
 def test_a_number_that_no_float_holds_is_refused() -> None:
     """In a record that is in order otherwise."""
-    found = DECODER.records([b'{"x":1,"f":1e39}', b'{"x":2,"f":1}', b'{"x":3}'])
+    found = DECODER.records(block([b'{"x":1,"f":1e39}', b'{"x":2,"f":1}', b'{"x":3}']))
     assert (found.batch.to_pylist(), list(found.bad)) == ([{"x": 2, "f": 1.0}, {"x": 3, "f": None}], [0])
     assert "too great for column 'f'" in found.bad[0]
 
@@ -138,7 +139,7 @@ def test_a_decimal_that_arrow_would_wrap_around_is_refused(kind: pa.DataType, nu
         (pa.list_(pa.struct([("y", kind)])), '{"x": [{"y": null}, {"y": %s}]}'),
     ):
         decoder = JsonDecoder(pa.schema([("x", wanted)]))
-        found = decoder.records([(form % text).encode() for text in ("0", number, "0")])
+        found = decoder.records(block([(form % text).encode() for text in ("0", number, "0")]))
         assert set(found.bad) == {1}
         assert len(found.batch) == 2
 
@@ -146,5 +147,5 @@ def test_a_decimal_that_arrow_would_wrap_around_is_refused(kind: pa.DataType, nu
 @pytest.mark.parametrize("number", ["1" * 38, "-1e37", "12.50e1"])
 def test_a_decimal_that_fits_is_read(number: str) -> None:
     """Also where digits or an exponent make it look as if it did not."""
-    found = JsonDecoder(pa.schema([("x", pa.decimal128(38, 0))])).records([f'{{"x": {number}}}'.encode()])
+    found = JsonDecoder(pa.schema([("x", pa.decimal128(38, 0))])).records(block([f'{{"x": {number}}}'.encode()]))
     assert found.batch["x"].to_pylist() == [Decimal(number)]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payload_arrays import binary
 from registry_server import registry_server
 
 from tidegate.connectors.formats.format import PayloadUse
@@ -64,7 +65,7 @@ def test_columns_come_from_the_newest_schema() -> None:
         decoder = pickle.loads(pickle.dumps(read)).decoder()
         rows: list[dict[str, Any]] = [{"id": 1, "tags": [{"name": "a"}], "price": 2}, {"id": 2}]
         payloads = [with_id(new, rows[0]), with_id(old, {"id": "x"}), with_id(old, rows[1]), b"{}", with_id(avro, {})]
-        found = decoder.decode(payloads)
+        found = decoder.decode(binary(payloads))
         empty = dict.fromkeys(COLUMNS.names)
         assert found.batch.to_pylist() == [empty | row for row in rows]
         assert sorted(found.bad) == [1, 3, 4]
@@ -191,7 +192,7 @@ def test_rows_are_read_back_with_a_schema_of_their_columns(data: st.DataObject) 
         form = JsonSchemaFormat(registry=registry.url)
         encoded = form.for_writing(batch.schema, WRITING).encoder().encode(batch, "orders")
         assert encoded.bad == {}
-        found = form.for_reading(batch.schema, READING).decoder().decode(encoded.payloads.to_pylist())
+        found = form.for_reading(batch.schema, READING).decoder().decode(binary(encoded.payloads.to_pylist()))
         schema = json.loads(registry.schemas[1]["schema"])
     assert found.bad == {}
     assert found.batch.equals(batch)

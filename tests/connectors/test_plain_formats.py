@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payload_arrays import binary
 
 from tidegate.api.streams.sources import record_format
 from tidegate.connectors.formats.csv import CsvFormat
@@ -59,14 +60,14 @@ def test_rows_of_csv_are_read_back(batch: pa.RecordBatch, options: dict[str, obj
     assert encoded.bad == {}
     payloads = encoded.payloads.to_pylist()
     decoder = form.for_reading(batch.schema, READING).decoder()
-    found = decoder.decode(payloads)
+    found = decoder.decode(binary(payloads))
     assert found.bad == {}
     assert found.batch.equals(batch)
     quote = str(options.get("quote", '"')).encode()
-    broken = decoder.decode([*payloads[:1], quote + b"x", *payloads[1:]])
+    broken = decoder.decode(binary([*payloads[:1], quote + b"x", *payloads[1:]]))
     assert list(broken.bad) == [min(1, len(payloads))]
     assert broken.batch.equals(batch)
-    alone = [decoder.decode([payload]).batch for payload in payloads]
+    alone = [decoder.decode(binary([payload])).batch for payload in payloads]
     assert pa.Table.from_batches(alone, batch.schema).equals(pa.Table.from_batches([batch]))
 
 
@@ -85,7 +86,7 @@ def test_rows_of_csv_are_read_back(batch: pa.RecordBatch, options: dict[str, obj
 def test_a_payload_that_is_not_one_record_is_bad(payload: bytes, reason: str) -> None:
     """Between two good ones. A line break behind a record is allowed."""
     columns = pa.schema([("n", pa.int64()), ("s", pa.string())])
-    found = CsvFormat().for_reading(columns, READING).decoder().decode([b"1,a\r\n", payload, b"3,c"])
+    found = CsvFormat().for_reading(columns, READING).decoder().decode(binary([b"1,a\r\n", payload, b"3,c"]))
     assert found.batch.to_pylist() == [{"n": 1, "s": "a"}, {"n": 3, "s": "c"}]
     assert list(found.bad) == [1]
     assert reason in unmarked(found.bad[1])
@@ -95,12 +96,12 @@ def test_a_byte_order_mark_before_a_record_is_ignored() -> None:
     """A text that begins with one is written in quotes, and keeps it."""
     columns = pa.schema([("a", pa.string()), ("b", pa.int64())])
     decoder = CsvFormat().for_reading(columns, READING).decoder()
-    found = decoder.decode([b"\xef\xbb\xbfx,1", b"y,2", b'\xef\xbb\xbf"z",3'])
+    found = decoder.decode(binary([b"\xef\xbb\xbfx,1", b"y,2", b'\xef\xbb\xbf"z",3']))
     assert found.bad == {}
     assert found.batch.to_pylist() == [{"a": "x", "b": 1}, {"a": "y", "b": 2}, {"a": "z", "b": 3}]
     batch = pa.RecordBatch.from_pydict({"a": ["\ufeffx", "x\ufeff"], "b": [1, 2]})
     written = CsvFormat().for_writing(columns, WRITING).encoder().encode(batch).payloads.to_pylist()
-    assert decoder.decode(written).batch.equals(batch)
+    assert decoder.decode(binary(written)).batch.equals(batch)
 
 
 @pytest.mark.parametrize("null", ["\\N", "a,b", " ", "x\ny", "NA"])
@@ -110,7 +111,7 @@ def test_a_null_is_read_back_whatever_its_text_is(null: str) -> None:
     form = CsvFormat({"nullValue": null})
     found = form.for_writing(batch.schema, WRITING).encoder().encode(batch)
     assert not found.bad
-    read = form.for_reading(batch.schema, READING).decoder().decode(found.payloads.to_pylist())
+    read = form.for_reading(batch.schema, READING).decoder().decode(binary(found.payloads.to_pylist()))
     assert read.bad == {}
     assert read.batch.equals(batch)
 
@@ -175,7 +176,7 @@ def test_what_csv_cannot_hold_is_refused() -> None:
 @given(st.lists(st.none() | st.binary(max_size=4), max_size=6))
 def test_bytes_and_texts_are_the_payloads(payloads: list[bytes | None]) -> None:
     """A missing payload is a null, in both directions. Text that is not UTF-8 is bad."""
-    found = RawFormat().for_reading(None, READING).decoder().decode_with_nulls(payloads)
+    found = RawFormat().for_reading(None, READING).decoder().decode_with_nulls(binary(payloads))
     assert found.bad == {}
     assert found.batch.to_pydict() == {"value": payloads}
     assert (
@@ -192,7 +193,7 @@ def test_bytes_and_texts_are_the_payloads(payloads: list[bytes | None]) -> None:
             good[number] = None if payload is None else payload.decode()
         except UnicodeDecodeError:
             continue
-    found = text.decode_with_nulls(payloads)
+    found = text.decode_with_nulls(binary(payloads))
     assert found.batch.to_pydict() == {"line": list(good.values())}
     assert sorted(found.bad) == sorted(set(range(len(payloads))) - set(good))
     back = RawFormat(text=True).for_writing(found.batch.schema, WRITING).encoder().encode(found.batch).payloads

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from payload_arrays import binary
 from registry_server import registry_server
 
 from tidegate.connectors.formats.format import PayloadUse
@@ -162,7 +163,7 @@ def test_rows_are_what_googles_library_reads(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.fixed_dictionaries(values), max_size=4))
     messages = [made(**row) for row in rows]
     read = ProtobufFormat(made).for_reading(None, READING)
-    found = read.decoder().decode([each.SerializeToString() for each in messages])
+    found = read.decoder().decode(binary([each.SerializeToString() for each in messages]))
     assert found.bad == {}
     assert found.batch.schema == read.schema
     assert found.batch.to_pylist() == rows
@@ -175,7 +176,7 @@ def test_nested_messages_enums_maps_and_times() -> None:
     """In both directions. A message without a field is not a message with an empty one."""
     messages = [order(1), Order(), Order(right="")]
     read = ProtobufFormat(Order).for_reading(None, READING)
-    found = pickle.loads(pickle.dumps(read)).decoder().decode([each.SerializeToString() for each in messages])
+    found = pickle.loads(pickle.dumps(read)).decoder().decode(binary([each.SerializeToString() for each in messages]))
     assert found.bad == {}
     first, second, third = found.batch.drop_columns(["at"]).to_pylist()
     assert first == {
@@ -218,7 +219,7 @@ def test_broken_bytes_are_bad_and_their_neighbours_are_not(data: st.DataObject) 
         ProtobufFormat(Order)
         .for_reading(pa.schema([("id", pa.int64())]), READING)
         .decoder()
-        .decode([*payloads[:at], broken, *payloads[at + 1 :]])
+        .decode(binary([*payloads[:at], broken, *payloads[at + 1 :]]))
     )
     rest = [number for number in range(3) if number != at]
     if found.bad:
@@ -238,7 +239,7 @@ def test_messages_that_were_merged_have_their_last_values() -> None:
     second = Order(right="x", counts={"a": 3}).SerializeToString()
     plain = Order(id=2, left=7).SerializeToString()
     reading = ProtobufFormat(Order).for_reading(None, READING)
-    found = reading.decoder().decode([plain, first + second, second + first])
+    found = reading.decoder().decode(binary([plain, first + second, second + first]))
     assert found.bad == {}
     rows = found.batch.to_pylist()
     assert [(row["id"], row["left"], row["right"]) for row in rows] == [(2, 7, None), (1, None, "x"), (1, 5, None)]
@@ -270,7 +271,7 @@ def test_an_entry_of_a_map_may_have_no_value() -> None:
     good = mapped(lines={"b": mapped.Line(item="x")}).SerializeToString()
     without = bytes([1 << 3 | 2, 3, 1 << 3 | 2, 1]) + b"a"
     unknown = bytes([1 << 3 | 2, 2, 9 << 3, 1])
-    found = ProtobufFormat(mapped).for_reading(None, READING).decoder().decode([good, without, unknown, good])
+    found = ProtobufFormat(mapped).for_reading(None, READING).decoder().decode(binary([good, without, unknown, good]))
     assert [dict(row["lines"]) for row in found.batch.to_pylist()] == [
         {"b": {"item": "x"}},
         {"a": {"item": ""}},
@@ -299,10 +300,10 @@ def test_times_that_the_unit_cannot_hold_are_bad() -> None:
     found = ProtobufFormat(Order).for_reading(
         pa.schema([("id", pa.int64()), ("at", pa.timestamp("ns", "UTC"))]), READING
     )
-    decoded = found.decoder().decode(payloads)
+    decoded = found.decoder().decode(binary(payloads))
     assert decoded.batch.column("id").to_pylist() == [2]
     assert "field 'at' has a time that timestamp[ns, tz=UTC] cannot hold" in decoded.bad[0]
-    micros = ProtobufFormat(Order, timestamp_unit="us").for_reading(None, READING).decoder().decode(payloads)
+    micros = ProtobufFormat(Order, timestamp_unit="us").for_reading(None, READING).decoder().decode(binary(payloads))
     assert micros.batch.column("at").cast(pa.int64()).to_pylist() == [253_402_300_799_000_001, 1_700_000_000_000_001]
 
 
@@ -325,7 +326,7 @@ def test_payloads_of_a_registry_name_their_message() -> None:
             with_id(number, b"\2\2", b"\x08"),
         ]
         read = ProtobufFormat("shop.Order", registry=registry.url).for_reading(None, READING)
-        found = pickle.loads(pickle.dumps(read)).decoder().decode(payloads)
+        found = pickle.loads(pickle.dumps(read)).decoder().decode(binary(payloads))
         assert found.batch.column("id").to_pylist() == [7, 7]
         assert {number: reason.partition(": failed")[0] for number, reason in found.bad.items()} == {
             1: "it is message shop.Head, and not shop.Order",
@@ -349,7 +350,7 @@ def test_schemas_evolve_by_the_numbers_of_fields() -> None:
         ids = [registry.add("orders-value", registered(each), "PROTOBUF") for each in (bad, old, new)]
         read = ProtobufFormat(registry=registry.url).for_reading(None, READING)
         record = classes_of(old)["Order"](nr=5, gone=6).SerializeToString()
-        found = read.decoder().decode([with_id(schema_id, b"\0", record) for schema_id in ids])
+        found = read.decoder().decode(binary([with_id(schema_id, b"\0", record) for schema_id in ids]))
         assert found.batch.to_pylist() == [{"id": 5, "name": ""}, {"id": 5, "name": ""}]
         assert "field 'id' (number 1) was written with another type" in found.bad[0]
         registry.subjects["orders-value"].append(ids[0])
@@ -384,7 +385,7 @@ def test_a_field_of_another_type_keeps_its_value_or_is_bad(
         ids = [registry.add("orders-value", registered(each), "PROTOBUF") for each in (was, now)]
         decoder = ProtobufFormat(registry=registry.url).for_reading(None, READING).decoder()
         record = classes_of(was)["Order"](x=value).SerializeToString()
-        rows = decoder.decode([with_id(ids[0], b"\0", record)])
+        rows = decoder.decode(binary([with_id(ids[0], b"\0", record)]))
     assert [row["x"] for row in rows.batch.to_pylist()] == ([] if found is None else [found])
     assert len(rows.bad) == (1 if found is None else 0)
 
@@ -447,7 +448,7 @@ def test_what_has_no_columns_is_refused_by_name() -> None:
     ):
         ProtobufFormat(made).for_reading(None, READING)
     found = ProtobufFormat(made).for_reading(pa.schema([("x", pa.int32())]), READING).decoder()
-    assert found.decode([made(x=3, below={"x": 4}).SerializeToString()]).batch.to_pylist() == [{"x": 3}]
+    assert found.decode(binary([made(x=3, below={"x": 4}).SerializeToString()])).batch.to_pylist() == [{"x": 3}]
     for columns, reason in [
         ({"nr": pa.int64()}, "the schema has no field 'nr'"),
         ({"x": pa.string()}, "column 'x' is int32"),
@@ -503,7 +504,7 @@ def test_files_that_are_imported_come_from_references() -> None:
         values = {"line": {"item": {"name": "a", "at": "2026-01-01T00:00:00Z"}}}
         payload = with_id(number, b"\0", json_format.ParseDict(values, made()).SerializeToString())
         read = ProtobufFormat(registry=registry.url).for_reading(None, READING)
-        found = read.decoder().decode([payload])
+        found = read.decoder().decode(binary([payload]))
         assert found.batch["line"].to_pylist()[0]["item"]["name"] == "a"
         write = ProtobufFormat(made, registry=registry.url).for_writing(read.schema, WRITING)
         assert write.encoder().encode(found.batch, "orders").payloads.to_pylist() == [payload]
@@ -534,7 +535,7 @@ def test_files_that_are_imported_are_registered_before() -> None:
         payload = write.encoder().encode(row, "orders").payloads[0].as_py()
         assert payload.startswith(with_id(number, b"\0", b""))
         read = ProtobufFormat(registry=registry.url).for_reading(None, READING)
-        assert read.decoder().decode([payload]).batch.to_pylist() == row.to_pylist()
+        assert read.decoder().decode(binary([payload])).batch.to_pylist() == row.to_pylist()
         known = len(registry.schemas)
         for subject in ("topic", "record"):
             ProtobufFormat(made, registry=registry.url, subject=subject).for_writing(columns, WRITING)

@@ -6,6 +6,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from payload_arrays import binary
 
 from tidegate.connectors.formats.format import DecodedRecords, PayloadDecoder, PayloadUse
 from tidegate.connectors.formats.upsert import UpsertFormat
@@ -29,7 +30,7 @@ def test_values_are_rows_and_tombstones_are_deletions() -> None:
     """With keys of several columns, in any order."""
     values = [b'{"id": 1, "part": "a", "v": 0.5}', None, b'{"id": 2, "part": "b", "v": null}']
     keys = [b'{"id":1,"part":"a"}', b'{"part":"a","id":1}', b'{"id":2,"part":"b"}']
-    found = decoder("part", "id").decode_records(values, keys)
+    found = decoder("part", "id").decode_records(binary(values), binary(keys))
     assert not found.bad
     assert rows(found) == [(1, "a", 0.5, "+U"), (1, "a", None, "-D"), (2, "b", None, "+U")]
     assert found.payload_of_rows(3).tolist() == [0, 1, 2]
@@ -38,7 +39,7 @@ def test_values_are_rows_and_tombstones_are_deletions() -> None:
 def test_a_key_of_strings_is_the_text_itself() -> None:
     """Also if it is empty, or looks like JSON."""
     values = [json.dumps({"id": n, "part": part, "v": 1}).encode() for n, part in enumerate(("", '{"part":"x"}'))]
-    found = decoder("part").decode_records([*values, None], [b"", b'{"part":"x"}', "é".encode()])
+    found = decoder("part").decode_records(binary([*values, None]), binary([b"", b'{"part":"x"}', "é".encode()]))
     assert not found.bad
     assert rows(found) == [(0, "", 1.0, "+U"), (1, '{"part":"x"}', 1.0, "+U"), (None, "é", None, "-D")]
 
@@ -49,7 +50,9 @@ def test_a_key_that_to_kafka_writes_as_it_is_is_read_as_it_is(kind: pa.DataType)
     columns = pa.schema([("part", kind), ("v", pa.int64())])
     value = b'{"part": "aGk=", "v": 1}'
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    found = decoder("part", columns=columns).decode_records([value, None], [b"aGk=" if is_text else b"hi", b"x"])
+    found = decoder("part", columns=columns).decode_records(
+        binary([value, None]), binary([b"aGk=" if is_text else b"hi", b"x"])
+    )
     assert not found.bad
     assert [row["v"] for row in found.batch.to_pylist()] == [1, None]
 
@@ -72,7 +75,7 @@ def test_a_key_that_to_kafka_writes_as_it_is_is_read_as_it_is(kind: pa.DataType)
 def test_a_record_that_cannot_be_read_is_named(value: bytes | None, key: bytes | None, reason: str) -> None:
     """Records before and after it are read."""
     good = b'{"id": 8, "part": "a", "v": 1}'
-    found = decoder("id").decode_records([good, value, None], [b'{"id":8}', key, b'{"id":9}'])
+    found = decoder("id").decode_records(binary([good, value, None]), binary([b'{"id":8}', key, b'{"id":9}']))
     assert rows(found) == [(8, "a", 1.0, "+U"), (9, None, None, "-D")]
     assert list(found.bad) == [1]
     with pytest.raises(ValueError, match=reason):
@@ -82,10 +85,12 @@ def test_a_record_that_cannot_be_read_is_named(value: bytes | None, key: bytes |
 def test_keys_that_are_not_utf8_are_bad() -> None:
     """A key of bytes takes them."""
     value = b'{"id": 1, "part": "a", "v": 1}'
-    found = decoder("part").decode_records([value, None], [b"a", b"\xff"])
+    found = decoder("part").decode_records(binary([value, None]), binary([b"a", b"\xff"]))
     assert list(found.bad) == [1]
     columns = pa.schema([("part", pa.binary()), ("v", pa.int64())])
-    found = decoder("part", columns=columns).decode_records([b'{"part": "/w==", "v": 1}', None], [b"\xff", b"\xfe"])
+    found = decoder("part", columns=columns).decode_records(
+        binary([b'{"part": "/w==", "v": 1}', None]), binary([b"\xff", b"\xfe"])
+    )
     assert not found.bad
     assert [row["part"] for row in found.batch.to_pylist()] == [b"\xff", b"\xfe"]
 

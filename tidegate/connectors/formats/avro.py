@@ -48,6 +48,7 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
     good_payloads,
 )
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.registry import (
     RegisteredSchema,
     RegistryClient,
@@ -60,7 +61,7 @@ from tidegate.connectors.formats.registry import (
     newest_schemas,
     schema_of_topics,
 )
-from tidegate.connectors.formats.wire_format import Block, BlockReader, WireDecoder, empty_rows, header_of
+from tidegate.connectors.formats.wire_format import BlockReader, WireDecoder, empty_rows, header_of
 from tidegate.state.kernels import avro as kernels
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
@@ -262,7 +263,7 @@ class AvroDecoder(PayloadDecoder):
     def __init__(self, records: AvroRecords) -> None:
         self._records = records
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
         """Decodes one record per payload into rows."""
         return self._records.decode(Block.of(payloads))
 

@@ -41,6 +41,7 @@ from tidegate.connectors.formats.format import (
     good_payloads,
     required_columns,
 )
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.text import (
     BOM,
     Decoded,
@@ -49,7 +50,6 @@ from tidegate.connectors.formats.text import (
     converted,
     converter_of,
     inferred_type,
-    is_utf8,
     not_utf8,
     too_long,
     unwritable_times,
@@ -187,43 +187,45 @@ class _CsvPayloads(PayloadDecoder):
         self._form = form
         self._decoder = CsvDecoder(form.columns, form.columns.names, form.options, "the payload")
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
         bad: dict[int, str] = {}
-        numbers = list(range(len(payloads)))
-        block = b"\n".join(payloads)
-        if BOM in block:
-            payloads = [payload.removeprefix(BOM) for payload in payloads]
-        if not is_utf8(block):
-            for number, payload in enumerate(payloads):
+        numbers = np.arange(len(payloads), dtype=np.int64)
+        block = Block.of(payloads)
+        joined = block.lines()
+        if not joined.ascii and BOM in joined.data.tobytes():
+            without = [payload.removeprefix(BOM) for payload in payloads.to_pylist()]
+            block = Block.of(pa.array(without, pa.binary()))
+        if not joined.is_utf8():
+            for number, payload in enumerate(block.array().to_pylist()):
                 if (fault := not_utf8(payload, f"of the {self._form.part}")) is not None:
                     bad[number] = fault
-            numbers = [number for number in numbers if number not in bad]
+            numbers = np.delete(numbers, list(bad))
         parts: list[pa.RecordBatch] = []
         waiting = [numbers]
         while waiting:
             some = waiting.pop()
-            if not some:
+            if not len(some):
                 continue
-            found = self._lines([payloads[number] for number in some])
+            found = self._lines(block.only(some))
             if found is None and len(some) > 1:
                 middle = len(some) // 2
                 waiting += [some[middle:], some[:middle]]
                 continue
             if found is None:
-                found = self._alone(payloads[some[0]])
-            bad |= {some[number]: reason for number, reason in found.bad.items()}
+                found = self._alone(block.only(some).lines().data.tobytes())
+            bad |= {int(some[number]): reason for number, reason in found.bad.items()}
             parts.append(found.batch)
         table = pa.Table.from_batches(parts, self._form.columns).combine_chunks()
         batches = table.to_batches()
         batch = batches[0] if batches else _no_rows(self._form.columns)
         return DecodedRecords(batch, bad)
 
-    def _lines(self, payloads: Sequence[bytes]) -> DecodedRecords | None:
+    def _lines(self, payloads: Block) -> DecodedRecords | None:
         """Decodes payloads together, as the lines of one block. Returns None unless each payload is exactly one
         record.
         """
-        block = b"\n".join(payloads)
-        sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+        block = payloads.lines().data.tobytes()
+        sizes = payloads.ends - payloads.starts
         ends = np.cumsum(sizes + 1) - 1
         found = self._decoder.decode(block, True, len(block) + 1)
         same = found.records == len(payloads) and np.array_equal(found.ends, ends)

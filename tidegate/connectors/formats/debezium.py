@@ -52,6 +52,7 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
 )
 from tidegate.connectors.formats.json import check_json_types
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.registry import SchemaRegistry, UnfitSchemaError, WrittenSchema
 from tidegate.connectors.formats.row_versions import DELETE_ROW, ROW_KIND, TRUNCATE, UNCHANGED, UPSERT, version_schema
 from tidegate.storage.errors import ConfigurationError
@@ -261,15 +262,16 @@ class DebeziumDecoder(PayloadDecoder):
             self._record_keys = AvroKeys(table, form.avro)
         self._placeholders = _Placeholders(form.unavailable)
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
         """Decodes events of records without keys. Only truncates are valid without a key."""
-        return self.decode_records(payloads, [None] * len(payloads))
+        return self.decode_records(payloads, None)
 
-    def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
+    def decode_records(self, values: pa.Array, keys: pa.Array | None) -> DecodedRecords:
         """Decodes events to row versions. `sources` of the result has the number of the record of each version."""
-        numbers = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
+        keys = pa.nulls(len(values), pa.binary()) if keys is None else keys
+        numbers = np.flatnonzero(values.is_valid())
         bad: dict[int, str] = {}
-        found = self._events.parse([values[number] or b"" for number in numbers])
+        found = self._events.parse(values.drop_null())
         for at, reason in found.bad.items():
             bad[int(numbers[at])] = reason
         events, numbers = found.rows, numbers[found.numbers]
@@ -314,7 +316,7 @@ class DebeziumDecoder(PayloadDecoder):
 
     def _check_images(
         self,
-        values: Sequence[bytes | None],
+        values: pa.Array,
         numbers: NDArray[np.int64],
         images: Mapping[str, pa.Array],
         upserts: NDArray[np.bool_],
@@ -324,15 +326,16 @@ class DebeziumDecoder(PayloadDecoder):
         for name, column in images.items():
             if column.null_count <= len(column) - int(upserts.sum()):
                 continue
-            empty = np.flatnonzero(upserts & column.is_null().to_numpy(zero_copy_only=False))
-            for row in empty.tolist():
-                number = int(numbers[row])
-                if number not in bad and self._events.lacks(values[number] or b"", name):
-                    bad[number] = f"field {name!r} is missing in 'after'; remove the column from value=, or rename it"
+            empty = numbers[upserts & column.is_null().to_numpy(zero_copy_only=False)]
+            empty = empty[~np.isin(empty, list(bad))] if bad else empty
+            for at in self._events.lacking(values.take(pa.array(empty)), name):
+                bad[int(empty[at])] = (
+                    f"field {name!r} is missing in 'after'; remove the column from value=, or rename it"
+                )
 
     def _take_keys(
         self,
-        keys: Sequence[bytes | None],
+        keys: pa.Array,
         numbers: NDArray[np.int64],
         events: pa.RecordBatch,
         images: dict[str, pa.Array],
@@ -344,12 +347,11 @@ class DebeziumDecoder(PayloadDecoder):
         keys of their records.
         """
         rows = np.flatnonzero(~truncates & ~np.isin(numbers, list(bad)))
-        keyed = np.array([keys[number] is not None for number in numbers[rows].tolist()], dtype=np.bool_)
+        keyed = keys.is_valid().to_numpy(zero_copy_only=False)[numbers[rows]]
         for row in rows[~keyed].tolist():
             bad[int(numbers[row])] = _NO_KEY
         rows = rows[keyed]
-        given = [keys[int(numbers[row])] or b"" for row in rows]
-        parsed = self._record_keys.parse(given)
+        parsed = self._record_keys.parse(keys.take(pa.array(numbers[rows])))
         faults = {int(rows[at]): reason for at, reason in parsed.bad.items()}
         found, rows = parsed.rows, rows[parsed.numbers]
         before = dict(zip(found.schema.names, events.column("before").flatten(), strict=True))
@@ -373,9 +375,7 @@ class DebeziumDecoder(PayloadDecoder):
         for row, reason in faults.items():
             bad.setdefault(int(numbers[row]), reason)
 
-    def _take_unchanged(
-        self, values: Sequence[bytes | None], numbers: NDArray[np.int64], images: dict[str, pa.Array]
-    ) -> pa.Array:
+    def _take_unchanged(self, values: pa.Array, numbers: NDArray[np.int64], images: dict[str, pa.Array]) -> pa.Array:
         """Returns the names of the unchanged columns of each row, and sets their values to null in `images`."""
         listed: list[list[str] | None] = [None] * len(numbers)
         marked = self._marked_rows(values, numbers)
@@ -393,16 +393,16 @@ class DebeziumDecoder(PayloadDecoder):
         kind = self.schema.field(UNCHANGED).type
         return pa.array(listed, kind) if any(listed) else pa.nulls(len(numbers), kind)
 
-    def _marked_rows(self, values: Sequence[bytes | None], numbers: NDArray[np.int64]) -> list[int]:
+    def _marked_rows(self, values: pa.Array, numbers: NDArray[np.int64]) -> list[int]:
         """Returns the rows whose events have a text of the placeholder somewhere."""
         # Most batches have no placeholder, and one search in all events finds that out.
-        together = b"".join(value for value in values if value is not None)
-        marks = [mark for mark in self._placeholders.marks if mark in together]
-        if not marks:
-            return []
-        return [
-            row for row, number in enumerate(numbers.tolist()) if any(mark in (values[number] or b"") for mark in marks)
-        ]
+        block = Block.of(values)
+        together = block.data[block.starts[0] : block.ends[-1]].tobytes() if len(block) else b""
+        found = np.zeros(len(values), dtype=np.bool_)
+        for mark in self._placeholders.marks:
+            if mark in together:
+                found |= pc.fill_null(pc.match_substring(values, mark), False).to_numpy(zero_copy_only=False)
+        return np.flatnonzero(found[numbers]).tolist()
 
     def _value(
         self,

@@ -44,6 +44,7 @@ from tidegate.connectors.formats.debezium_values import (
 )
 from tidegate.connectors.formats.fitting import fitted
 from tidegate.connectors.formats.format import DecodedRecords, EncodedRecords, PayloadEncoder, PayloadUse, RowChanges
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.registry import (
     RegisteredSchema,
     RegistryClient,
@@ -53,7 +54,7 @@ from tidegate.connectors.formats.registry import (
     newest_schemas,
     schema_of_topics,
 )
-from tidegate.connectors.formats.wire_format import Block, BlockReader, WireDecoder
+from tidegate.connectors.formats.wire_format import BlockReader, WireDecoder
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.exact_casts import refusal_of
@@ -169,7 +170,7 @@ class AvroEvents(EventParser):
         self._schema = event_schema(table.wires, table.keys, has_source=table.has_source)
         self._decoder = WireDecoder(self._schema, "AVRO", RegistryClient(registry), self._reader)
 
-    def parse(self, records: list[bytes]) -> Parsed:
+    def parse(self, records: pa.Array) -> Parsed:
         """Decodes the values of Kafka records: a row for each event. An event that cannot be decoded is in `bad`."""
         found = self._decoder.decode(records)
         return Parsed(found.batch, found.payload_of_rows(len(records)), found.bad)
@@ -187,7 +188,7 @@ class AvroKeys(EventParser):
         self._schema = pa.schema(table.of_keys)
         self._decoder = WireDecoder(self._schema, "AVRO", RegistryClient(registry), self._reader)
 
-    def parse(self, records: list[bytes]) -> Parsed:
+    def parse(self, records: pa.Array) -> Parsed:
         """Decodes the keys of Kafka records: a row with the key columns for each. A wrong key is in `bad`."""
         found = self._decoder.decode(records)
         bad = {number: f"the key of the record: {reason}" for number, reason in found.bad.items()}

@@ -40,6 +40,7 @@ from tidegate.connectors.formats.debezium_values import (
 from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, good_payloads
 from tidegate.connectors.formats.json import json_objects, json_texts
 from tidegate.connectors.formats.json_decoder import JsonDecoder
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.storage.clock import now_ms
 
 WRITER_VERSION = "1"
@@ -56,28 +57,36 @@ class JsonEvents(EventParser):
         self._objects = _Objects(event_schema(wires, keys, has_source=has_source))
         self._checked: dict[bytes, str | None] = {}
 
-    def parse(self, records: list[bytes]) -> Parsed:
+    def parse(self, records: pa.Array) -> Parsed:
         """Decodes the values of Kafka records: a row for each event. An event with another schema is in `bad`."""
-        found = self._objects.parse(records)
+        found = self._objects.parse(Block.of(records))
         bad = found.bad | dict.fromkeys(found.strangers.tolist(), NO_EVENT)
-        for number in found.numbers.tolist() if found.any_schema else ():
-            fault = self._schema_fault(records[number])
-            if fault is not None:
-                bad.setdefault(number, fault)
+        numbers = found.numbers if found.any_schema else found.numbers[:0]
+        while len(numbers):
+            record = records[int(numbers[0])].as_py()
+            head, separator, _ = record.partition(_PAYLOAD)
+            # Most events of a batch have the same schema, in the same bytes.
+            same = pc.starts_with(records.take(pa.array(numbers)), pattern=head + separator)
+            fits = same.to_numpy(zero_copy_only=False) if separator else np.arange(len(numbers)) == 0
+            if (fault := self._schema_fault(record)) is not None:
+                for number in numbers[fits].tolist():
+                    bad.setdefault(number, fault)
+            numbers = numbers[~fits]
         return Parsed(found.rows, found.numbers, bad)
 
-    def lacks(self, record: bytes, column: str) -> bool:
-        """Returns whether the new row of an event lacks a column. A column without a value has the value `null`
+    def lacking(self, records: pa.Array, column: str) -> list[int]:
+        """Returns the numbers of events whose new row lacks a column. A column without a value has the value `null`
         instead.
         """
-        written = json.dumps(column).encode() + b":null"
-        return written not in record and column not in _row_of(record)
+        written = pc.match_substring(records, json.dumps(column).encode() + b":null")
+        others = np.flatnonzero(pc.invert(written)).tolist()
+        return [number for number in others if column not in _row_of(records[number].as_py())]
 
     def _schema_fault(self, record: bytes) -> str | None:
         """Returns text about the difference between the schema in an event and the columns, or None. Each distinct
         schema is compared once.
         """
-        head, found, _ = record.partition(b',"payload":')
+        head, found, _ = record.partition(_PAYLOAD)
         if not found or not head.startswith(b'{"schema":'):
             described = json.loads(record).get("schema")
             return None if described is None else _difference(described, self._columns, self._decimals)
@@ -101,15 +110,14 @@ class JsonKeys(EventParser):
         self._wanted = set(keys.names)
         self._first = keys.names[0]
 
-    def parse(self, records: list[bytes]) -> Parsed:
+    def parse(self, records: pa.Array) -> Parsed:
         """Decodes the keys of Kafka records: a row for each. A key with other columns is in `bad`."""
-        found = self._objects.parse(records)
+        block = Block.of(records)
+        found = self._objects.parse(block)
         bad = {number: f"the key of the record: {reason}" for number, reason in found.bad.items()}
-        others = found.strangers.tolist()
-        if len(found.numbers) and member_names([records[at] for at in found.numbers]) != self._wanted:
-            others += [at for at in found.numbers.tolist() if member_names([records[at]]) != self._wanted]
-        for at in others:
-            names = member_names([records[at]])
+        others = {number: _member_names(block.only(np.array([number]))) for number in found.strangers.tolist()}
+        others |= strange_members(block, found.numbers, self._wanted)
+        for at, names in others.items():
             bad[at] = (
                 f"the key of the record has the columns {sorted(names)}, and keys= has {sorted(self._wanted)}; they "
                 "must be the same"
@@ -119,6 +127,8 @@ class JsonKeys(EventParser):
         return Parsed(found.rows, found.numbers, bad)
 
 
+_PAYLOAD = b',"payload":'
+"""The text between the schema of an event and its payload."""
 _SCHEMAS_MAX = 1_000
 """Maximum number of different event schemas that are remembered."""
 
@@ -150,7 +160,7 @@ class _Objects:
         self._enveloped = JsonDecoder(pa.schema([("payload", pa.struct(list(columns)))]))
         self._envelope_first = False
 
-    def parse(self, records: list[bytes]) -> _ParsedObjects:
+    def parse(self, records: Block) -> _ParsedObjects:
         """Parses records to rows.
 
         Records without a schema, and records with one, are each parsed in one call.
@@ -164,7 +174,7 @@ class _Objects:
             if not len(rest):
                 break
             decoder = self._enveloped if enveloped else self._plain
-            found = decoder.records([records[number] for number in rest])
+            found = decoder.records(records.only(rest) if len(rest) < len(records) else records)
             of_row = rest[found.payload_of_rows(len(rest))]
             rows = found.batch
             if enveloped:
@@ -192,9 +202,20 @@ class _Objects:
         return _ParsedObjects(batch, numbers, bad, strangers, any_schema)
 
 
-def member_names(records: Sequence[bytes]) -> set[str]:
+def strange_members(records: Block, numbers: NDArray[np.int64], wanted: set[str]) -> dict[int, set[str]]:
+    """Returns the names of the members of those records that have not the members `wanted`, by the record's number.
+
+    `numbers`: the records to compare, which are valid JSON objects.
+    """
+    if not len(numbers) or _member_names(records.only(numbers)) == wanted:
+        return {}
+    names = {number: _member_names(records.only(np.array([number]))) for number in numbers.tolist()}
+    return {number: found for number, found in names.items() if found != wanted}
+
+
+def _member_names(records: Block) -> set[str]:
     """Returns the names of all members of valid JSON objects, or of their payloads."""
-    found = pa_json.read_json(pa.BufferReader(b"\n".join(records))).schema
+    found = pa_json.read_json(pa.BufferReader(records.lines().data)).schema
     if set(found.names) != {"schema", "payload"}:
         return set(found.names)
     payload = found.field("payload").type

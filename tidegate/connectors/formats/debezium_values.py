@@ -63,14 +63,14 @@ class EventParser(ABC):
     """The interface of a parser of a table's change events, or of their record keys, in one encoding."""
 
     @abstractmethod
-    def parse(self, records: list[bytes]) -> Parsed:
+    def parse(self, records: pa.Array) -> Parsed:
         """Returns the rows of some records, with values in wire types."""
 
-    def lacks(self, record: bytes, column: str) -> bool:
-        """Returns whether the new row of a valid event lacks a column. For encodings in which events have no schema to
-        compare.
+    def lacking(self, records: pa.Array, column: str) -> list[int]:
+        """Returns the numbers of the valid events whose new row lacks a column. For encodings in which events have no
+        schema to compare.
         """
-        return False
+        return []
 
 
 def event_schema(of_row: list[pa.Field], keys: tuple[str, ...], *, has_source: bool) -> pa.Schema:

@@ -19,7 +19,6 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -108,19 +107,22 @@ class PayloadDecoder(ABC):
     """Decodes payloads to rows. Called from one thread at a time."""
 
     @abstractmethod
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
-        """Decodes payloads to rows. Raises StorageError if a schema that they need cannot be loaded."""
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
+        """Decodes payloads to rows. Raises StorageError if a schema that they need cannot be loaded.
 
-    def decode_with_nulls(self, payloads: Sequence[bytes | None]) -> DecodedRecords:
-        """Decodes payloads to rows. A missing payload (None, of a tombstone) becomes a row of nulls.
+        `payloads`: a binary array without nulls.
+        """
+
+    def decode_with_nulls(self, payloads: pa.Array) -> DecodedRecords:
+        """Decodes payloads to rows. A missing payload (null, of a tombstone) becomes a row of nulls.
 
         If a column is not nullable, a missing payload is bad.
         """
-        present = [payload for payload in payloads if payload is not None]
+        if not payloads.null_count:
+            return self.decode(payloads)
+        present = payloads.drop_null()
         found = self.decode(present)
-        if len(present) == len(payloads):
-            return found
-        numbers = np.array([number for number, payload in enumerate(payloads) if payload is not None], dtype=np.int64)
+        numbers = np.flatnonzero(payloads.is_valid().to_numpy(zero_copy_only=False))
         bad = {int(numbers[number]): reason for number, reason in found.bad.items()}
         rows = numbers[found.payload_of_rows(len(present))]
         schema = found.batch.schema
@@ -136,8 +138,11 @@ class PayloadDecoder(ABC):
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         return DecodedRecords(batch, bad, None if found.sources is None else places[order])
 
-    def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
-        """Decodes records to rows, given their values and keys. Only formats of change data use the keys."""
+    def decode_records(self, values: pa.Array, keys: pa.Array | None) -> DecodedRecords:
+        """Decodes records to rows, given their values and keys (binary arrays; null for none).
+
+        Only formats of change data use the keys. The other formats accept None.
+        """
         return self.decode_with_nulls(values)
 
     def close(self) -> None:  # noqa: B027

@@ -36,6 +36,7 @@ from tidegate.connectors.formats.format import (
     required_columns,
 )
 from tidegate.connectors.formats.json_decoder import JsonDecoder
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.text import unwritable_times
 from tidegate.storage.errors import ConfigurationError
 
@@ -87,8 +88,8 @@ class _JsonPayloads(PayloadDecoder):
     def __init__(self, columns: pa.Schema) -> None:
         self._decoder = JsonDecoder(columns)
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
-        return self._decoder.records(payloads)
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
+        return self._decoder.records(Block.of(payloads))
 
 
 @dataclass(frozen=True, slots=True)

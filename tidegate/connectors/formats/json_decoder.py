@@ -29,6 +29,7 @@ import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
 from tidegate.connectors.formats.format import DecodedRecords
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.text import (
     BOM,
     DECIMAL_DIGITS,
@@ -137,7 +138,8 @@ class JsonDecoder:
         data = np.frombuffer(block, dtype=np.uint8)
         starts, ends, consumed = lines_of(data, final)
         if len(starts) and int((ends - starts).max()) <= size_max:
-            batch = self._good(block[: int(ends[-1])], len(starts))
+            lines = block[: int(ends[-1])]
+            batch = self._good(np.frombuffer(lines, dtype=np.uint8), len(starts)) if is_utf8(lines) else None
             if batch is not None:
                 return Decoded(batch, starts, ends, {}, consumed)
         status = frame_json(data, starts, ends)
@@ -167,7 +169,7 @@ class JsonDecoder:
 
     def _fits(self, record: bytes, field: pa.Field) -> bool:
         decoder = JsonDecoder(pa.schema([field]), self._encoding)
-        return not decoder.records([record]).bad
+        return not decoder.records(Block.of(pa.array([record], pa.binary()))).bad
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
         """Skips the rest of a line that exceeds the size limit.
@@ -177,12 +179,13 @@ class JsonDecoder:
         found = _BREAK.search(block)
         return -1 if found is None else found.end()
 
-    def records(self, records: Sequence[bytes]) -> DecodedRecords:
+    def records(self, records: Block) -> DecodedRecords:
         """Decodes records, one object each, to rows. Objects may contain line breaks, and may begin with a BOM."""
-        batch = self._good(b"\n".join(records), len(records))
+        joined = records.lines()
+        batch = self._good(joined.data, len(records)) if joined.is_utf8() else None
         if batch is not None:
             return DecodedRecords(batch, {})
-        lines = [record.removeprefix(BOM) for record in records]
+        lines = [record.removeprefix(BOM) for record in records.array().to_pylist()]
         block = b"\n".join(lines)
         sizes = np.fromiter((len(line) for line in lines), dtype=np.int64, count=len(lines))
         ends = np.cumsum(sizes + 1) - 1
@@ -190,21 +193,21 @@ class JsonDecoder:
         status = frame_json(np.frombuffer(block, dtype=np.uint8), starts, ends)
         return self._decoded(block, starts, ends, status, None, None)
 
-    def _good(self, block: bytes, count: int) -> pa.RecordBatch | None:
-        """Decodes a block of `count` lines in one pass. Returns None if a line may not be a valid object.
+    def _good(self, block: NDArray[np.uint8], count: int) -> pa.RecordBatch | None:
+        """Decodes `count` lines of valid UTF-8 in one pass. Returns None if a line may not be a valid object.
 
         Arrow accepts two objects in a line, or one object in two lines. If each line begins and ends with a brace, an
         object cannot span lines: strings have no line breaks, and no brace may open directly after a closing brace
         inside an object. So each line ends where an object ends, and with as many rows as lines, each line is one
         object.
         """
-        if braced_lines(np.frombuffer(block, dtype=np.uint8)) != count or not is_utf8(block):
+        if braced_lines(block) != count:
             return None
         try:
-            found = _parse(block, self._parsed)
+            found = _parse(block.data, self._parsed)
             if found.num_rows != count:
                 return None
-            self._check_numbers(found, block)
+            self._check_numbers(found, block.data)
         except pa.ArrowInvalid:
             return None
         batch, reasons = self._converted(found)
@@ -311,7 +314,7 @@ class JsonDecoder:
                 else:
                     bad[part[0]] = _reason(error, data, self._schema)
 
-    def _check_numbers(self, found: pa.Table, data: bytes) -> None:
+    def _check_numbers(self, found: pa.Table, data: bytes | memoryview) -> None:
         """Raises ArrowInvalid if Arrow has converted a number that does not fit its type to another value."""
         if self._great_decimal is not None:
             for leaf in _leaf_arrays(found):
@@ -585,7 +588,7 @@ def lines_of(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], N
     return starts[:-1], ends, int(starts[-1])
 
 
-def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
+def _parse(data: bytes | memoryview, schema: pa.Schema | None) -> pa.Table:
     table = pa_json.read_json(
         pa.BufferReader(data),
         pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),

@@ -35,6 +35,7 @@ from tidegate.connectors.formats.format import (
 )
 from tidegate.connectors.formats.json import JsonEncoder, check_json_types
 from tidegate.connectors.formats.json_decoder import JsonDecoder
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.registry import (
     RegisteredSchema,
     RegistryClient,
@@ -47,7 +48,7 @@ from tidegate.connectors.formats.registry import (
     newest_schemas,
     schema_of_topics,
 )
-from tidegate.connectors.formats.wire_format import Block, BlockReader, WireDecoder, header_of, with_header
+from tidegate.connectors.formats.wire_format import BlockReader, WireDecoder, header_of, with_header
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import load
 
@@ -175,7 +176,7 @@ class JsonSchemaRead(ReadFormat):
         objects = JsonDecoder(self.columns)
 
         def read(block: Block) -> DecodedRecords:
-            return objects.records(block.payloads())
+            return objects.records(block)
 
         def reader_of(_: RegisteredSchema) -> BlockReader:
             return read

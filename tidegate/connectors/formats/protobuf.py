@@ -51,6 +51,7 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
     repeated_keys,
 )
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.registry import (
     ImportedSchema,
     RegisteredSchema,
@@ -64,7 +65,7 @@ from tidegate.connectors.formats.registry import (
     newest_schemas,
     schema_of_topics,
 )
-from tidegate.connectors.formats.wire_format import Block, BlockReader, WireDecoder, empty_rows, header_of, with_header
+from tidegate.connectors.formats.wire_format import BlockReader, WireDecoder, empty_rows, header_of, with_header
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import load
 from tidegate.storage.schemas.exact_casts import leaves
@@ -528,14 +529,14 @@ class _Messages(PayloadDecoder):
         self._class = _library("google.protobuf.message_factory").GetMessageClass(self._descriptor)
         self._found = pa.schema([self._handler.schema().field(name) for name in columns.names])
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
         parts: list[pa.RecordBatch] = []
         bad: dict[int, str] = {}
-        waiting = [(0, len(payloads))] if payloads else []
+        waiting = [(0, len(payloads))] if len(payloads) else []
         while waiting:
             begin, end = waiting.pop()
             try:
-                parts.append(self._batch(payloads[begin:end]))
+                parts.append(self._batch(payloads.slice(begin, end - begin)))
             except ValueError as error:
                 if end - begin == 1:
                     bad[begin] = f"it is not a message of the schema: {error}"
@@ -550,7 +551,7 @@ class _Messages(PayloadDecoder):
         bad |= {int(good[number]): reason for number, reason in unfit.items()}
         return DecodedRecords(rows_of(columns, self._columns, unfit), bad)
 
-    def _batch(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
+    def _batch(self, payloads: pa.Array) -> pa.RecordBatch:
         """Decodes messages to a batch. Raises ValueError if one of them cannot be decoded."""
         found = self._decoded(payloads)
         if self._may_be_merged:
@@ -559,8 +560,10 @@ class _Messages(PayloadDecoder):
             rows = np.arange(found.num_rows, dtype=np.int64)
             _check_message(self._descriptor, fields, rows, "", several, symbols=False)
             if several:
-                again = [self._normal(each) if row in several else each for row, each in enumerate(payloads)]
-                found = self._decoded(again)
+                again = [
+                    self._normal(each) if row in several else each for row, each in enumerate(payloads.to_pylist())
+                ]
+                found = self._decoded(pa.array(again, pa.binary()))
         found = found.select(self._found.names)
         for name, column in zip(found.schema.names, found.columns, strict=True):
             for leaf in leaves(column):
@@ -573,14 +576,15 @@ class _Messages(PayloadDecoder):
                         )
         return found
 
-    def _decoded(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
+    def _decoded(self, payloads: pa.Array) -> pa.RecordBatch:
         try:
-            return self._handler.list_to_record_batch(list(payloads))
+            return self._handler.array_to_record_batch(payloads)
         except BaseException as error:  # a panic of Rust is no Exception
             if not _is_panic(error):
                 raise
         try:
-            return self._handler.list_to_record_batch([self._normal(each) for each in payloads])
+            again = pa.array([self._normal(each) for each in payloads.to_pylist()], pa.binary())
+            return self._handler.array_to_record_batch(again)
         except BaseException as error:
             if not _is_panic(error):
                 raise
@@ -637,7 +641,7 @@ class _IndexedMessages:
             if (reason := self._reason(path)) is not None:
                 bad[number] = reason
         good = np.delete(np.arange(len(starts)), sorted(bad))
-        rows = self._messages.decode(Block(block.data, starts[good], block.ends[good]).payloads())
+        rows = self._messages.decode(Block(block.data, starts[good], block.ends[good]).array())
         bad |= {int(good[number]): reason for number, reason in rows.bad.items()}
         return DecodedRecords(rows.batch, bad)
 

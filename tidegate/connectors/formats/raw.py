@@ -5,9 +5,9 @@ A missing payload, as of a tombstone, is a null, in both directions. Text that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.formats.format import (
@@ -94,27 +94,26 @@ class _RawDecoder(PayloadDecoder):
     def __init__(self, form: RawRead) -> None:
         self._form = form
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
         return self.decode_with_nulls(payloads)
 
-    def decode_with_nulls(self, payloads: Sequence[bytes | None]) -> DecodedRecords:
+    def decode_with_nulls(self, payloads: pa.Array) -> DecodedRecords:
         form = self._form
-        found = pa.array(payloads, pa.binary())
+        found = payloads
         bad: dict[int, str] = {}
         if form.text:
             try:
                 found = found.cast(pa.string())
             except pa.ArrowInvalid:
-                for number, payload in enumerate(payloads):
+                for number, payload in enumerate(payloads.to_pylist()):
                     if payload is not None and (fault := not_utf8(payload, f"of the {form.part}")) is not None:
                         bad[number] = fault
         if not form.nullable and found.null_count:
-            for number, payload in enumerate(payloads):
-                if payload is None:
-                    bad[number] = f"column {form.name!r} is not nullable, and has no value"
+            missing = np.flatnonzero(payloads.is_null().to_numpy(zero_copy_only=False)).tolist()
+            bad |= dict.fromkeys(missing, f"column {form.name!r} is not nullable, and has no value")
         if bad:
-            good = [payload for number, payload in enumerate(payloads) if number not in bad]
-            found = pa.array(good, pa.binary()).cast(form.schema[0].type)
+            good = np.delete(np.arange(len(payloads)), sorted(bad))
+            found = payloads.take(pa.array(good)).cast(form.schema[0].type)
         return DecodedRecords(pa.RecordBatch.from_arrays([found], schema=form.schema), bad)
 
 

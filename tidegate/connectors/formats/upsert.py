@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.connectors.formats.debezium_json import member_names
+from tidegate.connectors.formats.debezium_json import strange_members
 from tidegate.connectors.formats.format import (
     DecodedRecords,
     Format,
@@ -30,6 +29,7 @@ from tidegate.connectors.formats.format import (
 )
 from tidegate.connectors.formats.json import JsonFormat
 from tidegate.connectors.formats.json_decoder import JsonDecoder
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.row_versions import DELETE_ROW, ROW_KIND, UNCHANGED, UPSERT, version_schema
 from tidegate.connectors.formats.text import not_utf8
 from tidegate.storage.errors import ConfigurationError
@@ -100,15 +100,16 @@ class UpsertDecoder(PayloadDecoder):
         self._raw = kind if len(self._keys) == 1 and raw else None
         self._key_objects = None if self._raw is not None else JsonDecoder(self._keys)
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
         """Reports every record as bad, because it has no key."""
-        return self.decode_records(payloads, [None] * len(payloads))
+        return self.decode_records(payloads, None)
 
-    def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
+    def decode_records(self, values: pa.Array, keys: pa.Array | None) -> DecodedRecords:
         """Decodes each record to one row version."""
-        bad = {number: "the record has no key" for number, key in enumerate(keys) if key is None}
-        present = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
-        found = self._values.decode([values[number] or b"" for number in present])
+        keys = pa.nulls(len(values), pa.binary()) if keys is None else keys
+        bad = dict.fromkeys(np.flatnonzero(keys.is_null()).tolist(), "the record has no key")
+        present = np.flatnonzero(values.is_valid())
+        found = self._values.decode(values.drop_null())
         for number, reason in found.bad.items():
             bad.setdefault(int(present[number]), reason)
         row_of = np.full(len(values), -1, dtype=np.int64)
@@ -133,30 +134,29 @@ class UpsertDecoder(PayloadDecoder):
         """Closes the decoder of record values."""
         self._values.close()
 
-    def _parsed_keys(self, keys: Sequence[bytes | None], bad: dict[int, str]) -> pa.RecordBatch:
+    def _parsed_keys(self, keys: pa.Array, bad: dict[int, str]) -> pa.RecordBatch:
         """Decodes the keys of records to a row with the key columns for each. Rows of bad keys are null."""
         if self._raw is not None:
-            faults: dict[int, str] = {}
-            if pa.types.is_string(self._raw) or pa.types.is_large_string(self._raw):
-                texts = [(number, not_utf8(key, "of the key")) for number, key in enumerate(keys) if key is not None]
-                faults = {number: fault for number, fault in texts if fault is not None}
-            for number, fault in faults.items():
-                bad.setdefault(number, fault)
-            good = [None if number in faults else key for number, key in enumerate(keys)]
-            return pa.RecordBatch.from_arrays([pa.array(good, pa.binary()).cast(self._raw)], schema=self._keys)
+            try:
+                column = keys.cast(self._raw)
+            except pa.ArrowInvalid:
+                good = keys.to_pylist()
+                for number, key in enumerate(good):
+                    if key is not None and (fault := not_utf8(key, "of the key")) is not None:
+                        bad.setdefault(number, fault)
+                        good[number] = None
+                column = pa.array(good, pa.binary()).cast(self._raw)
+            return pa.RecordBatch.from_arrays([column], schema=self._keys)
         assert self._key_objects is not None
-        present = np.array([number for number, key in enumerate(keys) if key is not None], dtype=np.int64)
-        given = [keys[number] or b"" for number in present]
+        present = np.flatnonzero(keys.is_valid())
+        given = Block.of(keys.drop_null())
         found = self._key_objects.records(given)
         for at, reason in found.bad.items():
             bad.setdefault(int(present[at]), f"the key of the record: {reason}")
         of_rows = found.payload_of_rows(len(given))
         wanted = set(self._keys.names)
-        others = []
-        if len(of_rows) and member_names([given[at] for at in of_rows]) != wanted:
-            others = [at for at in of_rows.tolist() if member_names([given[at]]) != wanted]
-        for at in others:
-            reason = f"the key of the record has the columns {sorted(member_names([given[at]]))}, not {sorted(wanted)}"
+        for at, names in strange_members(given, of_rows, wanted).items():
+            reason = f"the key of the record has the columns {sorted(names)}, not {sorted(wanted)}"
             bad.setdefault(int(present[at]), reason)
         takes = np.full(len(keys), -1, dtype=np.int64)
         takes[present[of_rows]] = np.arange(len(of_rows))

@@ -11,8 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.connectors.formats.format import DecodedRecords, PayloadDecoder
+from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.registry import (
     CACHED_MAX,
     RegisteredSchema,
@@ -32,27 +32,6 @@ from tidegate.connectors.formats.registry import (
 from tidegate.state.kernels.distinct_integers import distinct_integers
 
 HEADER_BYTES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Several payloads in one byte array, each from `starts[i]` to `ends[i]`."""
-
-    data: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-    @staticmethod
-    def of(payloads: Sequence[bytes]) -> Block:
-        """Concatenates payloads to one block of bytes."""
-        sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
-        ends = np.cumsum(sizes)
-        return Block(np.frombuffer(b"".join(payloads), dtype=np.uint8), ends - sizes, ends)
-
-    def payloads(self) -> list[bytes]:
-        """Returns the payloads as a list of bytes."""
-        data = self.data.tobytes()
-        return [data[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
 
 BlockReader: TypeAlias = Callable[[Block], DecodedRecords]
@@ -75,7 +54,7 @@ class WireDecoder(PayloadDecoder):
         self._reader_of = reader_of
         self._readers: OrderedDict[int, BlockReader | str] = OrderedDict()
 
-    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+    def decode(self, payloads: pa.Array) -> DecodedRecords:
         """Decodes payloads to rows. Raises RegistryError if the registry does not answer."""
         block = Block.of(payloads)
         bad: dict[int, str] = {}

@@ -320,9 +320,7 @@ class RecordReader:
             # Their payloads have no id, and the first bytes could be the id of another schema.
             there = np.isin(np.arange(len(records)), list(elsewhere))
             values = pc.if_else(pa.array(there), pa.scalar(b"", pa.binary()), values)
-        found = self._values.decode_records(
-            values.to_pylist(), records.columns["key"].to_pylist() if "key" in records.columns else ()
-        )
+        found = self._values.decode_records(values, records.columns.get("key"))
         numbers = found.payload_of_rows(len(records))
         bad = found.bad | elsewhere
         columns = found.batch.columns
@@ -381,7 +379,7 @@ class RecordReader:
         assert form is not None
         keys = records.columns["key"]
         numbers = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
-        found = decoder.decode(keys.drop_null().to_pylist())
+        found = decoder.decode(keys.drop_null())
         bad = {int(numbers[at]): reason if form.single else f"the key: {reason}" for at, reason in found.bad.items()}
         batch = found.batch
         column = (
