@@ -124,6 +124,7 @@ def was_compacted(table: tg.OutputTable) -> bool:
     return any(entry.rewrite for entry in table.log.entries())
 
 
+@pytest.mark.slow
 def test_files_stay_few_while_a_job_runs(tmp_path: Path) -> None:
     """Every row is there once, also after a restore from the middle; with `auto_compact=False` every file stays."""
     gates = list(range(1, 25))

@@ -74,6 +74,7 @@ def test_a_new_source_before_what_was_drained_is_refused(drained: str, tmp_path:
             execute(env, tmp_path, drained)
 
 
+@pytest.mark.slow
 def test_a_stop_without_drain_makes_no_row_late(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Event time is where it was: the second job writes what one job would have written, and warns of nothing."""
     with opening(GatedSource(ROWS, gates=[GATE])) as source, local() as env:

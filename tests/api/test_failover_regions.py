@@ -39,6 +39,7 @@ def _fails_often(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failover", "opened"), [("region", 1), ("full", FAILURES + 1)])
 def test_a_pipeline_that_fails_fifty_times_leaves_the_other_one_alone(
     tmp_path: Path, failover: str, opened: int

@@ -101,6 +101,7 @@ def memory(splits: int = 7, rows: int = FIRST) -> MemorySource:
     return MemorySource.of(pa.table({"x": pa.array(range(rows), pa.int64())}), splits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2, 4])
 def test_the_second_source_begins_when_every_row_of_the_first_was_processed(tmp_path: Path, parallelism: int) -> None:
     """By all subtasks, also by those that have nothing to do meanwhile; and each row comes once."""
@@ -236,6 +237,7 @@ def test_a_position_of_the_rows_is_kept_when_the_job_fails_at_the_switch(tmp_pat
     assert values(table) == list(range(ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_no_row_is_late_because_of_the_switch(tmp_path: Path, parallelism: int) -> None:
     """Windows over both: each has all of its rows, although the splits of the second source differ in event time."""

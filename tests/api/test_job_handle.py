@@ -229,6 +229,7 @@ def test_one_environment_runs_several_jobs(tmp_path: Path) -> None:
     assert (rows(first.to_arrow()), rows(second.to_arrow())) == ([(1,)], [(2,)])
 
 
+@pytest.mark.slow
 def test_old_checkpoints_and_rubbish_are_deleted(tmp_path: Path) -> None:
     """After the job: the newest checkpoint and the event log, no other folder, and no file without a reference."""
     table = numbers(3_000)

@@ -155,6 +155,7 @@ def letters_once(servers: str, add: Callable[[range], None], folder: Path) -> No
     assert {(row["topic"], row["error"]) for row in found} == {("mixed", "the JSON object does not end")}
 
 
+@pytest.mark.slow
 def test_dead_letters_of_a_topic_come_once(kafka: Broker, tmp_path: Path) -> None:
     """Over failures of the job and a restore: in one table or in the other."""
 

@@ -62,6 +62,7 @@ def test_rows_of_a_cancelled_job_are_not_taken_for_all() -> None:
     assert rows.to_arrow(wait=False).num_rows == 0
 
 
+@pytest.mark.slow
 def test_a_job_without_an_end_has_no_last_row(tmp_path: Path) -> None:
     """To wait for it is refused. Rows come while the job runs, each once, and all of them once it is over."""
     with local(1) as env:

@@ -210,6 +210,7 @@ def test_streams_of_the_broadcast_pattern_are_checked_at_once() -> None:
         a.connect(b.broadcast().union(b.broadcast())).process(Tags())
 
 
+@pytest.mark.slow
 def test_the_example_of_fraud_rules_finds_what_a_batch_computation_finds(tmp_path: Path) -> None:
     """Whatever order payments and limits come in, each is judged by the limit of its moment."""
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fraud_rules.py"))

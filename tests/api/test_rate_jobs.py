@@ -105,6 +105,7 @@ class Ticking:
         return next(self.times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_no_fault_loses_or_repeats_a_row_of_a_rate(seed: int) -> None:
     """Tasks and coordinators crash, storage fails; the simulator compares with an undisturbed run."""

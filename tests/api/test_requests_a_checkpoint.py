@@ -79,6 +79,7 @@ def _about(path: str) -> str:
     return "checkpoint" if name.startswith("chk-") else f"state {name}"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_asks_little_beside_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six tasks, with sinks that commit: entries of the log, metadata, and the deletion of the one before."""
     # As often as in a long run, but for the last digit: the cost of cutting the log is in the sum.

@@ -70,6 +70,7 @@ def finished(env: tg.StreamEnvironment, stream: tg.Stream) -> list[dict[str, Any
     return rows.to_arrow().to_pylist()
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), min_size=1, max_size=40),

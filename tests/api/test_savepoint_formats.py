@@ -125,6 +125,7 @@ def _without_ids(metadata: CheckpointMetadata) -> Any:
     return [replace(subtask, committables=()) for subtask in metadata.subtasks], metadata.operators
 
 
+@pytest.mark.slow
 def test_canonical_savepoints_are_the_same_bytes_whatever_the_backend_is(tmp_path: Path) -> None:
     """Jobs that have read the same rows: values, lists, maps, timers, aggregates and positions, file by file."""
     names = ("columnar", "columnar changelog", "rocksdb", "rocksdb changelog")

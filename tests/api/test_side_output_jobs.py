@@ -90,6 +90,7 @@ class TwoDividing(tg.CoProcessFunction):
         return None
 
 
+@pytest.mark.slow
 def test_rows_that_fail_leave_with_their_error(tmp_path: Path) -> None:
     """The job continues, and nothing else of such a row is emitted."""
     env = local()

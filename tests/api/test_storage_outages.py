@@ -143,6 +143,7 @@ def test_a_job_waits_for_the_permission_to_write(tmp_path: Path, what: str, refu
     assert sum(table.to_arrow()["n"].to_pylist()) == ROWS
 
 
+@pytest.mark.slow
 def test_a_savepoint_into_a_folder_that_refuses_it_fails_at_once(tmp_path: Path) -> None:
     """Its user waits for it, and the job does not."""
     storage = Storage("cannot write: Permission denied", PermissionError(errno.EACCES, "Permission denied"))

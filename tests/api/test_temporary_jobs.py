@@ -116,6 +116,7 @@ def cancelled(checkpoints: tg.CheckpointConfig, restore: str | None = None, trig
     return job_id
 
 
+@pytest.mark.slow
 def test_folders_of_finished_jobs_go_when_nothing_reads_them_any_more(root: Path) -> None:
     """Rows that were collected can be read after the environment was closed, for as long as somebody has them."""
     with tg.StreamEnvironment.local(1) as env:
@@ -206,6 +207,7 @@ def test_a_sweep_is_bounded(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert len(before & set(os.listdir(root))) == len(before) - 1
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_cancelled_job_stay_for_a_week(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -298,6 +298,7 @@ STATES: list[tuple[Any, st.SearchStrategy[Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     data=st.data(), key_type=st.sampled_from(list(KEYS)), kind=st.sampled_from(STATES), parallelism=st.integers(1, 5)

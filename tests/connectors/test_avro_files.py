@@ -56,6 +56,7 @@ def all_rows(rows: AvroRows, rows_max: int = 7) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz"])
 def test_a_file_is_read_from_its_begin_to_its_end(codec: str) -> None:
     """With its own columns, in blocks of any size."""

@@ -179,6 +179,7 @@ def test_a_row_that_a_file_cannot_hold_is_an_error(format: WrittenFormat, values
         encoder.add(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["avro", "json"])
 def test_the_sink_keeps_the_contract(format: WrittenFormat, tmp_path: Path) -> None:
     """It is killed at each step, and commits come again."""
@@ -193,6 +194,7 @@ def test_the_sink_keeps_the_contract(format: WrittenFormat, tmp_path: Path) -> N
     check_committing_sink(sink, batches, visible)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     """A commit that is repeated reads nothing of checkpoint storage. A large file is copied in pieces."""
 

@@ -82,6 +82,7 @@ def test_files_keep_the_contract(tmp_path: Path, suffix: str) -> None:
     assert found == rows(*range(14)).to_pylist()
 
 
+@pytest.mark.slow
 def test_a_folder_keeps_the_contract(tmp_path: Path) -> None:
     """Over several splits, and with a file that has no rows."""
     for number in range(9):

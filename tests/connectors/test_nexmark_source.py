@@ -17,6 +17,7 @@ def frame(workload: Workload, kind: str) -> pl.DataFrame:
     return pl.DataFrame(table(workload, kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_part_can_be_read_again(kind: str) -> None:
     """Splits have all rows of the kind, whatever the size of reads."""

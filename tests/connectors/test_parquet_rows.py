@@ -278,6 +278,7 @@ def test_bytes_of_a_fixed_length_are_read_in_pieces(tmp_path: Path) -> None:
     assert most < 4 * PIECE_BYTES < size
 
 
+@pytest.mark.slow
 def test_a_large_page_of_few_bytes_is_refused(tmp_path: Path) -> None:
     """Arrow decompresses a page as a whole. The error names column and what to do, and the limit can be raised."""
     table = pa.table({"n": range(64), "s": pa.repeat("a" * 2**20, 64)})

@@ -31,6 +31,7 @@ def sqlite(tmp_path: Path, count: int = 100) -> Database:
     return database
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition_by", [None, "id"])
 def test_a_query_keeps_the_contract_of_sources(tmp_path: Path, partition_by: str | None) -> None:
     """From every position, with reads of every size, in ranges of a column or in one."""

@@ -88,6 +88,7 @@ class OneFault(FileSystemStore):
         return size_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["lz4", None])
 def test_a_large_file_is_written_again_after_a_fault(tmp_path: Path, compression: str | None) -> None:
     """Also one that is larger than what a store keeps of an iterator."""

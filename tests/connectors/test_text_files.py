@@ -77,6 +77,7 @@ def read(
     return rows_of(source(tmp_path, schema, **more))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(
     ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress)], ids=["plain", "gz", "bz2"]
@@ -249,6 +250,7 @@ def test_values_of_json_that_do_not_fit_name_their_columns(tmp_path: Path, row: 
     assert [unmarked(error) for _, _, _, error in letters] == [reason]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [100, 3_000])
 def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path, levels: int) -> None:
     """Arrow reads it, and its streams cannot hold it."""

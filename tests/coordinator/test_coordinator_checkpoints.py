@@ -137,6 +137,7 @@ def test_requests_are_answered_with_the_checkpoint_that_was_triggered_for_them()
     assert [(a.request, a.checkpoint_id) for a in answers] == [("second", 2), ("third", 2)]
 
 
+@pytest.mark.slow
 def test_waiting_requests_are_bounded() -> None:
     """Beyond the limit a request is refused at once."""
     coordinator = Coordinator().run()

@@ -109,7 +109,11 @@ def run(words: list[str], namespace: Mapping[str, object]) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("page", PAGES)
+LONG = {"docs/own-connectors.md", "docs/tutorial.md", "docs/windows.md"}
+"""Pages whose examples take longest."""
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in PAGES])
 def test_examples_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_messages_are_found() -> None:
     assert len(PAGES[LONG]) > 40
 
 
+@pytest.mark.slow
 def test_what_no_code_prints_is_found() -> None:
     """The rule bites: on words, on what is filled in where it is not, and the other way round."""
     assert is_printed("it expired before it was complete")

@@ -44,6 +44,7 @@ def test_texts_lose_what_is_the_machines_own(script: dict[str, Any]) -> None:
     assert script["cut"]("a\nb\n") == "a\nb"
 
 
+@pytest.mark.slow
 def test_a_table_with_a_flight_too_many_is_found(tmp_path: Path) -> None:
     """The check at the end of the page can fail: on a count, and on a mean."""
     example = runpy.run_path(str(ROOT / "examples" / "live_flights.py"))

@@ -26,6 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no thresholds to set")
 def test_arrays_of_a_batch_find_their_pages_again() -> None:
     """A hundred rounds of four megabytes cost less than a page fault each, where each round had a thousand."""

@@ -30,6 +30,7 @@ def test_names_of_test_modules_are_unique() -> None:
     assert {name: count for name, count in names.items() if count > 1 and name != "conftest.py"} == {}
 
 
+@pytest.mark.slow
 def test_no_file_names_a_machine_or_a_registry() -> None:
     """Nothing that is committed depends on where it was written."""
     others = [path for path in files() if path != Path(__file__).resolve()]

@@ -27,6 +27,7 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_imports_go_down() -> None:
     """No module imports what stands above it, and no sibling that it may not meet."""
     result = lint_imports(ROOT)
@@ -108,6 +109,7 @@ def modules_of(package: Path) -> dict[str, Path]:
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): file for file, parts in files.items()}
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other() -> None:
     """Modules have an order in which each can be read after what it builds on, for type checkers as well."""
     modules = modules_of(PACKAGE)
@@ -148,6 +150,7 @@ def circles_of_folders(package: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_folders_import_each_other() -> None:
     """What lies side by side in a folder has an order, also where no contract says which."""
     assert circles_of_folders(PACKAGE) == {}

@@ -100,6 +100,7 @@ def test_all_is_every_extra_for_users() -> None:
     assert {name for names in EXTRAS.values() for name in names} <= everything
 
 
+@pytest.mark.slow
 def test_optional_libraries_are_imported_late() -> None:
     """A program that needs none of them runs where none is installed."""
     found = {str(file.relative_to(PACKAGE)): file.read_text() for file in package_files()}

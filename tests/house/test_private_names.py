@@ -38,6 +38,7 @@ def private_accesses(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
 
 
+@pytest.mark.slow
 def test_accesses_to_private_names_do_not_grow() -> None:
     """A test that needs more passes a part to a constructor, or uses a seam that has a public name."""
     places: Counter[Path] = Counter()

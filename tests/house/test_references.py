@@ -64,6 +64,7 @@ def test_pages_name_files_that_exist(page: Path) -> None:
     assert list(missing_paths(page.read_text(), page.parent)) == []
 
 
+@pytest.mark.slow
 def test_modules_that_are_named_in_texts_exist() -> None:
     """Programs in strings and names of modules in pages move with the modules."""
     texts = [path for path in files() if path.suffix in {".py", ".md", ".toml", ".yaml"} and path != Path(__file__)]

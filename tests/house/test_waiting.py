@@ -110,6 +110,7 @@ def test_no_test_waits_for_time_to_pass() -> None:
     assert offences(clocks, tests) == []
 
 
+@pytest.mark.slow
 def test_no_test_gives_up_before_a_busy_machine_does() -> None:
     """Whoever waits for an event does so for as long as `waiting.LIMIT_S`: the limit only ends a wait in vain."""
     assert offences(impatient, [path for path in python_files() if path.is_relative_to(TESTS)]) == []

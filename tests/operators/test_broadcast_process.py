@@ -159,6 +159,7 @@ class Doubles(KeyedBroadcastProcessFunction):
         context.apply_to_keyed_state(self.x, double)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["columnar", "rocksdb"])
 def test_many_keys_can_be_changed_while_they_are_gone_through(
     tmp_path: Path, kind: Literal["columnar", "rocksdb"]

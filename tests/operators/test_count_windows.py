@@ -243,6 +243,7 @@ def test_windows_with_a_timeout_are_those_of_a_plain_program(
     assert Counter((row.get("k", 0), tuple(row["values"])) for row in windows.rows) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [False, True])
 def test_windows_that_become_full_leave_no_timeouts_behind(function: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come within a time-out; the windows that are open then come out all the same."""

@@ -24,6 +24,7 @@ def test_prometheus_takes_its_configuration_and_the_rules() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", str(CONFIGS / "alerts.yaml"))
 
 
+@pytest.mark.slow
 def test_rules_fire_when_they_should_and_only_then() -> None:
     """Each rule has a case, with a job that is well beside the one that is not."""
     promtool("test", "rules", str(CASES))

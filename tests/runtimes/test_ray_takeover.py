@@ -140,6 +140,7 @@ def test_a_report_that_nobody_will_ever_hear_is_lost(error: Exception) -> None:
     assert not sender.mailbox.later
 
 
+@pytest.mark.slow
 def test_what_waits_is_bounded() -> None:
     """Over all messages. What is more than that is lost; what waits is not."""
     sender = Sender()

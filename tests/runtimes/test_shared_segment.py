@@ -25,6 +25,7 @@ input()
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_sender_has_written_stays_until_it_is_read() -> None:
     """`kill -9` leaves nothing behind but what the receiver maps, and that is whole."""
     here, there = socket.socketpair()

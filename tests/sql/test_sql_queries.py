@@ -537,6 +537,7 @@ def test_fields_of_structs_are_joined_by() -> None:
     assert rows.to_arrow().column("id").to_pylist() == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "rows"), [("AND", 0), ("OR", 4)])
 def test_a_condition_may_have_hundreds_of_parts(word: str, rows: int) -> None:
     """Programs make such queries. The parts of a chain are not nested in each other."""

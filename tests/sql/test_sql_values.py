@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import tidegate as tg
 
@@ -222,6 +223,7 @@ ALL = {
 }
 
 
+@pytest.mark.slow
 def test_expressions_have_the_values_and_types_of_spark() -> None:
     """Of one row, all in one query."""
     with tg.StreamEnvironment.local(1) as env:

@@ -105,6 +105,7 @@ def test_no_more_rows_are_read_than_have_left(rows_of_a_key: int, there: int, le
         assert rows_read <= rows_left + most * rows_of_a_key
 
 
+@pytest.mark.slow
 def test_readings_in_vain_become_rare() -> None:
     """Where the database has more keys than it has room for, it is asked half as often each time."""
     left, begun = EvictedKeysFilter(64), list[int]()

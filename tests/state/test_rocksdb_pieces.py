@@ -55,6 +55,7 @@ def test_lists_go_on_behind_what_was_restored(tmp_path: Path) -> None:
         again.backend.close()
 
 
+@pytest.mark.slow
 def test_chunks_are_bounded() -> None:
     """Rows of many more keys than a chunk may have come in several, cut within key groups; none is lost or doubled."""
     keys = key_batch(range(CHUNK_ROWS + 10_000))

@@ -182,6 +182,7 @@ def test_rows_in_memory_are_neither_read_nor_written(monkeypatch: pytest.MonkeyP
     rows.backend.close()
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows beyond the bound go to the database. Keys that come again and again are not read once they are known."""
     full = rows_with(_MUCH)

@@ -202,6 +202,7 @@ def test_wherever_a_process_dies_the_table_is_whole(kind: str) -> None:
         job.check_restores()
 
 
+@pytest.mark.slow
 def test_readers_and_writers_that_have_read_before_the_cut_go_on() -> None:
     """A reader that holds an older list of files reads it to its end, and sees the table as it is when it looks."""
     job = Job()
@@ -223,6 +224,7 @@ def test_readers_and_writers_that_have_read_before_the_cut_go_on() -> None:
     assert {entry.seq for entry in missed} <= {entry.seq for entry in job.log.entries()}
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_newest_entries_is_noticed_after_a_cut() -> None:
     """By a process that knows the head from a checkpoint, as without a cut."""
     job = cut_job()
@@ -234,6 +236,7 @@ def test_the_loss_of_the_newest_entries_is_noticed_after_a_cut() -> None:
         other.snapshot()
 
 
+@pytest.mark.slow
 def test_a_part_that_the_cut_has_left_is_damage_where_it_is_missing() -> None:
     """An error, never a table with less in it."""
     job = cut_job()
@@ -259,6 +262,7 @@ def test_a_log_with_nothing_to_leave_out_is_not_cut() -> None:
     assert len(log.entries()) == 41
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_table_that_was_cut_goes_on() -> None:
     """It has the rows, the versions that were left, and refuses what the table refuses."""
     job = cut_job()

@@ -66,6 +66,7 @@ def test_a_file_tells_what_is_in_it() -> None:
     assert read_footer(_MEMORY, handle.path) == handle.sections
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found() -> None:
     """Whichever bit of inlined state or of a file is flipped, verification finds it; no reader returns other rows."""
     handle = written(inline=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-LIMIT_S = 0.5
+LIMIT_S = 0.2
 NAMED_MAX = 15
 KINDS = {"unit", "contract", "house", "docs", "local jobs"}
 """The kinds of tests that are quick: those of `make test-fast`."""

@@ -52,7 +52,7 @@ _SLOW_NEXT = -1
 _QUICK_FIRST = {OBJECTS: 1, POSTGRES: 2, HDFS: 3, KAFKA: 4, S3: 5, RAY: 6}
 _DEALT_HERE = {"load", "loadgroup"}
 """What `pytest -n 2` asks for, and what `make test` does. The other modes of xdist say themselves what goes where."""
-_SMALL = {"unit", "contract"}
+_SMALL = {"unit", "contract", "local jobs", "house", "docs"}
 """Kinds of tests that take milliseconds, but for those marked `slow`."""
 _HANDFUL = 8
 """How many small tests of a module are handed over at a time."""

@@ -156,6 +156,7 @@ def window(subject: Subject, window_bytes: int, total_bytes: int) -> Sequence[do
     return subject.tell(ev.CreditGranted(0, ATTEMPT, channel, total_bytes, window_bytes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window_bytes", [10_000, 40_000])
 def test_a_sender_queues_and_reads_no_more_than_a_small_window_wants(window_bytes: int) -> None:
     """Its queue is as large as the window, and its batches are half of that, up to the rows of those read before."""
