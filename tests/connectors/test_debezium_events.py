@@ -229,6 +229,17 @@ def test_a_placeholder_has_the_type_of_its_column(kind: pa.DataType, value: Any)
     assert found.batch.column("v").is_valid().to_pylist() == [False, *(each is not None for each in others)]
 
 
+def test_a_placeholder_may_be_written_with_escapes() -> None:
+    """JSON may write each character in two forms. A value of the same size is no placeholder."""
+    columns = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    values = [_event("u", {"id": 1, "v": each}) for each in (MARK, MARK.upper())]
+    escaped = values[0].replace(b"_", b"\\u005f")
+    found = _decoder(columns).decode_records(binary([escaped, values[1]]), binary([_key(1)] * 2))
+    assert not found.bad
+    assert found.batch.column(UNCHANGED).to_pylist() == [["v"], None]
+    assert found.batch.column("v").to_pylist() == [None, MARK.upper()]
+
+
 @pytest.mark.parametrize("mark", [MARK, "\x01"])
 def test_an_array_of_booleans_has_no_placeholder(mark: str) -> None:
     """Debezium has none for it, and an array of as many booleans as the placeholder has bytes is a value."""

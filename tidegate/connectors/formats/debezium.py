@@ -52,7 +52,6 @@ from tidegate.connectors.formats.format import (
     WriteFormat,
 )
 from tidegate.connectors.formats.json import check_json_types
-from tidegate.connectors.formats.payload_block import Block
 from tidegate.connectors.formats.registry import SchemaRegistry, UnfitSchemaError, WrittenSchema
 from tidegate.connectors.formats.row_versions import DELETE_ROW, ROW_KIND, TRUNCATE, UNCHANGED, UPSERT, version_schema
 from tidegate.storage.errors import ConfigurationError
@@ -283,7 +282,7 @@ class DebeziumDecoder(PayloadDecoder):
         images = dict(zip(self._columns.names, events.column("after").flatten(), strict=True))
         self._check_images(values, numbers, images, upserts, bad)
         self._take_keys(keys, numbers, events, images, deletes, truncates, bad)
-        unchanged = self._take_unchanged(values, numbers, images)
+        unchanged = self._take_unchanged(images, len(numbers))
         arrays = [self._value(images[field.name], field, numbers, bad, upserts) for field in self._columns]
         kinds = pa.array(list(_OPERATIONS.values())).take(pa.array(operations))
         batch = pa.RecordBatch.from_arrays([*arrays, *self._metadata(events), kinds, unchanged], schema=self.schema)
@@ -375,34 +374,20 @@ class DebeziumDecoder(PayloadDecoder):
         for row, reason in faults.items():
             bad.setdefault(int(numbers[row]), reason)
 
-    def _take_unchanged(self, values: pa.Array, numbers: NDArray[np.int64], images: dict[str, pa.Array]) -> pa.Array:
+    def _take_unchanged(self, images: dict[str, pa.Array], rows: int) -> pa.Array:
         """Returns the names of the unchanged columns of each row, and sets their values to null in `images`."""
-        listed: list[list[str] | None] = [None] * len(numbers)
-        marked = self._marked_rows(values, numbers)
+        listed: list[list[str] | None] = [None] * rows
         for name, column in images.items():
-            found = [
-                row for row in self._placeholders.candidates(column, marked) if self._placeholders.is_in(column, row)
-            ]
+            found = [row for row in self._placeholders.candidates(column) if self._placeholders.is_in(column, row)]
             for row in found:
                 listed[row] = [*(listed[row] or ()), name]
             if found:
-                keep = np.ones(len(numbers), dtype=np.bool_)
+                keep = np.ones(rows, dtype=np.bool_)
                 keep[found] = False
-                takes = np.arange(len(numbers), dtype=np.int64)
+                takes = np.arange(rows, dtype=np.int64)
                 images[name] = column.take(pa.array(takes, mask=~keep))
         kind = self.schema.field(UNCHANGED).type
-        return pa.array(listed, kind) if any(listed) else pa.nulls(len(numbers), kind)
-
-    def _marked_rows(self, values: pa.Array, numbers: NDArray[np.int64]) -> list[int]:
-        """Returns the rows whose events have a text of the placeholder somewhere."""
-        # Most batches have no placeholder, and one search in all events finds that out.
-        block = Block.of(values)
-        together = block.data[block.starts[0] : block.ends[-1]].tobytes() if len(block) else b""
-        found = np.zeros(len(values), dtype=np.bool_)
-        for mark in self._placeholders.marks:
-            if mark in together:
-                found |= pc.fill_null(pc.match_substring(values, mark), False).to_numpy(zero_copy_only=False)
-        return np.flatnonzero(found[numbers]).tolist()
+        return pa.array(listed, kind) if any(listed) else pa.nulls(rows, kind)
 
     def _value(
         self,
@@ -455,20 +440,26 @@ class _Placeholders:
         self._numbers = list(data)
         self._bytes = [bytes([each]) for each in data]
         self._objects = [{"scale": 0, "value": each} for each in self._bytes]
-        self.marks = tuple(mark.encode() for mark in sorted({text, data.hex(), named, *base64_texts}))
-        """The encodings of the placeholder in the bytes of an event, except in arrays of numbers."""
 
-    def candidates(self, column: pa.Array, marked: list[int]) -> list[int]:
-        """Returns the rows of a column that may have a placeholder. `marked`: the rows whose events have a mark."""
+    def candidates(self, column: pa.Array) -> list[int]:
+        """Returns the rows of a column that may have a placeholder. Most columns have none."""
         kind = column.type
+        if pa.types.is_dictionary(kind):
+            return self.candidates(column.cast(kind.value_type))
+        if pa.types.is_map(kind):
+            rows = np.flatnonzero(_counts(column) == 1)
+            return _rows_among(column.take(pa.array(rows)).keys, rows, self._single)
         if not pa.types.is_list(kind):
-            return marked if _is_text(kind) or pa.types.is_map(kind) else []
-        if _is_text(kind.value_type) and not pa.types.is_binary(kind.value_type):
-            return marked
+            return _rows_among(column, np.arange(len(column)), self._single) if _is_text(kind) else []
         if pa.types.is_boolean(kind.value_type):
             return []
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-        return sorted({*marked, *np.flatnonzero(lengths == len(self._numbers)).tolist()})
+        counts = _counts(column)
+        found = np.flatnonzero(counts == len(self._numbers)).tolist()
+        if not _is_text(kind.value_type):
+            return found
+        rows = np.flatnonzero(counts == 1)
+        elements = column.take(pa.array(rows)).flatten()
+        return sorted({*found, *_rows_among(elements, rows, self._elements)})
 
     def is_in(self, column: pa.Array, row: int) -> bool:
         """Returns whether the value in a row is a placeholder."""
@@ -480,6 +471,27 @@ class _Placeholders:
         if _is_text(column.type.value_type) and len(value) == 1:
             return value[0] in self._elements
         return value in (self._numbers, self._bytes, self._objects)
+
+
+def _counts(column: pa.Array) -> NDArray[np.int64]:
+    """Returns the number of elements of each list or map, 0 for a null."""
+    lists = column.cast(pa.list_(column.type.field(0))) if pa.types.is_map(column.type) else column
+    found: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    return found
+
+
+def _rows_among(values: pa.Array, rows: NDArray[np.int64], wanted: frozenset[object]) -> list[int]:
+    """Returns the rows whose string or bytes are among the values `wanted`. `rows` has the row of each value."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    is_string = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    among = pa.array([each for each in wanted if isinstance(each, str if is_string else bytes)], values.type)
+    # Almost all values have another size, which costs much less than a comparison of large values.
+    sizes = pc.is_in(pc.binary_length(values), pc.binary_length(among)).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(sizes)
+    equal = pc.is_in(values.take(pa.array(places)), among).to_numpy(zero_copy_only=False)
+    found: list[int] = rows[places[equal]].tolist()
+    return found
 
 
 def _is_text(kind: pa.DataType) -> bool:
