@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.state.kernels.byte_strings import copy_bytes
 from tidegate.state.kernels.jit import kernel
 
 SKIPPED = -1
@@ -257,9 +258,7 @@ def _put(
                     size = np.int64(in32[(entries_at[column] >> 2) + entry + 1]) - first
                     at = _put_integer(data, at, size, write)
                     if write:
-                        begin_at = data_at[column] + first
-                        for each in range(size):
-                            data[at + each] = in8[begin_at + each]
+                        copy_bytes(in8, data_at[column] + first, data, at, size)
                     at += size
             elif op == OPTION:
                 if not null:
@@ -415,8 +414,7 @@ def _run(
                 if column >= 0:
                     if write:
                         to = data_at[column] + sizes[column]
-                        for each in range(value):
-                            out8[to + each] = data[at + each]
+                        copy_bytes(data, at, out8, to, value)
                         out32[(entries_at[column] >> 2) + counts[column] + 1] = sizes[column] + value
                     counts[column] += 1
                     sizes[column] += value

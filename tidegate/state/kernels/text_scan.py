@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.state.kernels.byte_strings import copy_bytes
 from tidegate.state.kernels.jit import kernel, load64
 
 NOTHING = -1
@@ -469,8 +470,7 @@ def _csv_bytes(
             for j in range(empty.shape[0]):
                 out[at + j] = empty[j]
         elif flags[f] < 2:
-            for j in range(end - begin):
-                out[at + j] = data[begin + j]
+            copy_bytes(data, begin, out, at, end - begin)
         else:
             p = begin
             while p < end:
