@@ -88,6 +88,9 @@ class Keeper(tg.ProcessFunction):
         self.timed.update(x)
         context.timer_service.register_event_time_timer(MOMENT_MS + x)
 
+    def on_timer(self, timestamp: int, context: tg.ProcessContext) -> None:
+        """Nothing to do."""
+
 
 def model(rows: int) -> dict[str, dict[Key, Any]]:
     """What `Keeper` has kept after so many rows, and the aggregates beside it."""

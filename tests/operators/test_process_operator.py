@@ -221,6 +221,21 @@ def test_an_error_of_a_timer_names_its_key() -> None:
         driven.watermark(7)
 
 
+def test_a_timer_needs_a_method_that_it_calls() -> None:
+    """Without `on_timer` it would fire without effect, and its state would never go. Deleting a timer needs none."""
+
+    class Timed(ProcessFunction):
+        def process(self, row: Row, context: ProcessContext) -> None:
+            context.timer_service.delete_event_time_timer(row["at"])
+            if row["at"] > 1:
+                register(context, row["at"])
+
+    driven = Driven(Timed())
+    driven.rows({"k": 1, "at": 1})
+    with pytest.raises(OperatorError, match="Timed has no method on_timer, but a timer is registered; add the method"):
+        driven.rows({"k": 1, "at": 2})
+
+
 def test_state_is_bound_in_open_and_once() -> None:
     """Later it could not be restored; two of one name would be one in a checkpoint; key columns have their names."""
     n = ValueState("n", pa.int64())

@@ -65,6 +65,9 @@ class Remembers(tg.ProcessFunction):
             self._counts.put(row["v"], row["k"])
         yield from ()
 
+    def on_timer(self, timestamp: int, context: tg.ProcessContext) -> None:
+        """Nothing to do."""
+
     def close(self) -> None:
         opened.append("close")
 

@@ -67,7 +67,7 @@ from tidegate.operators.operator_errors import (
 from tidegate.operators.output_schema import PinnedSchema
 from tidegate.operators.row_values import python_rows, returned_rows
 from tidegate.operators.state.keyed_state import KeyedState, StateNames
-from tidegate.operators.state.keyed_state_store import KeyedStates
+from tidegate.operators.state.keyed_state_store import KeyedStates, pending_timers
 from tidegate.operators.state.keys import KeyCodec, KeyScope, check_owner, key_columns, key_schema
 from tidegate.operators.state.operator_state import OperatorStates, WriteGate
 from tidegate.operators.state.state_types import NO_FAST_PATH, fast_conversion, no_fast_path
@@ -80,7 +80,7 @@ from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.state.common.backend import KeyedBackend, KeyRef
 from tidegate.state.kernels.partition import compact, subtask_table
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.schemas.batches import memory_of
 from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
@@ -109,6 +109,8 @@ class ProcessOperator(Operator):
     """The class of the context that is passed to the function."""
     by_batch = False
     """True if the function reads and writes state for whole batches."""
+    timer_method = "on_timer"
+    """Name of the method that timers call, for error messages."""
 
     def __init__(
         self,
@@ -197,6 +199,8 @@ class ProcessOperator(Operator):
         if self._keys[0]:
             self._states = KeyedStates(context, self._keys[0], self._scope, names, self.by_batch, self._undo)
             self._timers = self._states.timers
+            if not self._has_timer_method():
+                self._timers.no_method = f"{type(self._function).__name__} has no method {self.timer_method}"
         unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
         self._operator_states = OperatorStates(context.uid, unkeyed, self._gate, names)
         place = context, self._states, self._operator_states, self._scope, self._timers
@@ -384,6 +388,10 @@ class ProcessOperator(Operator):
             if self._states is not None:
                 self._states.close()
 
+    def _has_timer_method(self) -> bool:
+        """Returns whether the function, or its object, replaces the `on_timer` that does nothing."""
+        return getattr(self._function.on_timer, "__func__", None) is not BaseProcessFunction.on_timer
+
     def _frozen(self, cut: Cut) -> OperatorSnapshot:
         assert self._states is not None
         if cut.keyed:
@@ -563,6 +571,10 @@ class ProcessOperator(Operator):
     def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
         """Fires due timers, up to the number that one step allows, and collects the rows that they emit."""
         timers, pace, failing = self._timers, self.context.pace, self._failing[0]
+        if timers.no_method is not None:
+            raise IncompatibleStateError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}): {pending_timers(timers.no_method)}"
+            )
         self._ask.time_domain = domain
         assert self._states is not None and self._codec is not None, "timers without keys"
         step = timers.begin_step(domain, time_ms, pace.timers_max, self._codec)
@@ -668,6 +680,7 @@ class BatchProcessOperator(ProcessOperator):
 
     context_class = ProcessBatchContext
     by_batch = True
+    timer_method = "on_timer_batch or on_timer"
 
     def __init__(
         self,
@@ -709,6 +722,9 @@ class BatchProcessOperator(ProcessOperator):
                 waiting += failing.halves(start, part, failed)
         self._set_aside(failing, batch)
         self._end_call(emit)
+
+    def _has_timer_method(self) -> bool:
+        return self._timers_by_batch or super()._has_timer_method()
 
     def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
         if not self._timers_by_batch:

@@ -177,10 +177,12 @@ class KeyedStates:
         """Loads a stored table into the state with its name.
 
         Raises UndeclaredStateError if no state with the name is bound, ConfigurationError for a type that cannot be
-        converted to the declared type, and CorruptionError if a key occurs twice (which may be noticed only in
-        `loaded`).
+        converted to the declared type, IncompatibleStateError for timers of a function that has no method for them, and
+        CorruptionError if a key occurs twice (which may be noticed only in `loaded`).
         """
         if table.state == TIMERS_STATE:
+            if self.timers.no_method is not None and not table.removed:
+                raise IncompatibleStateError(f"{self._where}: {pending_timers(self.timers.no_method)}")
             self.backend.load(table)
             return
         state = self._states.get(table.state)
@@ -257,6 +259,14 @@ class KeyedStates:
         check_serializers(rows.schema.field(position), field, state.name, self._where)
         expected = pa.schema([*(rows.schema.field(n) for n in range(position)), field])
         return migrated(rows, expected, state.name, self._context.uid)
+
+
+def pending_timers(no_method: str) -> str:
+    """Returns the error text for stored timers that a function cannot get. `no_method` says which method it lacks."""
+    return (
+        f"the checkpoint has pending timers, and {no_method}, so they would be lost. Keep the method (one that does "
+        "nothing drops them), or change the operator's uid"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,15 +76,23 @@ class Timers:
         Each has True for a registration or False for a deletion, the time of the timer, and the number of its key.
         """
         self._ended: TimeDomain | None = None
+        self.no_method: str | None = None
+        """Says which method the function lacks for timers to call, for error messages. None if it has the method."""
 
     def count(self, limit: int) -> int:
         """Returns an upper bound for the number of timers. Stops counting at `limit`."""
         return len(self._numbers) + (0 if self._backend is None else self._backend.count(limit))
 
     def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
-        """Registers or deletes a timer of the current key. `moment` is its time in ms."""
-        if registered and domain is self._ended:
-            return
+        """Registers or deletes a timer of the current key. `moment` is its time in ms.
+
+        Raises ConfigurationError for a registration if the function has no method for timers.
+        """
+        if registered:
+            if self.no_method is not None:
+                raise ConfigurationError(f"{self.no_method}, but a timer is registered; add the method")
+            if domain is self._ended:
+                return
         number = self._scope.current_number("a timer")
         self._note(number, domain.number, moment, registered)
         if self._step is not None and self._step.domain == domain.number:
@@ -95,10 +103,14 @@ class Timers:
     def change_many(self, domain: TimeDomain, moments: Sequence[int], registered: bool, numbers: Sequence[int]) -> None:
         """Registers or deletes timers.
 
-        Timer i has the time `moments[i]`, in ms, and the key with the number `numbers[i]`.
+        Timer i has the time `moments[i]`, in ms, and the key with the number `numbers[i]`. Raises ConfigurationError
+        for registrations if the function has no method for timers.
         """
-        if registered and domain is self._ended:
-            return
+        if registered:
+            if self.no_method is not None:
+                raise ConfigurationError(f"{self.no_method}, but a timer is registered; add the method")
+            if domain is self._ended:
+                return
         self._numbers += numbers
         self._domains += [domain.number] * len(numbers)
         self._moments += moments
