@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
@@ -146,6 +147,35 @@ class _TimedWindow(_Window):
         """Nothing to emit."""
 
 
+class _Timed(_Function):
+    """Registers a timer for each key."""
+
+    def process(self, row: dict[str, Any], context: tg.ProcessContext) -> Iterator[dict[str, Any]]:
+        context.timer_service.register_event_time_timer(10**9)
+        yield from super().process(row, context)
+
+    def on_timer(self, timestamp: int, context: tg.ProcessContext) -> None:
+        """Nothing to emit."""
+
+
+class _BatchFunction(tg.ProcessFunction):
+    """Processes batches, without a method for timers."""
+
+    def open(self, context: tg.ProcessContext) -> None:
+        self.n = context.state(_value())
+
+    def process_batch(self, batch: pa.RecordBatch, context: tg.ProcessBatchContext) -> None:
+        """Nothing to emit."""
+
+
+def _timed(function: Callable[[], tg.ProcessFunction]) -> Step:
+    return lambda stream: stream.key_by("k").process(function(), schema=OUT, uid="op")
+
+
+def _number(context: Any) -> list[Any]:
+    return [context.state(_value())]
+
+
 def _window(dtype: Any, function: type[_Window] = _Window) -> Step:
     return lambda stream: (
         stream.assign_timestamps("x")
@@ -204,6 +234,8 @@ REFUSED: list[tuple[Step, Step, str]] = [
     (_rules(pa.string()), _rules(pa.string(), pa.string()), "int64 cannot become string"),
     (_window(pa.int64()), _window(pa.string()), "int64 cannot become string"),
     (_window(pa.int64(), _TimedWindow), _window(pa.int64()), "the function no longer has a method on_timer"),
+    (_timed(lambda: _Timed(_number)), _keyed(_value()), "pending timers, and _Function has no method on_timer"),
+    (_timed(lambda: _Timed(_number)), _timed(_BatchFunction), "_BatchFunction has no method on_timer_batch or on_timer"),
 ]
 """An old program, a new one, and what the error says, whatever the user agrees to drop."""
 
@@ -227,6 +259,45 @@ def test_all_states_of_a_function_are_listed(tmp_path: Path) -> None:
     assert text.startswith("2 things in the program do not fit")
     assert "'n' as int64" in text
     assert "state 'm' that the function does not bind" in text
+
+
+@pytest.mark.slow
+def test_another_event_time_is_one_problem(tmp_path: Path) -> None:
+    """The step that assigns it reports the change, and the window behind it does not repeat it."""
+
+    def timed(factor: int, width: int = 10) -> Step:
+        return lambda stream: (
+            stream.assign_timestamps(pl.col("x") * factor, uid="times")
+            .key_by("k")
+            .window(tg.Tumbling(width))
+            .aggregate(n=tg.count(), uid="op")
+        )
+
+    path, _ = _run(tmp_path, timed(2), None, "columnar")
+    text = _refusal(tmp_path, timed(3), path)
+    assert text.startswith("operator 'times' ('assign_timestamps') at ")
+    assert "has time expression (x Multiply 2), and the program time expression (x Multiply 3)" in text
+    assert _refusal(tmp_path, timed(3, width=20), path).startswith("2 things in the program")
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_is_not_blamed_on_the_checkpoint(tmp_path: Path) -> None:
+    """The function would refuse to open without state as well, so no other state helps."""
+
+    def bind(context: Any) -> list[Any]:
+        return [context.state(tg.ValueState("n", INT, ttl="1h"))]  # type: ignore[arg-type]
+
+    path, _ = _run(tmp_path, _keyed(_value()), None, "columnar")
+    with local(1, 5) as env:
+        wrong = env.from_source(GatedSource(ROWS), uid="in").key_by("k").process(_Function(bind), schema=OUT, uid="op")
+        wrong.collect(uid="out again")
+        for refused in (
+            lambda: env.check_restore(path),
+            lambda: env.execute("changing", checkpoints=config(tmp_path / "checkpoints"), restore=path),
+        ):
+            with pytest.raises(tg.ConfigurationError, match="^operator 'op' .*: state 'n': ttl is a tg.StateTtl") as said:
+                refused()
+            assert not isinstance(said.value, tg.IncompatibleStateError)
 
 
 @pytest.mark.slow

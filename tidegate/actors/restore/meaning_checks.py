@@ -7,7 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from tidegate.storage.checkpoints.metadata import (
     StateMeaning,
 )
 from tidegate.storage.clock import now_ms
-from tidegate.storage.errors import TidegateError
+from tidegate.storage.errors import ConfigurationError, IncompatibleStateError, TidegateError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.column_names import columns_text
@@ -47,6 +47,7 @@ class Comparison:
 
     `problems` has a sentence for each part of the state that does not fit. `started_empty`, `dropped` and `migrated`
     are names of parts, such as `aggregate n`. `dropped_states` are names of dropped states of a user's function.
+    `of_times` are the problems that only concern event time.
     """
 
     uid: OperatorUid
@@ -56,6 +57,7 @@ class Comparison:
     dropped: list[str] = field(default_factory=list)
     migrated: list[str] = field(default_factory=list)
     dropped_states: list[str] = field(default_factory=list)
+    of_times: list[str] = field(default_factory=list)
 
     @property
     def changes(self) -> bool:
@@ -92,6 +94,49 @@ def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restore
         for info in graph.operator_infos()
         if info.uid in held and (info.uid in with_state or held[info.uid].meaning is not None)
     ]
+
+
+def reported(compared: Sequence[Comparison], graph: JobGraph) -> Iterator[tuple[Comparison, str]]:
+    """Yields each problem of the comparisons, with its comparison.
+
+    If the step that assigns the event time has changed, the operators behind it have another event time for this
+    reason. Only the problem of that step is yielded then.
+    """
+    infos = {info.uid: info for info in graph.operator_infos()}
+    retimed = {each.uid for each in compared if each.problems and _assigns_times(infos[each.uid])}
+    for each in compared:
+        repeated = each.of_times if retimed & _all_before(each.uid, infos) else ()
+        for problem in each.problems:
+            if problem not in repeated:
+                yield each, problem
+
+
+def _assigns_times(info: OperatorInfo) -> bool:
+    return info.meaning is not None and info.meaning.kind == _EVENT_TIME
+
+
+def _all_before(uid: OperatorUid, infos: Mapping[OperatorUid, OperatorInfo]) -> set[OperatorUid]:
+    """Returns the uids of all operators whose rows an operator gets, also through other operators."""
+    found = set[OperatorUid]()
+    left = list(infos[uid].inputs)
+    while left:
+        each = left.pop()
+        if each not in found and each in infos:
+            found.add(each)
+            left += infos[each].inputs
+    return found
+
+
+_EVENT_TIME = "event time"
+"""The kind of the state of a step that assigns event time, and the beginning of the texts of event-time columns."""
+_TIME_ROLES = ("time", "left time", "right time")
+
+
+def _is_of_time(part: MeaningPart) -> bool:
+    """Returns whether a part only says which event time a step uses."""
+    return part.role.startswith("time expression") or (
+        part.role in _TIME_ROLES and part.text.startswith(f"{_EVENT_TIME} in ")
+    )
 
 
 def _receiver(edge: str) -> str:
@@ -143,6 +188,7 @@ def _compare_parts(found: Comparison, held: StateMeaning, now: StateMeaning, all
     for key in dict.fromkeys((*before, *after)):
         old = before.get(key)
         new = after.get(key)
+        known_problems = len(found.problems)
         if old is not None and new is not None:
             if _kept(old) != _kept(new):
                 found.problems.append(f"the checkpoint has {old.label}, and the program {new.label}")
@@ -166,6 +212,8 @@ def _compare_parts(found: Comparison, held: StateMeaning, now: StateMeaning, all
                     f"the checkpoint has {old.label}, and the program has no such {old.role}; drop it with "
                     "allow_non_restored_state=True"
                 )
+        if all(part is None or _is_of_time(part) for part in (old, new)):
+            found.of_times += found.problems[known_problems:]
 
 
 def _kept(part: MeaningPart) -> str:
@@ -248,8 +296,9 @@ def rehearsed(
     - A function whose `open` fails here (it needs a machine of the cluster, or rows) is checked by its task, as the log
       reports. A mismatch that is found there ends the job without a restart, and so does a state that is not declared.
 
-    `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened. Raises CorruptionError,
-    NotFoundError, CodecError and StorageError if the state cannot be read.
+    `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened. Raises
+    ConfigurationError for an operator that cannot be opened without state either, and CorruptionError, NotFoundError,
+    CodecError and StorageError if the state cannot be read.
     """
     known = {info.uid: info.max_parallelism for info in metadata.operators}
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
@@ -278,6 +327,7 @@ def _rehearsed(
     context = OperatorContext(
         spec.uid, spec.name, SubtaskIndex(0), parallelism, max_parallelism, backend=StateBackendOptions()
     )
+    wrong: ConfigurationError | None = None
     try:
         refusal, operator = _opened(spec, context, tables)
         while isinstance(refusal, UndeclaredStateError):
@@ -288,6 +338,7 @@ def _rehearsed(
             if not found.problems:
                 _compare_states(found, operator, tables)
             return found
+        wrong = _wrong_setting(spec, context)
         found.problems.append(str(refusal))
         if isinstance(operator, ProcessOperator):
             for alone in _refused_alone(spec, context, tables):
@@ -301,6 +352,8 @@ def _rehearsed(
             "which states it declares: %s",
             spec.uid, spec.name, error_text(error),
         )  # fmt: skip
+    if wrong is not None:
+        raise wrong
     return found
 
 
@@ -334,6 +387,17 @@ def _opened(
     finally:
         _close(operator, context)
     return refusal, operator
+
+
+def _wrong_setting(spec: OperatorSpec, context: OperatorContext) -> ConfigurationError | None:
+    """Returns the error of an operator that refuses to open also without any state: a setting is wrong then, and no
+    state of the checkpoint is the reason. None if it opens.
+    """
+    refusal, _ = _opened(spec, context, ())
+    cause = refusal.__cause__ if isinstance(refusal, OperatorError) else refusal
+    if not isinstance(cause, ConfigurationError) or isinstance(cause, IncompatibleStateError):
+        return None
+    return ConfigurationError(f"operator {spec.uid!r} ({spec.name!r}): {cause}")
 
 
 def _close(operator: Operator, context: OperatorContext) -> None:

@@ -23,7 +23,7 @@ from difflib import get_close_matches
 
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.source_checks import splits_of
-from tidegate.actors.restore.meaning_checks import Comparison, comparisons, rehearsed
+from tidegate.actors.restore.meaning_checks import Comparison, comparisons, rehearsed, reported
 from tidegate.actors.restore.restore_task import can_take_in_flight, edges_with_in_flight, subtasks_of
 from tidegate.actors.task.split_positions import SplitPosition, positions_from_tables
 from tidegate.connectors.source import DynamicSource, LastingInputSource, SourceSplit
@@ -235,9 +235,8 @@ def _other_meanings(metadata: CheckpointMetadata, graph: JobGraph, allow_non_res
     """Yields a problem for each state that the program interprets differently: another function, window, order or
     time to live.
     """
-    for compared in comparisons(metadata, graph, allow_non_restored_state):
-        for problem in compared.problems:
-            yield _refusal(metadata, compared, problem)
+    for compared, problem in reported(comparisons(metadata, graph, allow_non_restored_state), graph):
+        yield _refusal(metadata, compared, problem)
 
 
 def _refusal(metadata: CheckpointMetadata, compared: Comparison, problem: str) -> str:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Inputs: TypeAlias = "Sequence[tuple[StreamNode, Partitioning | None]]"
 
 EVENT_TIME = "event time"
-TIME_COLUMN = "column"
+TIME_COLUMN = "time expression"
 """The kind of `StateMeaning` that `assign_timestamps` stores in checkpoints, and the role of the column or expression
 that it was given.
 """
@@ -190,7 +190,7 @@ def with_computed_columns(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMe
                     parts[MeaningPart(f"key expression{where}", key, text)] = None
             for text in _assigned_times(node) if times else ():
                 if not any(time.endswith(f"{EVENT_TIME} in {text}") for time in times):
-                    parts[MeaningPart(f"time expression{where}", "", text)] = None
+                    parts[MeaningPart(f"{TIME_COLUMN}{where}", "", text)] = None
     return replace(of, parts=(*of.parts, *parts)) if parts else of
 
 
