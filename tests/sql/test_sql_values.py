@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -82,6 +83,10 @@ NUMBERS: dict[str, tuple[Any, str]] = {
     "SQRT(16)": (4.0, "double"),
     "LN(0)": (None, "double"),
     "POWER(2, 3)": (8.0, "double"),
+    "POWER(CAST('-Infinity' AS DOUBLE), 0.5)": (math.inf, "double"),
+    "CAST(POWER(-0e0, 0.5) AS STRING)": ("0.0", "string"),
+    "CAST(POWER(1, CAST('NaN' AS DOUBLE)) AS STRING)": ("NaN", "string"),
+    "CAST(POWER(-1, CAST('Infinity' AS DOUBLE)) AS STRING)": ("NaN", "string"),
     "GREATEST(i, n, 9)": (9, "int64"),
     "LEAST(i, f)": (2.5, "double"),
     "COALESCE(n, i)": (7, "int64"),
@@ -213,6 +218,15 @@ TIMES: dict[str, tuple[Any, str]] = {
     "CAST(s AS DATE)": (None, "date32[day]"),
     "CAST(t AS DATE)": (date(2020, 2, 29), "date32[day]"),
     "TO_DATE('02.01.2020', 'dd.MM.yyyy')": (date(2020, 1, 2), "date32[day]"),
+    "TO_TIMESTAMP('10:00 PM', 'hh:mm a')": (datetime(1970, 1, 1, 22), "timestamp[us]"),
+    "TO_TIMESTAMP('12:05', 'hh:mm')": (datetime(1970, 1, 1, 0, 5), "timestamp[us]"),
+    "TO_TIMESTAMP('2020 PM', 'yyyy a')": (datetime(2020, 1, 1, 12), "timestamp[us]"),
+    "TO_TIMESTAMP('2020-01-02 05', 'yyyy-MM-dd HH')": (datetime(2020, 1, 2, 5), "timestamp[us]"),
+    "TO_TIMESTAMP('01.02', 'dd.MM')": (datetime(1970, 2, 1), "timestamp[us]"),
+    "TO_TIMESTAMP('2020-060', 'yyyy-DDD')": (datetime(2020, 2, 29), "timestamp[us]"),
+    "TO_DATE('99-01-02', 'yy-MM-dd')": (date(2099, 1, 2), "date32[day]"),
+    "TO_DATE('2020-03', 'yyyy-MM')": (date(2020, 3, 1), "date32[day]"),
+    "TO_DATE('10:00 PM', 'hh:mm a')": (date(1970, 1, 1), "date32[day]"),
     "LAST_DAY(d)": (date(2020, 2, 29), "date32[day]"),
 }
 ALL = {

@@ -94,7 +94,16 @@ def _mod(call: Call) -> Typed:
 
 
 def _power(call: Call) -> Typed:
-    return Typed(call.double(0).pow(call.double(1)), pl.Float64())
+    """Translates POWER, with the results of Java for infinities, NaN and signed zeros.
+
+    Polars takes the square root for 0.5, which differs for -Infinity and -0.0. Its power of 1 and -1 is 1 also for
+    exponents that are NaN or infinite.
+    """
+    base, exponent = call.double(0), call.double(1)
+    rooted = (exponent == 0.5) & ((base == float("-inf")) | (base == 0))
+    power = pl.when(rooted).then(base.abs()).otherwise(base).pow(exponent)
+    undefined = (base.abs() == 1) & (exponent.is_nan() | exponent.is_infinite())
+    return Typed(pl.when(undefined).then(float("nan")).otherwise(power), pl.Float64())
 
 
 def _in_common(call: Call, args: tuple[Typed, ...]) -> tuple[list[pl.Expr], Any]:

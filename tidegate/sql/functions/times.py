@@ -143,17 +143,45 @@ def _utc_type(given: Typed) -> pl.Datetime:
     return pl.Datetime(given.type.time_unit, None if given.type.time_zone is None else "UTC")
 
 
+def _parsed_by_pattern(call: Call) -> pl.Expr:
+    """Returns the text of the first argument as a timestamp, read by the pattern of the second argument.
+
+    Parts that the pattern lacks are those of 1970-01-01 00:00 AM, and years of two digits are after 2000, as in Spark.
+    The parser has no such defaults, so the text of these parts is put before each value.
+    """
+    form = strftime_of(call.nodes[1], call.literal_text(1))
+    given = set(re.findall(r"%\d?([A-Za-z])", form.replace("%%", "")))
+    lacking: list[tuple[str, str]] = []
+    if "y" in given:
+        lacking.append(("%C", "20"))
+    elif "Y" not in given:
+        lacking.append(("%Y", "1970"))
+    if not given & set("mbBj"):
+        lacking.append(("%m", "01"))
+    if not given & set("dj"):
+        lacking.append(("%d", "01"))
+    if given & set("HIpMSf"):
+        if not given & set("HI"):
+            lacking.append(("%I", "12") if "p" in given else ("%H", "00"))
+        if "I" in given and "p" not in given:
+            lacking.append(("%p", "AM"))
+        lacking += [(part, "00") for part in ("%M", "%S") if part[1] not in given]
+    text = call.text(0)
+    if lacking:
+        text = pl.lit("".join(f"{value}|" for _, value in lacking)) + text
+        form = "".join(f"{part}|" for part, _ in lacking) + form
+    return text.str.to_datetime(form, time_unit="us", strict=False)
+
+
 def _to_date(call: Call) -> Typed:
     if len(call.args) > 1:
-        form = strftime_of(call.nodes[1], call.literal_text(1))
-        return Typed(call.text(0).str.to_date(form, strict=False), pl.Date())
+        return Typed(_parsed_by_pattern(call).dt.date(), pl.Date())
     return as_type(call.node, call.args[0], pl.Date())
 
 
 def _to_timestamp(call: Call) -> Typed:
     if len(call.args) > 1:
-        form = strftime_of(call.nodes[1], call.literal_text(1))
-        return Typed(call.text(0).str.to_datetime(form, time_unit="us", strict=False), pl.Datetime("us"))
+        return Typed(_parsed_by_pattern(call), pl.Datetime("us"))
     return as_type(call.node, call.args[0], pl.Datetime("us"))
 
 
