@@ -10,6 +10,7 @@ Each operator that calls functions of the user has one, and a table sink has one
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -147,9 +148,8 @@ class PinnedSchema:
             was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
             raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}", row) from error
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise SchemaMismatchError(
-                f"values of column {name!r} have no common type: {error}; return values of one type, or give schema="
-            ) from error
+            row, reason = _without_common_type(values)
+            raise SchemaMismatchError(f"column {name!r}: {reason}", row) from error
 
     def _promote(self, position: int, found: pa.DataType) -> None:
         assert self.schema is not None
@@ -188,6 +188,50 @@ def _refused_row(values: Sequence[Any], wanted: pa.DataType, *, complete: bool) 
         except (InexactValueError, pa.ArrowException, ValueError, TypeError, OverflowError):
             return row
     return None
+
+
+def _without_common_type(values: Sequence[Any]) -> tuple[int, str]:
+    """Returns the index of the first value for which Arrow infers no type, or another type than for the values before
+    it, and the reason for errors.
+    """
+    for row, value in enumerate(values):
+        if not _has_common_type([value]):
+            return row, _without_type(value)
+    row = bisect_left(range(len(values) - 1), True, key=lambda last: not _has_common_type(values[: last + 1]))
+    before = sorted({type(value).__name__ for value in values[:row] if value is not None})
+    return row, (
+        f"a value of type {type(values[row]).__name__} has no common type with the values before it "
+        f"({', '.join(before)}); return values of one type, or give schema="
+    )
+
+
+def _without_type(value: object) -> str:
+    """Returns why no column can have this value, for errors. Names the innermost value that is the reason."""
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+        if any(not isinstance(key, str) for key in value):
+            return "a dict has keys that are not strings; give the column the type of a map in schema="
+    else:
+        parts = list(value) if isinstance(value, list | tuple) else []
+    for part in parts:
+        if not _has_common_type([part]):
+            return _without_type(part)
+    if parts:
+        return _without_common_type(parts)[1]
+    if isinstance(value, int):
+        return "an integer does not fit into 64 bits; give the column a decimal type in schema="
+    return (
+        f"a value of type {type(value).__name__} has no type of a column; convert it to a number, a text, bytes, a "
+        "time, a list or a dict"
+    )
+
+
+def _has_common_type(values: Sequence[Any]) -> bool:
+    try:
+        exact_array(values)
+    except (InexactValueError, pa.ArrowException, ValueError, TypeError, OverflowError):
+        return False
+    return True
 
 
 def _called(maker: object) -> str:

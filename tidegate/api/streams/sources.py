@@ -1180,7 +1180,8 @@ def table_of_rows(rows: Iterable[Any], schema: SchemaLike | None, columns: Seque
     try:
         batch = PinnedSchema(given).from_rows(made)
     except SchemaMismatchError as error:
-        raise ConfigurationError(f"from_rows: {unmarked(str(error))}") from error
+        where = "from_rows" if error.row is None else f"from_rows: row {error.row}"
+        raise ConfigurationError(f"{where}: {unmarked(str(error))}") from error
     if nulls := [field.name for field in batch.schema if pa.types.is_null(field.type)]:
         raise ConfigurationError(f"from_rows: column {nulls[0]!r} is null in every row; give its type in schema=")
     return pa.Table.from_batches([batch])
