@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import fastavro
@@ -19,6 +20,7 @@ from registry_server import RegistryServer, registry_server
 
 from tidegate.connectors.formats.avro import AvroFormat, avro_schema_of
 from tidegate.connectors.formats.format import DecodedRecords, PayloadUse
+from tidegate.connectors.formats.json_schema import JsonSchemaFormat
 from tidegate.connectors.formats.named import check_registry, format_named
 from tidegate.connectors.formats.registry import SchemaRegistry
 from tidegate.connectors.kafka.records import RecordFormat, RecordReader, Records, headers_array
@@ -528,6 +530,24 @@ def test_schemas_that_have_no_columns_are_refused_by_name() -> None:
             AvroFormat(record(("x", kind))).for_reading(None, READING)
     with pytest.raises(ConfigurationError, match="give registry=, or AvroFormat"):
         AvroFormat().for_reading(None, READING)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: AvroFormat("{"), r"^AvroFormat\(schema='\{'\): this is not JSON: .*; give the schema as JSON"),
+        (lambda: AvroFormat("lang"), "this is not JSON"),
+        (lambda: AvroFormat("5"), "this is no schema"),
+        (lambda: AvroFormat({"type": {1}}), "this is not JSON"),
+        (lambda: JsonSchemaFormat("{", registry="http://localhost:1"), r"^JsonSchemaFormat\(schema='\{'\): this is not"),
+        (lambda: JsonSchemaFormat("[]", registry="http://localhost:1"), "this is no schema"),
+        (lambda: AvroFormat(registry=5), "^registry=5: give the address"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_schema_that_is_not_json_is_refused_at_once(made: Callable[[], object], said: str) -> None:
+    """A format is often made far from the source or sink that uses it."""
+    with pytest.raises(ConfigurationError, match=said):
+        made()
 
 
 def test_a_schema_that_is_no_record_is_one_column() -> None:

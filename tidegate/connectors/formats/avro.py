@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.connectors.formats.avro_schema import (
+    PRIMITIVES,
     AvroProgram,
     AvroSchema,
     Columns,
@@ -60,6 +61,7 @@ from tidegate.connectors.formats.registry import (
     check_subject,
     newest_schemas,
     schema_of_topics,
+    schema_text,
 )
 from tidegate.connectors.formats.wire_format import BlockReader, WireDecoder, empty_rows, header_of
 from tidegate.state.kernels import avro as kernels
@@ -110,8 +112,7 @@ class AvroFormat(Format):
     kind = "avro"
 
     def __post_init__(self) -> None:
-        if self.schema is not None and not isinstance(self.schema, str):
-            object.__setattr__(self, "schema", json.dumps(self.schema))
+        object.__setattr__(self, "schema", schema_text(self.schema, "AvroFormat", PRIMITIVES))
         object.__setattr__(self, "registry", SchemaRegistry.of(self.registry))
         check_subject(self.subject, self.kind)
 

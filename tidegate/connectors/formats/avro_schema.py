@@ -50,7 +50,7 @@ from tidegate.storage.extras import load
 
 Schema: TypeAlias = Any
 """A schema as `fastavro` parses it: a string, a list (a union) or a dict."""
-_PRIMITIVES: Mapping[str, tuple[int, int, pa.DataType]] = {
+PRIMITIVES: Mapping[str, tuple[int, int, pa.DataType]] = {
     "boolean": (kernels.BOOL, 1, pa.bool_()),
     "int": (kernels.INT, 4, pa.int32()),
     "long": (kernels.LONG, 8, pa.int64()),
@@ -101,7 +101,7 @@ def parsed(schema: str | Mapping[str, Any] | Sequence[Any], references: Sequence
 
 
 def _json_or_name(text: str) -> Any:
-    return text if text in _PRIMITIVES else json.loads(text)
+    return text if text in PRIMITIVES else json.loads(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -640,7 +640,7 @@ class _Resolver:
             number = self._program.column(writer["size"])
             self._program.emit(kernels.FIXED, path, number, writer["size"])
         else:
-            operation, width, _ = _PRIMITIVES[kind]
+            operation, width, _ = PRIMITIVES[kind]
             text = operation == kernels.BYTES
             number = self._program.column(width, data=text, offsets=text)
             self._program.emit(operation, path, number)
@@ -812,7 +812,7 @@ class _Resolver:
         elif kind == "enum":
             program.emit(kernels.ENUM, path, argument=len(schema["symbols"]))
         elif kind != "null":
-            program.emit(_PRIMITIVES[kind][0], path)
+            program.emit(PRIMITIVES[kind][0], path)
 
 
 def _written_fields(fields: Sequence[Mapping[str, Any]], written: set[str]) -> dict[str, Mapping[str, Any]]:
@@ -844,12 +844,12 @@ def leaf_type(schema: Schema, path: str) -> pa.DataType:
         return _decimal_type(schema, path) if logical == "decimal" else pa.binary(schema["size"])
     if kind == "bytes" and logical == "decimal":
         return _decimal_type(schema, path)
-    if kind not in _PRIMITIVES:
+    if kind not in PRIMITIVES:
         raise UnfitSchemaError(f"{_field(path)} is of type {kind}, which has no column; remove it from the columns")
     if logical is not None and (kind, logical) in _LOGICAL:
         return _LOGICAL[kind, logical]
     # The specification requires that an unknown logical type is ignored.
-    return _PRIMITIVES[kind][2]
+    return PRIMITIVES[kind][2]
 
 
 def _decimal_type(schema: Mapping[str, Any], path: str) -> pa.DataType:
@@ -887,7 +887,7 @@ def _default_value(schema: AvroSchema, kind: Schema, given: Any, path: str) -> A
             return decimal.Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-found.scale)
         return data
     if name in ("int", "long"):
-        stored, wanted = _PRIMITIVES[name][2], leaf_type(kind, path)
+        stored, wanted = PRIMITIVES[name][2], leaf_type(kind, path)
         return given if stored == wanted else pa.array([given], stored).cast(wanted)[0].as_py()
     return given
 

@@ -47,6 +47,7 @@ from tidegate.connectors.formats.registry import (
     check_subject,
     newest_schemas,
     schema_of_topics,
+    schema_text,
 )
 from tidegate.connectors.formats.wire_format import BlockReader, WireDecoder, header_of, with_header
 from tidegate.storage.errors import ConfigurationError
@@ -86,8 +87,7 @@ class JsonSchemaFormat(Format):
     kind = "json_schema"
 
     def __post_init__(self) -> None:
-        if self.schema is not None and not isinstance(self.schema, str):
-            object.__setattr__(self, "schema", json.dumps(self.schema))
+        object.__setattr__(self, "schema", schema_text(self.schema, "JsonSchemaFormat"))
         object.__setattr__(self, "registry", SchemaRegistry.of(self.registry))
         check_subject(self.subject, self.kind)
         if self.registry is None:

@@ -21,7 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -112,8 +112,40 @@ class SchemaRegistry:
 
     @staticmethod
     def of(given: SchemaRegistry | str | None) -> SchemaRegistry | None:
-        """Converts a registry's address to a `SchemaRegistry`. Returns other values unchanged."""
+        """Converts a registry's address to a `SchemaRegistry`. Returns a registry and None unchanged.
+
+        Raises ConfigurationError for other values.
+        """
+        if given is not None and not isinstance(given, str | SchemaRegistry):
+            raise ConfigurationError(f"registry={given!r}: give the address of a registry, or a tg.SchemaRegistry")
         return SchemaRegistry(given) if isinstance(given, str) else given
+
+
+def schema_text(given: object, method: str, names: Collection[str] = ()) -> str | None:
+    """Returns the JSON of a schema that a user gives to a format, as JSON or as Python values. None if it is None.
+
+    `names` are names of types that need no JSON. Whether the schema is valid is checked later, because it may use names
+    that a registry defines. Raises ConfigurationError, which begins with `method`.
+    """
+    if given is None or (isinstance(given, str) and given in names):
+        return given
+    try:
+        text = given if isinstance(given, str) else json.dumps(given)
+        found = json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"{method}(schema={_shortened(given)}): this is not JSON: {error}; give the schema as JSON, or as a dict"
+        ) from error
+    if not isinstance(found, dict | list | str if names else dict):
+        raise ConfigurationError(
+            f"{method}(schema={_shortened(given)}): this is no schema; give the schema as JSON, or as a dict"
+        )
+    return text
+
+
+def _shortened(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 @dataclass(frozen=True, slots=True)
