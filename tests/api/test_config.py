@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from datetime import timedelta
 from pathlib import Path
@@ -317,3 +318,10 @@ def test_config_is_frozen_and_travels() -> None:
         config.interval = 5  # type: ignore[misc]
     assert config == pickle.loads(pickle.dumps(config))
     assert config.storage == "a/b"
+
+
+def test_settings_without_names_are_refused() -> None:
+    """The first setting of a class may be another one than its caller thinks. The signature has the names."""
+    with pytest.raises(ConfigurationError, match=r"^CheckpointConfig\(1000\): settings are given by name, such as Check"):
+        CheckpointConfig(1000)  # type: ignore[misc]
+    assert list(inspect.signature(CheckpointConfig).parameters) == list(CheckpointConfig.settings())

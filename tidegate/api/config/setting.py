@@ -77,6 +77,17 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def __new__(cls, /, *values: object, **_: Any) -> Self:
+        """Raises ConfigurationError for settings without names. `__init__` stays that of pydantic, because
+        `inspect.signature` and type checkers take the names of the settings from it.
+        """
+        if values:
+            raise ConfigurationError(
+                f"{cls.__name__}({', '.join(map(repr, values))}): settings are given by name, such as "
+                f"{cls.__name__}({next(iter(cls.settings()))}=...)"
+            )
+        return super().__new__(cls)
+
     def __setattr__(self, name: str, value: object) -> None:
         """Raises ConfigurationError, because settings never change: a job may already use them."""
         raise ConfigurationError(
