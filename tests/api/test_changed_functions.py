@@ -235,7 +235,11 @@ REFUSED: list[tuple[Step, Step, str]] = [
     (_window(pa.int64()), _window(pa.string()), "int64 cannot become string"),
     (_window(pa.int64(), _TimedWindow), _window(pa.int64()), "the function no longer has a method on_timer"),
     (_timed(lambda: _Timed(_number)), _keyed(_value()), "pending timers, and _Function has no method on_timer"),
-    (_timed(lambda: _Timed(_number)), _timed(_BatchFunction), "_BatchFunction has no method on_timer_batch or on_timer"),
+    (
+        _timed(lambda: _Timed(_number)),
+        _timed(_BatchFunction),
+        "has no method on_timer_batch or on_timer, so",
+    ),
 ]
 """An old program, a new one, and what the error says, whatever the user agrees to drop."""
 
@@ -295,7 +299,7 @@ def test_a_wrong_setting_is_not_blamed_on_the_checkpoint(tmp_path: Path) -> None
             lambda: env.check_restore(path),
             lambda: env.execute("changing", checkpoints=config(tmp_path / "checkpoints"), restore=path),
         ):
-            with pytest.raises(tg.ConfigurationError, match="^operator 'op' .*: state 'n': ttl is a tg.StateTtl") as said:
+            with pytest.raises(tg.ConfigurationError, match=r"^operator 'op' .*: state 'n': ttl is a") as said:
                 refused()
             assert not isinstance(said.value, tg.IncompatibleStateError)
 

@@ -322,6 +322,6 @@ def test_config_is_frozen_and_travels() -> None:
 
 def test_settings_without_names_are_refused() -> None:
     """The first setting of a class may be another one than its caller thinks. The signature has the names."""
-    with pytest.raises(ConfigurationError, match=r"^CheckpointConfig\(1000\): settings are given by name, such as Check"):
+    with pytest.raises(ConfigurationError, match=r"^CheckpointConfig\(1000\): settings are given by name, such as"):
         CheckpointConfig(1000)  # type: ignore[misc]
     assert list(inspect.signature(CheckpointConfig).parameters) == list(CheckpointConfig.settings())

@@ -539,7 +539,7 @@ def test_schemas_that_have_no_columns_are_refused_by_name() -> None:
         (lambda: AvroFormat("lang"), "this is not JSON"),
         (lambda: AvroFormat("5"), "this is no schema"),
         (lambda: AvroFormat({"type": {1}}), "this is not JSON"),
-        (lambda: JsonSchemaFormat("{", registry="http://localhost:1"), r"^JsonSchemaFormat\(schema='\{'\): this is not"),
+        (lambda: JsonSchemaFormat("{", registry="http://localhost:1"), r"^JsonSchemaFormat\(schema='\{'\): this is"),
         (lambda: JsonSchemaFormat("[]", registry="http://localhost:1"), "this is no schema"),
         (lambda: AvroFormat(registry=5), "^registry=5: give the address"),  # type: ignore[arg-type]
     ],
