@@ -133,7 +133,7 @@ _TIME_ROLES = ("time", "left time", "right time")
 
 
 def _is_of_time(part: MeaningPart) -> bool:
-    """Returns whether a part only says which event time a step uses."""
+    """Returns whether a part only describes which event time a step uses."""
     return part.role.startswith("time expression") or (
         part.role in _TIME_ROLES and part.text.startswith(f"{_EVENT_TIME} in ")
     )

@@ -262,7 +262,7 @@ class KeyedStates:
 
 
 def pending_timers(no_method: str) -> str:
-    """Returns the error text for stored timers that a function cannot get. `no_method` says which method it lacks."""
+    """Returns the error text for stored timers that a function cannot get. `no_method` names the method that it lacks."""
     return (
         f"the checkpoint has pending timers, and {no_method}, so they would be lost. Keep the method (one that does "
         "nothing drops them), or change the operator's uid"

@@ -77,7 +77,7 @@ class Timers:
         """
         self._ended: TimeDomain | None = None
         self.no_method: str | None = None
-        """Says which method the function lacks for timers to call, for error messages. None if it has the method."""
+        """Text that names the method that timers call, if the function lacks it. None if it has the method."""
 
     def count(self, limit: int) -> int:
         """Returns an upper bound for the number of timers. Stops counting at `limit`."""
