@@ -262,7 +262,7 @@ class KeyedStates:
 
 
 def pending_timers(no_method: str) -> str:
-    """Returns the error text for stored timers that a function cannot get. `no_method` names the method that it lacks."""
+    """Returns the error text for stored timers that no method gets. `no_method` names the method that is missing."""
     return (
         f"the checkpoint has pending timers, and {no_method}, so they would be lost. Keep the method (one that does "
         "nothing drops them), or change the operator's uid"
