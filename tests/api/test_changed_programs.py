@@ -257,6 +257,30 @@ def test_times_that_are_computed_otherwise_are_refused(tmp_path: Path, step: Ste
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
+def test_stored_rows_keep_their_types(tmp_path: Path, backend: str) -> None:
+    """The error has the columns of the program, and none that tidegate stores with them."""
+
+    def ranked(kind: type[pl.DataType]) -> Step:
+        return lambda stream: _keyed(stream.with_columns(v=pl.col("v").cast(kind))).top_n(2, "t", uid="op")
+
+    def joined(kind: type[pl.DataType]) -> Step:
+        return lambda stream: stream.with_columns(v=pl.col("v").cast(kind)).join(
+            stream.select("k", w="v"), on="k", uid="op"
+        )
+
+    for number, step in enumerate((ranked, joined)):
+        folder = tmp_path / str(number)
+        path, _ = _run(folder, step(pl.Int32), restore=None, backend=backend)
+        assert path is not None
+        text = _refusal(folder, step(pl.Int64), path)
+        assert "v: int32" in text
+        assert "v: int64" in text
+        assert "stored rows keep their columns and types; cast or rename columns before the step" in text
+        assert "_tidegate" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
 @pytest.mark.parametrize("windows", [False, True])
 def test_aggregates_are_added_and_removed(tmp_path: Path, backend: str, windows: bool) -> None:
     """An added one begins empty, wherever it stands; a removed one goes with consent alone; the others go on."""

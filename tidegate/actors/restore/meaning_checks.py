@@ -82,8 +82,8 @@ def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restore
       (`allow_non_restored_state`). The types of an aggregate may widen.
     - Every other difference is refused: another function, filter, key, window, order, time to live or kind of step. Its
       state has another meaning, and results would be wrong without an error.
-    - Key types do not change, because the hash of a key decides which subtask has it. Stored rows keep their columns,
-      but their types may widen.
+    - Key types do not change, because the hash of a key decides which subtask has it. Stored rows keep their columns
+      and types.
     - State without a description, which `recovery.SavepointWriter` creates, is checked by the tasks.
     """
     held = {info.uid: info for info in metadata.operators}

@@ -21,7 +21,8 @@ from tidegate.state.factory import open_backend
 from tidegate.state.kernels.partition import subtask_table
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import CorruptionError, IncompatibleStateError
+from tidegate.storage.schemas.column_names import columns_text, is_reserved
 from tidegate.storage.state.handover import keys_at_most, taken
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
@@ -102,7 +103,7 @@ class RowsOperator(Operator):
     def load(self, tables: Sequence[StateTable]) -> None:
         """Loads stored tables into the opened state.
 
-        Raises CorruptionError and ConfigurationError for tables that do not fit.
+        Raises CorruptionError, IncompatibleStateError and ConfigurationError for tables that do not fit.
         """
         backend = self._opened()
         backend.expect(keys_at_most(tables))
@@ -112,12 +113,28 @@ class RowsOperator(Operator):
                     continue
                 if table.rows.schema.names[: len(self.keys)] == self.keys.names:
                     check_owner(self.context, table.rows.select(self.keys.names), self._owners)
+                self._check_columns(table)
                 self.load_table(table)
             backend.loaded()
         except CorruptionError as error:
             raise CorruptionError(
                 f"operator {self.context.uid!r}: {error}; restore another checkpoint or a savepoint"
             ) from error
+
+    def _check_columns(self, table: StateTable) -> None:
+        """Raises IncompatibleStateError if stored rows have other columns of the user than the rows of the program."""
+        if table.removed or table.state not in self.stored:
+            return
+        kept, stored = (
+            pa.schema([field for field in schema if not is_reserved(field.name)])
+            for schema in (pa.schema([*self.keys, *self.stored[table.state]]), table.rows.schema)
+        )
+        if kept.names != stored.names or kept.types != stored.types:
+            raise IncompatibleStateError(
+                f"operator {self.context.uid!r}: the rows in the checkpoint have columns {columns_text(stored)}, and "
+                f"those of the program {columns_text(kept)}, but stored rows keep their columns and types; cast or "
+                "rename columns before the step"
+            )
 
     def check_owner(self, keys: pa.RecordBatch) -> None:
         """Raises OperatorError if a key belongs to another subtask."""

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.schemas.column_names import columns_text
+from tidegate.storage.schemas.column_names import columns_text, is_reserved
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
 KeyRef: TypeAlias = Any
@@ -620,7 +620,10 @@ def unexpected_row_columns(state: str, uid: str, found: pa.Schema, expected: pa.
     """Returns the ConfigurationError for a row table whose value columns in the checkpoint differ from those in the
     program.
     """
+    found_columns, expected_columns = (
+        columns_text(field for field in schema if not is_reserved(field.name)) for schema in (found, expected)
+    )
     return ConfigurationError(
-        f"state {state!r} of operator {uid!r} has rows with columns {columns_text(found)} in the checkpoint, and "
-        f"{columns_text(expected)} in the program; give the operator its input columns back, or a new uid"
+        f"state {state!r} of operator {uid!r} has rows with columns {found_columns} in the checkpoint, and "
+        f"{expected_columns} in the program; give the operator its input columns back, or a new uid"
     )
