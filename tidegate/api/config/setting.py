@@ -78,8 +78,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __new__(cls, /, *values: object, **_: Any) -> Self:
-        """Raises ConfigurationError for settings without names. `__init__` stays that of pydantic, because
-        `inspect.signature` and type checkers take the names of the settings from it.
+        """Raises ConfigurationError for settings without names. A new `__init__` would hide the names of the
+        settings from `inspect.signature` and from type checkers.
         """
         if values:
             raise ConfigurationError(

@@ -131,8 +131,8 @@ class RowsOperator(Operator):
         )
         if kept.names != stored.names or kept.types != stored.types:
             raise IncompatibleStateError(
-                f"operator {self.context.uid!r}: the rows in the checkpoint have columns {columns_text(stored)}, and "
-                f"those of the program {columns_text(kept)}, but stored rows keep their columns and types; cast or "
+                f"operator {self.context.uid!r}: the rows in the checkpoint have columns {columns_text(stored)}, but "
+                f"the program has {columns_text(kept)}, and stored rows keep their columns and types; cast or "
                 "rename columns before the step"
             )
 
