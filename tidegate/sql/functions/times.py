@@ -146,7 +146,8 @@ def _utc_type(given: Typed) -> pl.Datetime:
 def _parsed_by_pattern(call: Call) -> pl.Expr:
     """Returns the text of the first argument as a timestamp, read by the pattern of the second argument.
 
-    Parts that the pattern lacks are taken from 1970-01-01 00:00 AM, and years of two digits are after 2000, as in Spark.
+    As in Spark, parts that the pattern lacks are taken from 1970-01-01 00:00 AM, and years of two digits are in this
+    century.
     The parser has no such defaults, so the text of these parts is put before each value.
     """
     form = strftime_of(call.nodes[1], call.literal_text(1))
