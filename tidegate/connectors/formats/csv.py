@@ -190,7 +190,7 @@ class _CsvPayloads(PayloadDecoder):
     def decode(self, payloads: pa.Array) -> DecodedRecords:
         bad: dict[int, str] = {}
         numbers = np.arange(len(payloads), dtype=np.int64)
-        block = Block.of(payloads)
+        given = block = Block.of(payloads)
         joined = block.lines()
         if not joined.ascii and BOM in joined.data.tobytes():
             without = [payload.removeprefix(BOM) for payload in payloads.to_pylist()]
@@ -206,13 +206,15 @@ class _CsvPayloads(PayloadDecoder):
             some = waiting.pop()
             if not len(some):
                 continue
-            found = self._lines(block.only(some))
+            whole = len(some) == len(payloads) and block is given
+            part = block if whole else block.only(some)
+            found = self._lines(part, joined.data if whole else part.lines().data)
             if found is None and len(some) > 1:
                 middle = len(some) // 2
                 waiting += [some[middle:], some[:middle]]
                 continue
             if found is None:
-                found = self._alone(block.only(some).lines().data.tobytes())
+                found = self._alone(part.lines().data)
             bad |= {int(some[number]): reason for number, reason in found.bad.items()}
             parts.append(found.batch)
         table = pa.Table.from_batches(parts, self._form.columns).combine_chunks()
@@ -220,26 +222,23 @@ class _CsvPayloads(PayloadDecoder):
         batch = batches[0] if batches else _no_rows(self._form.columns)
         return DecodedRecords(batch, bad)
 
-    def _lines(self, payloads: Block) -> DecodedRecords | None:
-        """Decodes payloads together, as the lines of one block. Returns None unless each payload is exactly one
-        record.
-        """
-        block = payloads.lines().data.tobytes()
+    def _lines(self, payloads: Block, lines: NDArray[np.uint8]) -> DecodedRecords | None:
+        """Decodes payloads together, as lines. Returns None unless each payload is exactly one record."""
         sizes = payloads.ends - payloads.starts
         ends = np.cumsum(sizes + 1) - 1
-        found = self._decoder.decode(block, True, len(block) + 1)
+        found = self._decoder.decode_text(lines)
         same = found.records == len(payloads) and np.array_equal(found.ends, ends)
         if not same or not np.array_equal(found.starts, ends - sizes):
             return None
         return DecodedRecords(found.batch, found.bad)
 
-    def _alone(self, payload: bytes) -> DecodedRecords:
+    def _alone(self, payload: NDArray[np.uint8]) -> DecodedRecords:
         """Decodes one payload alone, because it may not be exactly one record."""
-        found = self._decoder.decode(payload, True, len(payload) + 1)
+        found = self._decoder.decode_text(payload)
         if found.records == 1:
             return DecodedRecords(found.batch, found.bad)
         columns = self._form.columns
-        if not payload and len(columns) == 1:
+        if not len(payload) and len(columns) == 1:
             if columns[0].nullable:
                 return DecodedRecords(pa.RecordBatch.from_arrays([pa.nulls(1, columns[0].type)], schema=columns), {})
             reason = f"column {columns.names[0]!r} is not nullable, and has no value"
@@ -358,7 +357,14 @@ class CsvDecoder:
         """Decodes the complete records of a block to rows."""
         data = np.frombuffer(block, dtype=np.uint8)
         records = scan_csv(data, 0, final, self._dialect)
-        bad = self._faults(block, records, size_max)
+        return self._decoded(data, records, self._faults(block, records, size_max))
+
+    def decode_text(self, data: NDArray[np.uint8]) -> Decoded:
+        """Decodes all records of a text that is valid UTF-8 to rows."""
+        records = scan_csv(data, 0, True, self._dialect)
+        return self._decoded(data, records, self._faults_of_form(records, len(data)))
+
+    def _decoded(self, data: NDArray[np.uint8], records: CsvRecords, bad: dict[int, str]) -> Decoded:
         good = np.ones(len(records), dtype=np.bool_)
         good[list(bad)] = False
         numbers = np.flatnonzero(good)
@@ -417,6 +423,12 @@ class CsvDecoder:
 
     def _faults(self, block: bytes, records: CsvRecords, size_max: int) -> dict[int, str]:
         """Returns the errors of records that can be detected without parsing values, by record number."""
+        found = self._faults_of_form(records, size_max)
+        for number, reason in utf8_faults(block, records.starts, records.ends, self._options.encoding).items():
+            found.setdefault(number, reason)
+        return found
+
+    def _faults_of_form(self, records: CsvRecords, size_max: int) -> dict[int, str]:
         widths = np.diff(records.first_fields)
         wrong = (records.status != OK) | (widths != self._width) | (records.ends - records.starts > size_max)
         found = {}
@@ -430,8 +442,6 @@ class CsvDecoder:
             else:
                 whose = "the header" if self._options.header else "the schema"
                 found[number] = f"the row has {widths[number]} values, and {whose} has {self._width} columns"
-        for number, reason in utf8_faults(block, records.starts, records.ends, self._options.encoding).items():
-            found.setdefault(number, reason)
         return found
 
 

@@ -28,6 +28,8 @@ NO_OBJECT, UNFINISHED, TEXT_BEHIND, CONTROL_CHARACTER, BLANK = 1, 2, 3, 4, 5
 _QUOTED, _ESCAPED = 1, 2
 _NEWLINE, _RETURN, _SPACE, _TAB = 10, 13, 32, 9
 _SPACES, _HIGH_BITS = np.uint64(0x2020202020202020), np.uint64(0x8080808080808080)
+_ONES, _FEEDS = np.uint64(0x0101010101010101), np.uint64(0x0A0A0A0A0A0A0A0A)
+_RETURNS, _LOW_BITS = np.uint64(0x0D0D0D0D0D0D0D0D), np.uint64(0x7F7F7F7F7F7F7F7F)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,10 @@ def scan_csv(data: NDArray[np.uint8], start: int, final: bool, dialect: CsvDiale
 
     `final` is True if no bytes follow the block.
     """
-    block = data[start:]
-    lines = int(np.count_nonzero(block == _NEWLINE) + np.count_nonzero(block == _RETURN)) + 1
-    fields = int(np.count_nonzero(block == dialect.separator)) + lines
+    ends_of = np.zeros(2, dtype=np.int64)
+    _count_ends(data, start, dialect.separator, ends_of)
+    lines = int(ends_of[0]) + 1
+    fields = int(ends_of[1]) + lines
     starts, ends, status = (np.empty(lines, dtype=np.int64) for _ in range(3))
     first_fields = np.zeros(lines + 1, dtype=np.int64)
     field_starts, field_ends = np.empty(fields, dtype=np.int64), np.empty(fields, dtype=np.int64)
@@ -167,6 +170,33 @@ def braced_lines(data: NDArray[np.uint8]) -> int:
 
 
 @kernel
+def _zeros(word: np.uint64) -> np.int64:
+    """Returns the number of bytes of a word that are 0."""
+    high = (word & _LOW_BITS) + _LOW_BITS
+    return np.int64(((~(high | word | _LOW_BITS)) >> np.uint64(7)) * _ONES >> np.uint64(56))
+
+
+@kernel
+def _count_ends(data: NDArray[np.uint8], start: int, separator: int, found: NDArray[np.int64]) -> None:
+    """Counts the line breaks and the separators from `start` on."""
+    size = data.shape[0]
+    separators = np.uint64(separator) * _ONES
+    breaks = np.int64(0)
+    others = np.int64(0)
+    at = start
+    while at + 8 <= size:
+        word = load64(data, at)
+        breaks += _zeros(word ^ _FEEDS) + _zeros(word ^ _RETURNS)
+        others += _zeros(word ^ separators)
+        at += 8
+    for place in range(at, size):
+        breaks += data[place] == _NEWLINE or data[place] == _RETURN
+        others += data[place] == separator
+    found[0] = breaks
+    found[1] = others
+
+
+@kernel
 def _scan_csv(
     data: NDArray[np.uint8],
     start: int,
@@ -188,6 +218,7 @@ def _scan_csv(
     counts: NDArray[np.int64],
 ) -> None:
     size = data.shape[0]
+    separators = np.uint64(separator) * _ONES
     at = start
     record = 0
     field = 0
@@ -283,6 +314,18 @@ def _scan_csv(
                     field_ends[field] = q
             else:
                 q = p
+                while q + 8 <= size:
+                    # A byte that is 0 in one of the three words is a separator or a line break.
+                    word = load64(data, q)
+                    of_separator = word ^ separators
+                    of_feed = word ^ _FEEDS
+                    of_return = word ^ _RETURNS
+                    found = (of_separator - _ONES) & ~of_separator
+                    found |= (of_feed - _ONES) & ~of_feed
+                    found |= (of_return - _ONES) & ~of_return
+                    if found & _HIGH_BITS != np.uint64(0):
+                        break
+                    q += 8
                 while q < size and data[q] != separator and data[q] != 10 and data[q] != 13:
                     q += 1
                 field_starts[field] = p
