@@ -8,12 +8,11 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 
 import pytest
-from repository import PACKAGE, ROOT
+from repository import PACKAGE, ROOT, statements
 
 RULES = {
     "a first word that hides the subject": re.compile(
@@ -44,16 +43,16 @@ RULES = {
 KINDS = ("docstrings", "errors", "comments", "pages")
 
 
-@cache
 def texts() -> dict[str, list[tuple[str, str]]]:
     """Returns the texts of each kind, each with the place where it stands."""
     found: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}
     for path in sorted(PACKAGE.rglob("*.py")):
         place = str(path.relative_to(ROOT))
-        tree = ast.parse(path.read_text())
-        found["docstrings"] += [(f"{place}:{line}", text) for line, text in docstrings(tree)]
-        found["errors"] += [(f"{place}:{line}", text) for line, text in error_texts(tree)]
-        found["comments"] += [(f"{place}:{line}", text) for line, text in comments(path)]
+        source = path.read_bytes()
+        nodes = list(statements(ast.parse(source)))
+        found["docstrings"] += [(f"{place}:{line}", text) for line, text in docstrings(nodes)]
+        found["errors"] += [(f"{place}:{line}", text) for line, text in error_texts(nodes)]
+        found["comments"] += [(f"{place}:{line}", text) for line, text in comments(source)]
     for path in sorted((ROOT / "docs").glob("*.md")):
         lines = re.sub(r"^```.*?^```|^    .*?$|`[^`\n]*`", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
         found["pages"] += [(path.name, line) for line in lines.splitlines()]
@@ -61,37 +60,36 @@ def texts() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yields the docstrings of a module, of what it defines, and of attributes."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                value = statement.value.value
-                if isinstance(value, str):
-                    yield statement.lineno, value
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
 
 
-def error_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def error_texts(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yields the string constants below each `raise`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Raise):
             for part in ast.walk(node):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield node.lineno, part.value
 
 
-def comments(path: Path) -> Iterator[tuple[int, str]]:
+def comments(source: bytes) -> Iterator[tuple[int, str]]:
     """Yields the comments of a module."""
-    with path.open("rb") as file:
-        for token in tokenize.tokenize(file.readline):
+    if b"#" in source:
+        for token in tokenize.tokenize(BytesIO(source).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string.lstrip("# ")
 
 
-@cache
+@pytest.fixture(scope="module")
 def offences() -> dict[tuple[str, str], list[str]]:
-    """Returns the places that break each rule in each kind of text."""
+    """Returns the places that break each rule in each kind of text.
+
+    A fixture of the module, so that one process reads all files, once.
+    """
     found: dict[tuple[str, str], list[str]] = {}
     for kind, places in texts().items():
         for rule, pattern in RULES.items():
@@ -104,9 +102,9 @@ def offences() -> dict[tuple[str, str], list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_no_text_breaks_a_rule(rule: str, kind: str) -> None:
+def test_no_text_breaks_a_rule(rule: str, kind: str, offences: dict[tuple[str, str], list[str]]) -> None:
     """The message lists the places."""
-    assert offences().get((rule, kind), []) == []
+    assert offences.get((rule, kind), []) == []
 
 
 @pytest.mark.parametrize(

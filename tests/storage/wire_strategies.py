@@ -7,6 +7,7 @@ import enum
 import types
 from collections.abc import Collection, Iterator
 from decimal import Decimal
+from functools import cache
 from itertools import accumulate
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -126,6 +127,7 @@ def plain_values() -> st.SearchStrategy[object]:
     )
 
 
+@cache
 def instances(hint: Any, inside: tuple[type, ...] = ()) -> st.SearchStrategy[Any]:
     """Instances of a wire type, or values of the type of one of its fields; small, so that nesting stays quick.
 
