@@ -181,6 +181,13 @@ def _deleted(entry: dict[str, Any]) -> None:
         entry["add"]["deletionVector"] = vector
 
 
+def _char(entry: dict[str, Any]) -> None:
+    if "metaData" in entry:
+        schema = json.loads(entry["metaData"]["schemaString"])
+        schema["fields"][0]["metadata"] = {"__CHAR_VARCHAR_TYPE_STRING": "char(4)"}
+        entry["metaData"]["schemaString"] = json.dumps(schema)
+
+
 def _z85(data: bytes) -> str:
     digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
     words = struct.unpack(f">{len(data) // 4}I", data)
@@ -192,6 +199,7 @@ def _z85(data: bytes) -> str:
     [
         (_mapped, "has column mapping"),
         (_deleted, "has deletion vectors"),
+        (_char, r"declares column 'x' as char\(4\), whose values readers of Spark fill with spaces"),
         (_features("typeWidening"), "needs what only other readers know"),
     ],
 )
@@ -204,6 +212,18 @@ def test_what_would_be_read_wrongly_is_refused(
     _rewrite(url, change)
     with pytest.raises(ConfigurationError, match=rf"{reason}.* let Spark read it"):
         DeltaSource.open(url)
+
+
+def test_a_lookup_join_refuses_padded_columns(tmp_path: Path) -> None:
+    """A key `ab` would not be found as the `ab  ` that Spark reads."""
+    url = str(tmp_path / "table")
+    write_deltalake(url, pa.table({"k": ["ab"], "v": [1]}))
+    _rewrite(url, _char)
+    with (
+        tg.StreamEnvironment.local(1) as env,
+        pytest.raises(ConfigurationError, match=r"lookup_join: the Delta table at .* declares column 'k' as char\(4\)"),
+    ):
+        env.from_rows([{"k": "ab"}]).lookup_join(url, on="k")
 
 
 def test_a_table_that_is_partitioned_by_bytes_is_refused(tmp_path: Path) -> None:

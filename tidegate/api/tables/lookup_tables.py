@@ -21,7 +21,13 @@ from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import HOSTED_SCHEMES, join_url, open_store
 from tidegate.storage.schemas.arrow_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
-from tidegate.storage.tables.delta_mirror import check_place, imported, partition_of_bytes, storage_options
+from tidegate.storage.tables.delta_mirror import (
+    check_place,
+    imported,
+    padded_column,
+    partition_of_bytes,
+    storage_options,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -92,6 +98,11 @@ def _delta(url: str) -> pa.Table:
         raise ConfigurationError(
             f"lookup_join: the Delta table at {url} is partitioned by the bytes of {name!r}, which its writers write "
             "in different ways. Give a function that returns the rows"
+        )
+    if (declared := padded_column(table)) is not None:
+        raise ConfigurationError(
+            f"lookup_join: the Delta table at {url} declares column {declared}, whose values readers of Spark fill "
+            "with spaces. Give a function that returns the rows"
         )
     # Delta's timestamps are microseconds. Arrow would read the INT96 timestamps of Spark's files in nanoseconds, which
     # cannot represent years before 1678 and after 2261.

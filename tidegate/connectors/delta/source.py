@@ -28,7 +28,13 @@ from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.schemas.arrow_types import plain_schema
-from tidegate.storage.tables.delta_mirror import check_place, imported, partition_of_bytes, storage_options
+from tidegate.storage.tables.delta_mirror import (
+    check_place,
+    imported,
+    padded_column,
+    partition_of_bytes,
+    storage_options,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -185,6 +191,8 @@ def _check_readable(url: str, table: DeltaTable) -> None:
         )
     elif (name := partition_of_bytes(table)) is not None:
         reason = f"is partitioned by the bytes of {name!r}, which its writers write in different ways"
+    elif (declared := padded_column(table)) is not None:
+        reason = f"declares column {declared}, whose values readers of Spark fill with spaces"
     if reason is not None:
         raise ConfigurationError(
             f"from_delta({url!r}): version {table.version()} {reason}. Or let Spark read it "

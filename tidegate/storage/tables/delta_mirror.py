@@ -551,6 +551,18 @@ def partition_of_bytes(table: DeltaTable) -> str | None:
     return next((name for name in table.metadata().partition_columns if _is_bytes(types.field(name).type)), None)
 
 
+def padded_column(table: DeltaTable) -> str | None:
+    """Returns the path and the type of a column of a Delta table that Spark declares as CHAR, or None.
+
+    The files have its values without spaces at the end, and Spark fills them with spaces when it reads them.
+    """
+    for path, metadata in _columns(json.loads(table.schema().to_json())):
+        declared = str(metadata.get(_DECLARED, ""))
+        if re.search(r"\bchar\(", declared, re.IGNORECASE):
+            return f"{path!r} as {declared}"
+    return None
+
+
 def _is_bytes(found: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_binary(found) or types.is_large_binary(found) or types.is_binary_view(found))
@@ -705,6 +717,9 @@ _ELSEWHERE = (
     'df.write.format("delta").mode("append").save(url)'
 )
 
+_DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
+"""Key of the metadata in which Spark stores the declared type of a CHAR or VARCHAR column."""
+
 LEGACY_IDENTITY_VERSION = 6
 """Writer version that implies identity columns, in tables without a list of features."""
 
@@ -769,7 +784,7 @@ def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | Non
             return f"has the identity column {path}, whose values only the table may give: {_ELSEWHERE}"
         if (rule := metadata.get("delta.invariants")) is not None:
             return f"has the invariant {rule} of column {path}, which tidegate does not check: {_ELSEWHERE}"
-        if (declared := metadata.get("__CHAR_VARCHAR_TYPE_STRING")) is not None:
+        if (declared := metadata.get(_DECLARED)) is not None:
             return (
                 f"declares column {path} as {declared}, and tidegate does not check the lengths of strings: make it a "
                 f"string (ALTER TABLE ... ALTER COLUMN {path} TYPE STRING), or {_ELSEWHERE}"
