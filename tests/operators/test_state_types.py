@@ -214,6 +214,14 @@ def test_types_that_cannot_be_kept_are_refused(declared: Any, text: str) -> None
         ValueState("v", declared)
 
 
+def test_pickled_is_declared_with_or_without_a_call() -> None:
+    """An error for `Pickled()` that advises `Pickled` would be hard to understand."""
+    for declared in (Pickled, Pickled()):
+        assert StateType("v", declared).taken({1}) == StateType("v", Pickled).taken({1})
+    with pytest.raises(ConfigurationError, match=r"keys of a map cannot be .*; declare a plain type"):
+        MapState("m", Pickled(), int)
+
+
 def test_keys_of_a_map_are_plain() -> None:
     """Any other could not be found again."""
     for declared in (list[int], Pickled, Stop):

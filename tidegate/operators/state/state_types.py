@@ -401,7 +401,7 @@ def _form(declared: Any, around: tuple[type, ...]) -> _Form:
         return _ArrowForm(declared)
     if declared is dt.datetime:
         return _MomentForm()
-    if declared is Pickled:
+    if declared is Pickled or isinstance(declared, Pickled):
         return _PickledForm()
     if isinstance(declared, type) and declared in ARROW_TYPES:
         return _ArrowForm(ARROW_TYPES[declared])
