@@ -90,6 +90,60 @@ def test_a_file_that_cannot_be_synced_does_not_appear(
     assert local_store.read("d/f") == b"old"
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are synced from now on."""
+    paths: list[str] = []
+    real = os.fsync
+
+    def counted(descriptor: int) -> None:
+        real(descriptor)
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", counted)
+    return paths
+
+
+def test_a_repeated_write_syncs_the_name_of_a_new_folder(
+    local_store: FileSystemStore, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refused to sync the parent, and the folder exists already. Once it is synced, it is not synced again."""
+    local_store.write("first", [b"x"])
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, "disk is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(StorageError, match="disk is broken"):
+            local_store.create("chk-1/_metadata", b"x")
+    synced.clear()
+    local_store.create("chk-1/_metadata", b"x")
+    local_store.create("chk-1/later", b"x")
+
+    assert synced.count(local_store.url) == 1
+
+
+def test_a_write_syncs_the_name_of_a_folder_that_another_writer_has_not_synced_yet(
+    local_store: FileSystemStore, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writer has made the folder, and its parent is on its way to the disk."""
+    local_store.write("first", [b"x"])
+    counted = os.fsync
+
+    def slow(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", counted)
+        synced.clear()
+        local_store.create("chk-1/faster", b"x")
+        assert local_store.url in synced
+        counted(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    local_store.create("chk-1/_metadata", b"x")
+
+    assert synced.count(local_store.url) == 2
+
+
 def test_a_file_in_the_way_is_a_storage_error(local_store: FileSystemStore) -> None:
     """A file where a folder is needed is a StorageError; create does not mistake it for a lost race."""
     local_store.write("f", [b"x"])

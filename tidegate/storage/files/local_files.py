@@ -202,17 +202,28 @@ def _read_all(descriptor: int, length: int | None) -> bytes:
     return b"".join(parts)
 
 
+_unsynced: set[str] = set()
+"""New folders whose names may be missing after a power cut, because a writer of this process has made them and their
+parents are not synced yet. The sync may still run, or may have failed.
+"""
+
+
 def _make_folder(folder: str) -> None:
-    if os.path.isdir(folder):
+    """Makes a folder and its missing parents, and syncs their names. Syncs a name again if another writer has not."""
+    if os.path.isdir(folder) and folder not in _unsynced:
         return
     parent = os.path.dirname(folder)
     _make_folder(parent)
+    # Added before the folder exists, so that a writer who finds the folder also finds it here.
+    _unsynced.add(folder)
     try:
         os.mkdir(folder)
-    except FileExistsError:
+    except OSError:
         if not os.path.isdir(folder):
+            _unsynced.discard(folder)
             raise
     _sync_folder(parent)
+    _unsynced.discard(folder)
 
 
 def _sync_folder(folder: str) -> None:
