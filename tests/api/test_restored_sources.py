@@ -64,7 +64,7 @@ def test_other_data_in_memory_is_refused(tmp_path: Path) -> None:
     """Also where the source had finished: rows that came later would never be read."""
     interrupt(tmp_path, ROWS)
 
-    with pytest.raises(tg.ConfigurationError, match="source 'memory' is not what it was"):
+    with pytest.raises(tg.ConfigurationError, match=r"source 'memory' is not what it was"):
         resume(tmp_path, ROWS, data=pa.concat_tables([DATA, DATA]))
 
 
@@ -72,7 +72,7 @@ def test_a_finished_job_with_more_data_is_refused(tmp_path: Path) -> None:
     """Its final checkpoint says that all splits are at their end; the new rows would be left out."""
     resume(tmp_path, ROWS)
 
-    with pytest.raises(tg.ConfigurationError, match="source 'memory' is not what it was"):
+    with pytest.raises(tg.ConfigurationError, match=r"source 'memory' is not what it was"):
         resume(tmp_path, ROWS, data=pa.concat_tables([DATA, DATA]))
 
 
@@ -92,3 +92,19 @@ def test_a_source_that_had_finished_is_known_to_the_next_checkpoint(tmp_path: Pa
     interrupt(tmp_path, ROWS, ROWS, stop=STOP + 10, restore="latest")
 
     assert resume(tmp_path, ROWS, ROWS, parallelism=3) == sorted([*range(ROWS), *range(ROWS), *range(1000, 1050)])
+
+
+def test_other_rows_in_memory_are_refused(tmp_path: Path) -> None:
+    """A job with rows of two inputs would be wrong. Their number is the same, so only the values show it."""
+    interrupt(tmp_path, ROWS, ROWS)
+    changed = DATA.set_column(1, "x", pa.array(range(2000, 2050)))
+    reordered = DATA.take(list(reversed(range(50))))
+
+    for other in (changed, reordered):
+        with pytest.raises(
+            tg.ConfigurationError, match=r"source 'memory' is not what it was .* give it the same input"
+        ):
+            resume(tmp_path, ROWS, ROWS, data=other.cast(DATA.schema))
+
+    again = pa.concat_tables([DATA.slice(0, 7), DATA.slice(7)])
+    assert resume(tmp_path, ROWS, ROWS, data=again) == sorted([*range(ROWS), *range(ROWS), *range(1000, 1050)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_contract import check_source
 
-from tidegate.connectors.memory_source import MemorySource, _MemoryReader
+from tidegate.connectors.memory_source import MemorySource, _MemoryReader, digest_of
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -79,6 +80,47 @@ def test_batches_whose_dictionaries_cannot_be_joined_are_refused_with_advice() -
 def test_it_keeps_the_contract() -> None:
     """With splits that have rows, and one that has none."""
     assert check_source(MemorySource.of(pa.table({"x": [1, 2, 3]}), 4)) == [{"x": 1}, {"x": 2}, {"x": 3}]
+
+
+_TYPES: list[tuple[pa.DataType, list[object]]] = [
+    (pa.int8(), [1, None, 3]),
+    (pa.float64(), [0.5, None, 2.0]),
+    (pa.bool_(), [True, None, False]),
+    (pa.decimal128(10, 2), [Decimal("1.5"), None, Decimal("2.5")]),
+    (pa.timestamp("us", "UTC"), [1, None, 3]),
+    (pa.string(), ["a", None, "bc"]),
+    (pa.large_binary(), [b"ab", None, b"c"]),
+    (pa.binary(2), [b"ab", None, b"cd"]),
+    (pa.dictionary(pa.int8(), pa.string()), ["a", None, "b"]),
+    (pa.list_(pa.string()), [["a", None], None, []]),
+    (pa.large_list(pa.int64()), [[1, 2], None, [3]]),
+    (pa.list_(pa.int32(), 2), [[1, 2], None, [3, None]]),
+    (pa.struct([("x", pa.int8()), ("y", pa.string())]), [{"x": 1, "y": None}, None, {"x": 2, "y": "b"}]),
+    (pa.map_(pa.string(), pa.int64()), [[("a", 1)], None, [("b", None)]]),
+    (pa.month_day_nano_interval(), [(1, 2, 3), None, (1, 2, 4)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), _TYPES, ids=[str(kind) for kind, _ in _TYPES])
+def test_a_digest_depends_on_the_values_alone(kind: pa.DataType, values: list[object]) -> None:
+    """Not on the place of the values in larger buffers; each other value, null or order makes another one."""
+
+    def digest(values: list[object], around: int = 0) -> str:
+        array = pa.array([*values[:around], *values, *values[:around]], kind)
+        return digest_of(pa.table({"c": array.slice(around, len(values))}))
+
+    first, null, last = values
+    assert {digest(values, around) for around in range(4)} == {digest(values)}
+    others = [[last, null, first], [first, null, first], [first, null, null], [first, last, null], [first, null], []]
+    assert len({digest(values), *map(digest, others)}) == 1 + len(others)
+
+
+def test_a_digest_does_not_depend_on_bytes_under_nulls() -> None:
+    """Arrow leaves any bytes there."""
+    bits = pa.array([True, False]).buffers()[1]
+    arrays = [pa.Array.from_buffers(pa.int64(), 2, [bits, pa.array([1, hidden]).buffers()[1]]) for hidden in (2, 3)]
+    assert arrays[0].to_pylist() == [1, None]
+    assert digest_of(pa.table({"c": arrays[0]})) == digest_of(pa.table({"c": arrays[1]}))
 
 
 def test_more_strings_than_a_batch_holds_come_one_batch_after_the_other() -> None:

@@ -1,15 +1,19 @@
 """`MemorySource`: a source over Arrow data in the driver's memory, for `from_batches` and for simulated programs.
 
-It can be replayed, because the data is pickled with the job.
+It can be replayed, because the data is pickled with the job. The payload of a split contains a digest of its rows, so a
+program that was changed to have other rows, or another order, is refused at its restore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
@@ -74,11 +78,17 @@ class MemorySource:
     def splits(self) -> Sequence[SourceSplit]:
         """Returns the splits.
 
-        A payload is the index of the first row. The number in the id makes ids of empty splits unique.
+        A payload is the index of the first row, and a digest of all rows of the split. The number in the id makes ids
+        of empty splits unique.
         """
         bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
+        table = pa.Table.from_batches(self._batch, self._schema)
         return [
-            SourceSplit(f"{number}: rows {start} to {stop}", f"{start}".encode(), stop - start)
+            SourceSplit(
+                f"{number}: rows {start} to {stop}",
+                f"{start} {digest_of(table.slice(start, stop - start))}".encode(),
+                stop - start,
+            )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
 
@@ -96,7 +106,7 @@ class _MemoryReader:
         rows = min(rows_max, split.rows - offset)
         if rows <= 0:
             return ReadResult(None, offset, True)
-        start = int(split.payload) + offset
+        start = int(split.payload.split()[0]) + offset
         # More than 2 GiB of strings make several batches. The next read returns the next one.
         batch = self._table.slice(start, rows).combine_chunks().to_batches()[0]
         next_offset = offset + batch.num_rows
@@ -104,6 +114,57 @@ class _MemoryReader:
 
     def close(self) -> None:
         """Does nothing: the reader holds no resources."""
+
+
+def digest_of(table: pa.Table) -> str:
+    """Returns a digest of the values of a table, of 32 hexadecimal digits.
+
+    It depends neither on offsets of slices nor on the bytes under nulls. Values that were converted to another type
+    have another digest.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for batch in table.to_batches():
+        for column in batch.columns:
+            _add_values(column, found.update)
+    return found.hexdigest()
+
+
+def _add_values(array: pa.Array, add: Callable[[bytes | memoryview], None]) -> None:
+    """Passes the type, the validity, the lengths and the values of an array and of its children to `add`."""
+    add(f"{array.type} {len(array)} {array.null_count} ".encode())
+    if array.null_count:
+        add(np.packbits(array.is_valid().to_numpy(zero_copy_only=False)).tobytes())
+        array = array.drop_null()
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        _add_values(array.storage, add)
+    elif pa.types.is_dictionary(kind):
+        _add_values(array.dictionary_decode(), add)
+    elif pa.types.is_boolean(kind):
+        add(np.packbits(array.to_numpy(zero_copy_only=False)).tobytes())
+    elif pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _add_values(array.field(number), add)
+    elif pa.types.is_map(kind):
+        entries = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+        _add_values(array.cast(pa.list_(entries)), add)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        add(pc.list_value_length(array).to_numpy(zero_copy_only=False).tobytes())
+        _add_values(array.flatten(), add)
+    elif _is_bytes(kind):
+        add(pc.binary_length(array).to_numpy(zero_copy_only=False).tobytes())
+        width = np.int64 if kind in (pa.large_string(), pa.large_binary()) else np.int32
+        _, ends, data = array.buffers()
+        if len(array) and data is not None:
+            bounds = np.frombuffer(ends, width, len(array) + 1, array.offset * np.dtype(width).itemsize)
+            add(memoryview(data)[bounds[0] : bounds[-1]])
+    elif not pa.types.is_null(kind) and len(array):
+        width_bytes = kind.bit_width // 8
+        add(memoryview(array.buffers()[1])[array.offset * width_bytes :][: len(array) * width_bytes])
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 def _table_of(frame: pl.DataFrame) -> pa.Table:
