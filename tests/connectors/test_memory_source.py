@@ -95,6 +95,8 @@ _TYPES: list[tuple[pa.DataType, list[object]]] = [
     (pa.list_(pa.string()), [["a", None], None, []]),
     (pa.large_list(pa.int64()), [[1, 2], None, [3]]),
     (pa.list_(pa.int32(), 2), [[1, 2], None, [3, None]]),
+    (pa.list_view(pa.int64()), [[1, None], None, []]),
+    (pa.large_list_view(pa.string()), [["a"], None, []]),
     (pa.struct([("x", pa.int8()), ("y", pa.string())]), [{"x": 1, "y": None}, None, {"x": 2, "y": "b"}]),
     (pa.map_(pa.string(), pa.int64()), [[("a", 1)], None, [("b", None)]]),
     (pa.month_day_nano_interval(), [(1, 2, 3), None, (1, 2, 4)]),

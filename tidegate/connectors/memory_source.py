@@ -148,7 +148,7 @@ def _add_values(array: pa.Array, add: Callable[[bytes | memoryview], None]) -> N
     elif pa.types.is_map(kind):
         entries = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
         _add_values(array.cast(pa.list_(entries)), add)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    elif _is_list(kind):
         add(pc.list_value_length(array).to_numpy(zero_copy_only=False).tobytes())
         _add_values(array.flatten(), add)
     elif _is_bytes(kind):
@@ -161,6 +161,12 @@ def _add_values(array: pa.Array, add: Callable[[bytes | memoryview], None]) -> N
     elif not pa.types.is_null(kind) and len(array):
         width_bytes = kind.bit_width // 8
         add(memoryview(array.buffers()[1])[array.offset * width_bytes :][: len(array) * width_bytes])
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    views = types.is_list_view(kind) or types.is_large_list_view(kind)
+    return bool(views or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
