@@ -166,7 +166,7 @@ def test_values_beyond_what_one_array_holds_come_in_several(kafka: Broker, monke
 
 
 def test_settings_with_callbacks_need_the_client_of_python(kafka: Broker) -> None:
-    """So do tokens of OAuth."""
+    """Tokens of OAuth need it too."""
     assert library_for({"group.id": "g", "linger.ms": 5, "enable.idempotence": True}) is not None
     assert library_for({"sasl.oauthbearer.config": "principal=me"}) is None
     settings = client_settings(kafka.servers, {**QUICK, "stats_cb": print})

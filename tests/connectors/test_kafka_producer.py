@@ -224,7 +224,7 @@ def test_time_limits_fit_each_other(native: bool, properties: dict[str, object],
 
 
 def test_settings_with_callbacks_need_the_client_of_python(kafka: Broker) -> None:
-    """So do tokens of OAuth, and a librdkafka that cannot be called."""
+    """Tokens of OAuth need it too."""
     for properties in ({"stats_cb": print}, {"sasl.oauthbearer.config": "principal=me"}):
         made = make_producer(settings_of(kafka, **properties), Deliveries())
         assert not isinstance(made, native_producer.NativeProducer)

@@ -52,12 +52,14 @@ def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consume
         opened.close()
 
 
-def watermarks(asked: confluent_kafka.Consumer, topic: str, partition: int) -> tuple[int, int]:
-    """Returns two offsets of a partition: the first existing one, and the one after the last record. Raises
-    KafkaException.
+def watermarks(
+    asked: confluent_kafka.Consumer, topic: str, partition: int, timeout_s: float = TIMEOUT_S
+) -> tuple[int, int]:
+    """Requests two offsets of a partition: the first existing one, and the one after the last record. Waits up to
+    `timeout_s` seconds. Raises KafkaException.
     """
     library = kafka()
-    found = asked.get_watermark_offsets(library.TopicPartition(topic, partition), timeout=TIMEOUT_S)
+    found = asked.get_watermark_offsets(library.TopicPartition(topic, partition), timeout=timeout_s)
     if found is None:
         # The client reports this error, and no other, by None.
         raise library.KafkaException(library.KafkaError(library.KafkaError._TIMED_OUT))

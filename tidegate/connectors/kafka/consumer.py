@@ -10,13 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tidegate.connectors.kafka.client import BrokerContact, watermarks
 from tidegate.connectors.kafka.options import kafka
 from tidegate.connectors.kafka.records import Fetched, FetchReport, Records
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-
-    from tidegate.connectors.kafka.client import BrokerContact
 
 _MESSAGES_MAX = 500
 """Maximum number of messages that one call takes from the client.
@@ -120,12 +119,7 @@ class MessageConsumer:
 
     def bounds(self, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
         """Requests a partition's first offset, and the offset after its last record. Raises KafkaException."""
-        place = self._library.TopicPartition(topic, partition)
-        found = self._consumer.get_watermark_offsets(place, timeout=timeout_s)
-        if found is None:
-            # The client reports this error, and no other, by None.
-            raise self._library.KafkaException(self._library.KafkaError(self._library.KafkaError._TIMED_OUT))
-        return int(found[0]), int(found[1])
+        return watermarks(self._consumer, topic, partition, timeout_s)
 
     def close(self) -> None:
         """Stops fetching, and closes the connections."""

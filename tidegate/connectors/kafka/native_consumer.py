@@ -33,8 +33,6 @@ _AT: Mapping[str, int] = {name: field[1] for name, field in (MESSAGE.fields or {
 """Position in bytes of each field of a message."""
 ARRAY_BYTES_MAX = 1 << 30
 """Maximum size in bytes of the values of one array, unless it has a single value. Arrow's offsets have 32 bits."""
-_UNKNOWN_OFFSET = 0
-"""Offsets of a partition's end below this are librdkafka's codes for unknown ones."""
 
 
 class NativeConsumer:
@@ -163,7 +161,8 @@ class NativeConsumer:
         code = self._library.get_watermark_offsets(
             self._handle, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high)
         )
-        return None if code or high.value < _UNKNOWN_OFFSET else high.value
+        # A negative offset is librdkafka's code for an unknown one.
+        return None if code or high.value < 0 else high.value
 
     def bounds(self, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
         """Requests a partition's first offset, and the offset after its last record. Raises KafkaException."""
