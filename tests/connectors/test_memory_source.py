@@ -117,6 +117,17 @@ def test_a_digest_depends_on_the_values_alone(kind: pa.DataType, values: list[ob
     assert len({digest(values), *map(digest, others)}) == 1 + len(others)
 
 
+def test_a_digest_does_not_depend_on_the_order_of_a_dictionary() -> None:
+    """Nor is a dictionary decoded, whose values may be larger than an array of all of them can be."""
+
+    def digest(indexes: list[int | None], values: list[str]) -> str:
+        return digest_of(pa.table({"c": pa.DictionaryArray.from_arrays(pa.array(indexes, pa.int32()), values)}))
+
+    assert digest([0, 1, None, 0], ["a", "b"]) == digest([2, 1, None, 2], ["unused", "b", "a"])
+    assert digest([0, 1, None, 0], ["a", "b"]) != digest([1, 0, None, 1], ["a", "b"])
+    assert digest([0] * 3_000, ["x" * 1_000_000]) != digest([0] * 3_000, ["y" * 1_000_000])
+
+
 def test_a_digest_does_not_depend_on_bytes_under_nulls() -> None:
     """Arrow leaves any bytes there."""
     bits = pa.array([True, False]).buffers()[1]

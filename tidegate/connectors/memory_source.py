@@ -139,7 +139,11 @@ def _add_values(array: pa.Array, add: Callable[[bytes | memoryview], None]) -> N
     if isinstance(array, pa.ExtensionArray):
         _add_values(array.storage, add)
     elif pa.types.is_dictionary(kind):
-        _add_values(array.dictionary_decode(), add)
+        # Numbers by first use, because equal values may have dictionaries in another order. Values that many rows share
+        # may be too large to be decoded.
+        used = array.indices.dictionary_encode()
+        _add_values(used.indices, add)
+        _add_values(array.dictionary.take(used.dictionary), add)
     elif pa.types.is_boolean(kind):
         add(np.packbits(array.to_numpy(zero_copy_only=False)).tobytes())
     elif pa.types.is_struct(kind):
